@@ -12,7 +12,7 @@ A request comes in at `Calls.call`. Read this file from there downwards:
    and sends it in the session's conversation with the server.
 7. Answer: the link passes each message to `Conversation.message`, which finds the call by its request id.
    `Exchange.finish` has a bridge translate it; `settle` gives it the client's id and form, and pushes it to the reply
-   (`gateway.relay.replies`). The wire waits for the reply, sends it, and calls `done`. `Intake` answers unsent calls.
+   (`gateway.relay.reply_delivery`). The wire sends it, and calls `done`. `Intake` answers a call that cannot be sent.
 
 A step that every call needs is added here, once. Calls that repeat an earlier one skip these steps while the earlier
 decision is valid (`gateway.relay.fast_path`). Preparing a fast path does not change the present call.
@@ -68,7 +68,7 @@ from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
 from gateway.relay.policy_admission import AdmittedTool, CallTarget
-from gateway.relay.replies import CallReply
+from gateway.relay.reply_delivery import CallReply
 from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, start, waits
 from gateway.relay.subscriptions import open_stream
 from gateway.sessions.resolve import SessionResolver

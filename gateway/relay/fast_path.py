@@ -37,7 +37,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.frame_template import FrameTemplate, Prepared
 from gateway.relay.policy_admission import AdmittedTool, CallTarget
-from gateway.relay.replies import record_whole
+from gateway.relay.reply_delivery import record_whole
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returning_clients import UsedIds

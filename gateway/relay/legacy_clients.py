@@ -35,11 +35,11 @@ from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.call import FoundSession, Intake
+from gateway.relay.call_recovery import CallRecovery
 from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
-from gateway.relay.replies import StreamReply
-from gateway.relay.resent_calls import ResentCalls
+from gateway.relay.reply_delivery import StreamReply
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.resolve import SessionResolver
@@ -165,7 +165,7 @@ class LegacyClients:
         self._endpoints = intake.endpoints
         self._tasks = tasks
         self._events = events
-        self._resent = ResentCalls(intake, events, self.exchange)
+        self._recovery = CallRecovery(intake, events, self.exchange)
 
     # -- calls (`gateway.relay.call.Clients`)
 
@@ -300,7 +300,7 @@ class LegacyClients:
                 await lost.looked()
             stream, after = await self._resumed(live, lost, last_event_id)
             if lost is not None and lost.go_on(stream):
-                await self._resent.go_on(stream, lost, resolved, request, who)
+                await self._recovery.go_on(stream, lost, resolved, request, who)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()
         return StreamReply(live, stream, after, events=self._events)

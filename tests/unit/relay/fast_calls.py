@@ -20,7 +20,7 @@ from gateway.observability.outcome import EndedCall
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.fast_path import FastCall, FastPath
 from gateway.relay.message_handler import MessageHandler
-from gateway.relay.replies import CallReply
+from gateway.relay.reply_delivery import CallReply
 from gateway.serving.app import create_app
 from session_store import Principal
 from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers

@@ -37,7 +37,7 @@ from gateway.relay.call import FoundSession, relay
 from gateway.relay.legacy_clients import _progress_of_question
 from gateway.relay.modern_clients import ModernClients
 from gateway.relay.policy_admission import CallTarget
-from gateway.relay.replies import CallReply
+from gateway.relay.reply_delivery import CallReply
 from gateway.relay.requests_to_server import for_server, waits
 from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.result_cache import ResultCache

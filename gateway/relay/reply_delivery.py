@@ -1,4 +1,4 @@
-"""Pass the frames of a call, or of a stream, to the wire, which sends them to the client."""
+"""Deliver the frames of a call, or of a stream, to the wire, which sends them to the client."""
 
 import asyncio
 import contextlib

@@ -11,7 +11,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.session_event_streams import UNKNOWN, KeptCall, LostStreams, call_of_stream, end_lost
 from gateway.identity.request_context import RequestContext
 from gateway.relay.call import Intake
-from gateway.relay.replies import CallReply
+from gateway.relay.reply_delivery import CallReply
 from gateway.sessions.session_loading import Resolved
 from session_store import StoreUnavailable
 from session_store.session import redact
@@ -27,7 +27,7 @@ ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
 """A function that makes the exchange of a call in a session."""
 
 
-class ResentCalls:
+class CallRecovery:
     """Continue streams that an earlier process has left unfinished (`LostStreams`). Send the call again, as if its
     client had sent it now, and write its messages into the same stream. If several replicas try, only one gets the
     stored request, so the call is repeated only once."""

@@ -15,8 +15,8 @@ from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.merged_lists import Called
-from gateway.relay.replies import CallReply
-from gateway.relay.resent_calls import ResentCalls
+from gateway.relay.call_recovery import CallRecovery
+from gateway.relay.reply_delivery import CallReply
 from gateway.sessions.session_loading import Resolved
 from session_store import MemoryEventLog, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
@@ -79,7 +79,7 @@ class Replica:
         self.live = LiveSession(session, log)
         self.events = EventWriter(log, lambda _: self.live.session.epoch)
         self.intake = an_intake(server, self.events)
-        self._resent = ResentCalls(self.intake, self.events, self._exchange)
+        self._recovery = CallRecovery(self.intake, self.events, self._exchange)
 
     def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         assert request.message is not None
@@ -102,7 +102,7 @@ class Replica:
         if (lost := self.live.lost) is None or not lost.go_on(stream):
             return False
         resolved = Resolved(live=self.live, context=self.live.session.context)
-        await self._resent.go_on(stream, lost, resolved, a_request(endpoint="/other"), WHO)
+        await self._recovery.go_on(stream, lost, resolved, a_request(endpoint="/other"), WHO)
         return True
 
     async def messages(self, stream: str) -> list[Any]:
