@@ -22,7 +22,7 @@ from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage, po
 from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.admin.verb_handlers import Operations
 from gateway.calls.live_session import WATCHED_S
-from gateway.calls.session_frames import MOST_FRAMES
+from gateway.calls.watched_messages import MOST_FRAMES
 from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable

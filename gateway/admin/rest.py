@@ -17,7 +17,7 @@ from gateway.admin.operator_tool_calls import attempt_in, left
 from gateway.admin.report_types import FramesPage, StderrPage
 from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import VERBS, Verb, openapi
-from gateway.calls.session_frames import MOST_FRAMES
+from gateway.calls.watched_messages import MOST_FRAMES
 from session_store import StoreUnavailable
 from transports.inbound.http import peer_of
 

@@ -30,8 +30,8 @@ from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.session_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
-from gateway.calls.server_start_limits import MOST_LINES, newest
-from gateway.calls.session_frames import SeenFrame, StderrLine
+from gateway.calls.server_start_failures import MOST_LINES, newest
+from gateway.calls.watched_messages import SeenFrame, StderrLine
 from gateway.cluster.ownership import Cluster
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import Difference

@@ -41,7 +41,7 @@ from gateway.admin.report_types import (
     UsageBy,
     UsageRow,
 )
-from gateway.calls.session_frames import MOST_FRAMES
+from gateway.calls.watched_messages import MOST_FRAMES
 from gateway.sessions.returning_clients import ClientWarning
 from gateway.version import __version__
 from session_store import TimelineHead

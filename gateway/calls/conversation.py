@@ -20,9 +20,9 @@ from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link_lifecycle import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.received_lists import Lists
-from gateway.calls.session_frames import SessionFrames
 from gateway.calls.shared_subscriptions import is_lower
 from gateway.calls.suspended_call import response_under
+from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.session_facts import restart_in
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable
 from gateway.observability.logs import CORRELATION
@@ -102,7 +102,7 @@ class Conversation:
         self.name = source.name  # the server's
         self.era: Era = source.era
         self.links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
-        self.frames: SessionFrames | None = source.frames
+        self.frames: WatchedMessages | None = source.frames
         self.calls = CallsInFlight()
         self.deadlines = deadlines
         self.users = LinkUsers()
@@ -192,7 +192,7 @@ class Conversation:
         reported to it."""
         return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
 
-    def watch(self, frames: SessionFrames | None) -> None:
+    def watch(self, frames: WatchedMessages | None) -> None:
         """Show an operator all messages from now on, and the last stderr lines, by recording them in `frames`. None:
         stop."""
         if frames is not None and self.frames is None:

@@ -26,8 +26,8 @@ from gateway.calls.lifecycles import (
 )
 from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.open_call_counts import Use
-from gateway.calls.session_frames import SessionFrames
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
+from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.session_facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, cancelled_message, error_of
@@ -78,7 +78,7 @@ class ExchangeSession(LinkSession, Protocol):
     """The part of a session (`gateway.calls.live_session.LiveSession`) that its exchanges use."""
 
     @property
-    def frames(self) -> SessionFrames | None: ...
+    def frames(self) -> WatchedMessages | None: ...
     def exchange_begins(self, exchange: "Exchange") -> None: ...
     def exchange_ended(self, exchange: "Exchange") -> None: ...
     def in_use(self) -> Use: ...

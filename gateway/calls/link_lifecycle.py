@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss, step
-from gateway.calls.server_start_limits import Backoff, FirstAnswerTimeout, newest, with_output_tail
-from gateway.calls.session_frames import SessionFrames
+from gateway.calls.server_start_failures import Backoff, FirstAnswerTimeout, newest, with_output_tail
+from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
 from gateway.errors import StartRefused
 from gateway.observability.logs import CORRELATION
@@ -87,7 +87,7 @@ class LinkSource(Protocol):
         several."""
 
     @property
-    def frames(self) -> SessionFrames | None:
+    def frames(self) -> WatchedMessages | None:
         """Return the recorder of messages for an operator; None if no operator watches, or the links serve several
         sessions."""
 

@@ -19,7 +19,7 @@ from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, Loss, ste
 from gateway.calls.open_call_counts import Usage
 from gateway.calls.questions_to_client import Questions
 from gateway.calls.session_event_streams import LostStreams, Outbox
-from gateway.calls.session_frames import SessionFrames
+from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed_call import Counted, Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
@@ -92,7 +92,7 @@ class LiveSession(Usage):
     ) -> None:
         super().__init__()
         self.session = session
-        self.frames: SessionFrames | None = None
+        self.frames: WatchedMessages | None = None
         self.version = self.renewals = 0
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self._exchanges: set[Exchange] | None = None
@@ -252,7 +252,7 @@ class LiveSession(Usage):
 
     # -- who watches
 
-    def watched_by(self, frames: SessionFrames | None) -> None:
+    def watched_by(self, frames: WatchedMessages | None) -> None:
         """Start to record the messages of the session and its links in `frames`, for an operator. None: stop."""
         self.frames = frames
         self.changed()
@@ -528,7 +528,7 @@ class FrameWatches:
     def __init__(self) -> None:
         self._watched: dict[LiveSession, asyncio.TimerHandle] = {}
 
-    def __iter__(self) -> Iterator[SessionFrames]:
+    def __iter__(self) -> Iterator[WatchedMessages]:
         return iter([live.frames for live in self._watched if live.frames is not None])
 
     def start(self, live: LiveSession, by: str) -> bool:
@@ -540,7 +540,7 @@ class FrameWatches:
             return False
         if live.frames is None or live.frames.by != by:
             live.watched_by(None)
-            live.watched_by(SessionFrames(live.session.id, by))
+            live.watched_by(WatchedMessages(live.session.id, by))
         assert live.frames is not None
         live.frames.extend(time() + WATCHED_S)
         if (timer := self._watched.pop(live, None)) is not None:

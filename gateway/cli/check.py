@@ -148,7 +148,7 @@ def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]
 def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
     """Return why a server did not answer, with its last output. `package`: the package that was not fetched for it in
     time, or empty."""
-    from gateway.calls.server_start_limits import with_output_tail
+    from gateway.calls.server_start_failures import with_output_tail
 
     state = upstream.state
     if package:

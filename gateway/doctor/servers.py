@@ -8,7 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from typing import Final
 
-from gateway.calls.server_start_limits import with_output_tail
+from gateway.calls.server_start_failures import with_output_tail
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning

@@ -32,7 +32,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
-from gateway.calls.session_frames import SessionFrames
+from gateway.calls.watched_messages import WatchedMessages
 from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
 from gateway.context.client_announcements import Announcements
@@ -196,7 +196,7 @@ class Calls:
         intake: "Intake",
         audit: Audit,
         log: RequestLog,
-        watches: Iterable[SessionFrames] = (),
+        watches: Iterable[WatchedMessages] = (),
     ) -> None:
         self._senders = senders
         self._clients = clients

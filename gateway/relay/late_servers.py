@@ -16,7 +16,7 @@ from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
-from gateway.calls.server_start_limits import MOST_S, Backoff, without_output_tail
+from gateway.calls.server_start_failures import MOST_S, Backoff, without_output_tail
 from gateway.errors import OutOfMemory
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared

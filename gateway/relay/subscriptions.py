@@ -31,7 +31,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.server_start_limits import MOST_S, Backoff
+from gateway.calls.server_start_failures import MOST_S, Backoff
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, record_full
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared

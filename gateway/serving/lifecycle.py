@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from time import time
 from typing import Final
 
-from gateway.calls.server_start_limits import with_output_tail
+from gateway.calls.server_start_failures import with_output_tail
 from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes

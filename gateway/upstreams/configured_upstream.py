@@ -10,7 +10,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines, Loss
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_messages import IsolatedRouter
-from gateway.calls.server_start_limits import Backoff
+from gateway.calls.server_start_failures import Backoff
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.protocol.capabilities import ClientDeclaration

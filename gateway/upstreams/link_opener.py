@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.live_session import LiveSession
-from gateway.calls.session_frames import SessionFrames
+from gateway.calls.watched_messages import WatchedMessages
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import ClientDeclaration
@@ -178,7 +178,7 @@ class SharedLinks:
         self.session = self.principal = ""
         self.quotes_output = links.quotes == "all"
         self.is_gateway = links.is_gateway
-        self.frames: SessionFrames | None = None
+        self.frames: WatchedMessages | None = None
         self.resources = links.resources.shared
         self.connect = links.connect
         self.known_handshake = links.known_handshake
@@ -263,7 +263,7 @@ class SessionLinks:
         return found
 
     @property
-    def frames(self) -> SessionFrames | None:
+    def frames(self) -> WatchedMessages | None:
         return self._live.frames
 
     def secrets(self, given: ConnectOptions) -> set[str]:

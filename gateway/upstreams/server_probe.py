@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from gateway.calls.conversation import Conversation
-from gateway.calls.server_start_limits import Backoff, with_output_tail
+from gateway.calls.server_start_failures import Backoff, with_output_tail
 from gateway.protocol.cache_hints import hints_of, with_ttl
 from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of

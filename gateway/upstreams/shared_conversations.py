@@ -7,7 +7,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import SharedRouter
-from gateway.calls.server_start_limits import newest
+from gateway.calls.server_start_failures import newest
 from gateway.protocol.methods import Method
 from gateway.upstreams.link_opener import SharedLinks, UpstreamLinks
 from transports.era import Era

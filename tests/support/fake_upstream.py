@@ -10,7 +10,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.live_session import AskModern, LiveSession
-from gateway.calls.session_frames import SessionFrames
+from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.link_resources import LinkResources
 from session_store import EventLog, MemoryEventLog
 from session_store.testing import FakeClock, a_session
@@ -58,7 +58,7 @@ class FakeUpstream:
     name = "fake"
     quotes_output = is_gateway = False
     session = principal = ""
-    frames: SessionFrames | None = None
+    frames: WatchedMessages | None = None
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         return set()

@@ -15,7 +15,7 @@ from gateway.admin.pages.timeline import explained, notes_of, picture_of
 from gateway.admin.report_types import SessionRow, StderrPage
 from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import Operators
-from gateway.calls.session_frames import StderrLine
+from gateway.calls.watched_messages import StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
 from session_store.ports.timelines import MAX_ENTRIES
 

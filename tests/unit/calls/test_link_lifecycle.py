@@ -9,7 +9,14 @@ import pytest
 
 from gateway.calls.lifecycles import Deadlines, LinkState
 from gateway.calls.link_lifecycle import LinkLifecycle, LinkUser, LinkUsers
-from gateway.calls.server_start_limits import MOST_LINES, MOST_S, Backoff, FirstAnswerTimeout, newest, with_output_tail
+from gateway.calls.server_start_failures import (
+    MOST_LINES,
+    MOST_S,
+    Backoff,
+    FirstAnswerTimeout,
+    newest,
+    with_output_tail,
+)
 from gateway.context.link_resources import LinkResources
 from gateway.errors import OutOfMemory, StartRefused
 from gateway.protocol.handshake import HandshakeRefused

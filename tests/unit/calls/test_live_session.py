@@ -8,7 +8,7 @@ from gateway.calls import live_session
 from gateway.calls.lifecycles import GONE, LiveState
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
 from gateway.calls.received_lists import Lists
-from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
+from gateway.calls.watched_messages import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.merged_lists import Tools
 from session_store import EventLog, StoreUnavailable
@@ -153,8 +153,8 @@ def test_an_announcement_is_a_change_and_so_is_the_question_that_ends_it(kind: s
 ID = "the-id-of-a-session"
 
 
-def frames_of(clock: float = 1_000.0) -> SessionFrames:
-    return SessionFrames(ID, "ann", lambda: clock)
+def frames_of(clock: float = 1_000.0) -> WatchedMessages:
+    return WatchedMessages(ID, "ann", lambda: clock)
 
 
 def request(number: int | str, method: str = "tools/call", params: object = None) -> bytes:

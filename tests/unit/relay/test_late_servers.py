@@ -11,7 +11,7 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.received_lists import Lists
-from gateway.calls.server_start_limits import Backoff, with_output_tail
+from gateway.calls.server_start_failures import Backoff, with_output_tail
 from gateway.errors import OutOfMemory
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import subscriptions

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.calls.server_start_limits import FirstAnswerTimeout
+from gateway.calls.server_start_failures import FirstAnswerTimeout
 from transports.era import Era
 from transports.jsonrpc import Message
 

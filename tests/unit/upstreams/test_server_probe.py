@@ -176,7 +176,7 @@ async def test_nobody_waits_for_a_probe_that_has_taken_too_long_already() -> Non
 async def test_a_server_that_failed_is_asked_again_without_a_client(
     server: Server, failure: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.calls.server_start_limits.FIRST_S", 0.001)
+    monkeypatch.setattr("gateway.calls.server_start_failures.FIRST_S", 0.001)
     probe = probe_of(server, is_remote=not words)
     facts = await probe.facts()
     assert (facts.failure, facts.output_tail, probe.failures.count) == (failure, words, 1)

@@ -91,7 +91,7 @@ class _Ring(Generic[Item]):
         return found, max(0, oldest - max(after + 1, self._first))
 
 
-class SessionFrames:
+class WatchedMessages:
     """The messages and lines of a session that an operator sees. `by` is the operator. `ends_at` is the end of the
     watch in seconds since 1970."""
 

@@ -1,5 +1,5 @@
-"""Limit the starts of servers: the wait for the first answer, the delay after a failed start, and the quote of the
-server's output in errors.
+"""Limit what failed starts of servers cost, and explain them: the wait for the first answer, the delay after a failure,
+and the quote of the server's output in errors.
 
 Secrets were removed from the output when it was read (`transports.upstream.stdio`), before lines were shortened.
 """
