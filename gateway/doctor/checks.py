@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from gateway.config.configuration_errors import located
 from gateway.config.settings import ConfigurationError, Loaded, Settings, load
+from gateway.doctor.announced_workspaces import check_workspaces
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.machine import check_access, check_keys, check_limits, check_sandboxes
 from gateway.doctor.returning_clients import check_clients, check_clients_at
 from gateway.doctor.running_gateways import check_outside
 from gateway.doctor.servers import check_servers
 from gateway.doctor.stores import check_replicas, check_store
-from gateway.doctor.workspaces import check_workspaces
 from session_store import Backend, StoreError, backend_for
 from session_store.connect import BackendOptions
 

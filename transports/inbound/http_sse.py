@@ -22,7 +22,7 @@ from transports.era import Era
 from transports.inbound.event_stream import KEEPALIVE_S, Stream, until_disconnect
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, read_body, send_refusal, send_status
 from transports.inbound.in_process_client import InProcessClient
-from transports.inbound.stream_connection import StreamConnection
+from transports.inbound.lasting_connection import LastingConnection
 from transports.inbound_port import Carried, Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.reply_queue import Frame, ReplyQueue
@@ -186,7 +186,7 @@ class HttpSse:
         async def write(line: bytes) -> None:
             unsent.push(Frame(encode_event(line)))
 
-        connection = StreamConnection(
+        connection = LastingConnection(
             self._client,
             write,
             token=joined.token,
@@ -207,7 +207,7 @@ class HttpSse:
                 await self._handler.leave(joined.token)
         await stream.write(b"", more=False)
 
-    async def _work(self, received: ReplyQueue, connection: StreamConnection) -> None:
+    async def _work(self, received: ReplyQueue, connection: LastingConnection) -> None:
         while (frame := await received.next()) is not None:
             posted = msgspec.msgpack.decode(frame.data, type=_Posted)
             if posted.by_cookie:

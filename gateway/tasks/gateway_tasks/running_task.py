@@ -18,7 +18,7 @@ from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.gateway_tasks.questions_to_client import Rounds, ServerTask
 from gateway.tasks.gateway_tasks.stored_call import FollowedCall, StoredCall, answered, following
 from gateway.tasks.gateway_tasks.task_exchange import TaskExchange, TaskQuestions
-from gateway.tasks.gateway_tasks.task_record import TaskRecord
+from gateway.tasks.gateway_tasks.task_record_writer import TaskRecordWriter
 from gateway.tasks.gateway_tasks.task_states import (
     TaskEvent,
     after,
@@ -53,7 +53,7 @@ class RunningTask:
     def __init__(
         self,
         exchange: TaskExchange,
-        record: TaskRecord,
+        record: TaskRecordWriter,
         settings: TaskSettings,
         *,
         ended: Callable[["RunningTask"], None],

@@ -10,7 +10,7 @@ from gateway.config.limits import TaskSettings
 from gateway.tasks.gateway_tasks.quotas import RunningNames
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.task_exchange import TaskExchange
-from gateway.tasks.gateway_tasks.task_record import TaskRecord
+from gateway.tasks.gateway_tasks.task_record_writer import TaskRecordWriter
 from gateway.tasks.gateway_tasks.task_states import may_run_again
 from session_store import Bus, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
@@ -87,7 +87,7 @@ class TaskTable:
         def no_room() -> None:
             running.cancel(_NO_ROOM)
 
-        record = TaskRecord(task, self.store, changed=changed, no_room=no_room, clock=self.clock)
+        record = TaskRecordWriter(task, self.store, changed=changed, no_room=no_room, clock=self.clock)
         running = RunningTask(exchange, record, self.settings, ended=self._ended, is_kept=self._is_kept)
         self._running[task.name] = running
         return running

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.tasks.gateway_tasks.task_record import TaskRecord
+from gateway.tasks.gateway_tasks.task_record_writer import TaskRecordWriter
 from session_store import ANONYMOUS, StoreFull, Task
 from session_store.embedded.tasks import MemoryTasks
 from session_store.testing import FakeClock
@@ -29,7 +29,7 @@ def task(name: str, size: int = 0, **fields: Any) -> Task:
 async def test_an_outcome_that_does_not_fit_fails_its_task_and_says_so(clock: FakeClock) -> None:
     store, one = MemoryTasks(clock, max_bytes=100_000), task("one")
     await store.create(one)
-    record = TaskRecord(one, store, changed=lambda _: None, no_room=lambda: None, clock=clock)
+    record = TaskRecordWriter(one, store, changed=lambda _: None, no_room=lambda: None, clock=clock)
     record.change(status="completed", result=b"[" + b"1," * 100_000 + b"1]")
     assert await record.written() and record.task.status == "failed"
     found = await store.get("s", "one")

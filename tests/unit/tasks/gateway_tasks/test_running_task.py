@@ -13,7 +13,7 @@ from gateway.calls.suspended_call import InputRequest, question_digest
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import RecordedAnswers
-from gateway.tasks.gateway_tasks.task_record import TaskRecord
+from gateway.tasks.gateway_tasks.task_record_writer import TaskRecordWriter
 from gateway.tasks.gateway_tasks.task_states import AGAIN, MAX_LEVELS
 from session_store import StoreFull, StoreUnavailable, Task
 from session_store.testing import FakeClock
@@ -180,7 +180,7 @@ class Parts:
         self.changed: list[Task] = []
         self.task = a_task()
         self.notify = self.changed.append
-        self.record = TaskRecord(
+        self.record = TaskRecordWriter(
             self.task,
             self.store,
             changed=lambda task: self.notify(task),
@@ -197,7 +197,7 @@ class Parts:
         return found
 
 
-async def recorded(room: int = 1_000_000) -> tuple[TaskRecord, Parts]:
+async def recorded(room: int = 1_000_000) -> tuple[TaskRecordWriter, Parts]:
     """A task in a store that has so much room."""
     parts = Parts()
     await parts.store.create(parts.task)
@@ -235,7 +235,7 @@ async def test_a_write_that_the_store_did_not_confirm_is_made_good() -> None:
 async def test_a_change_is_kept_when_the_store_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.tasks.gateway_tasks.task_record._AGAIN_S", 0.0)
+    monkeypatch.setattr("gateway.tasks.gateway_tasks.task_record_writer._AGAIN_S", 0.0)
     record, parts = await recorded()
     parts.store.failures = [StoreUnavailable("away")] * 1_000
     record.change(message="1")

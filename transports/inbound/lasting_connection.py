@@ -47,7 +47,7 @@ _CANCEL_S: Final = 1.0
 """Seconds that the cancellation of a modern call may take at its server."""
 
 
-class StreamConnection:
+class LastingConnection:
     """Serve one connected client. `write` sends the client a message. `token` names the session to resume; with
     `outlives`, this session does not end with the connection. The `_meta` of the `initialize` result has the session's
     token under `session_key`. All requests have `headers`, and come from the address `peer`."""

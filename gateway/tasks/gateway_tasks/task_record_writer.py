@@ -52,7 +52,7 @@ _LEFT_OUT: Final = (("answers",), ("request", "upstream_id"))
 is asked again if the call runs again. Without the others, the next owner cannot follow the server's task."""
 
 
-class TaskRecord:
+class TaskRecordWriter:
     """Caches the record of a task that this replica owns, and writes it to the store.
 
     `task` has all changes, including those not written yet. `changed` is called with each version that was written.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
-from transports.inbound.stream_connection import StreamConnection
+from transports.inbound.lasting_connection import LastingConnection
 from transports.jsonrpc import encode
 
 pytestmark = [pytest.mark.anyio, requirement("wire.connection-survives")]
@@ -39,7 +39,7 @@ class Ends:
 
     def __init__(self, token: str = "") -> None:
         self.got: list[Any] = []
-        self.connection = StreamConnection(cast("Any", self), self.write, token=token)
+        self.connection = LastingConnection(cast("Any", self), self.write, token=token)
 
     def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
         if b"explode" in body:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.doctor.workspaces import check_workspaces
+from gateway.doctor.announced_workspaces import check_workspaces
 from tests.requirements import requirement
 
 
