@@ -165,33 +165,33 @@ async def until_fetched(
     """Wait for packages that are being fetched, and for the answers of their servers. The fetches would end with this
     process, and begin anew in the next one. Return the packages that were not fetched in time, by server."""
     packages = gateway.parts.servers.packages
-    told = await _answers(gateway, start_timeout_s, quiet_s)
+    told = await _first_answers(gateway, start_timeout_s, quiet_s)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             while wanted := [upstream for upstream in gateway.upstreams if packages.fetching(upstream.name)]:
                 _say_what_is_fetched([upstream for upstream in wanted if upstream.name not in told], packages)
                 told = frozenset()
                 await packages.settled()
-                await asyncio.wait([upstream.start_probe() for upstream in wanted], timeout=start_timeout_s)
+                await asyncio.wait([upstream.start_probe() for upstream in wanted])
             return {}
     found = {upstream.name: packages.fetching(upstream.name) for upstream in gateway.upstreams}
     return {name: package for name, package in found.items() if package}
 
 
-async def _answers(gateway: "Gateway", start_timeout_s: float, quiet_s: float) -> frozenset[str]:
-    """Wait until each server has answered or failed. Say which ones are late, and return their names if a package is
-    fetched for them."""
+async def _first_answers(gateway: "Gateway", start_timeout_s: float, quiet_s: float) -> frozenset[str]:
+    """Wait until each server has answered or failed, as long as its start may take: a client waits for less. Say which
+    ones are late, and return their names if a package is fetched for them."""
     packages = gateway.parts.servers.packages
-    asked = {asyncio.create_task(upstream.facts()): upstream for upstream in gateway.upstreams}
-    late: list[ConfiguredUpstream] = []
-    if asked:
-        _, waiting = await asyncio.wait(asked, timeout=quiet_s)
-        late = [upstream for task, upstream in asked.items() if task in waiting]
+    asked = {upstream.start_probe(): upstream for upstream in gateway.upstreams if upstream.known.latest is None}
+    if not asked:
+        return frozenset()
+    _, waiting = await asyncio.wait(asked, timeout=quiet_s)
+    late = [upstream for task, upstream in asked.items() if task in waiting]
     fetched = [upstream for upstream in late if packages.fetching(upstream.name)]
     _say_what_is_fetched(fetched, packages)
     if silent := ", ".join(upstream.name for upstream in late if upstream not in fetched):
-        _err.print_labelled("waiting", f"for {silent}, which may take {start_timeout_s:.0f} s to answer")
-    await asyncio.gather(*asked)
+        _err.print_labelled("waiting", f"for {silent}: each has {start_timeout_s:.0f} s to answer in each era of MCP")
+    await asyncio.wait(asked)
     return frozenset(upstream.name for upstream in fetched)
 
 

@@ -21,12 +21,11 @@ class Fetching:
         self.settings, self.is_left_out = Settings.model_validate({"mcpServers": {"notes": {"command": "x"}}}), False
         self.upstreams, self.parts = [self], SimpleNamespace(servers=SimpleNamespace(packages=self))
         self.state = ServerState("failing", "it is not started yet")
-        self.may_answer: asyncio.Event | None = None
+        self.known, self.may_answer = SimpleNamespace(latest=None), asyncio.Event()
+        self.may_answer.set()
 
     async def facts(self) -> None:
-        """Ask as a client does."""
-        if self.may_answer is not None:
-            await self.may_answer.wait()
+        """Ask as a client does, which no longer waits for this server."""
 
     def fetching(self, server: str) -> str:
         return f"package-of-{server}" if self.left else ""
@@ -38,7 +37,11 @@ class Fetching:
 
     def start_probe(self) -> asyncio.Task[None]:
         self.probes += 1
-        return asyncio.create_task(self.facts())
+        return asyncio.create_task(self._probe())
+
+    async def _probe(self) -> None:
+        await self.may_answer.wait()
+        self.known.latest = self
 
 
 @pytest.mark.anyio
@@ -47,7 +50,7 @@ async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFi
     """Otherwise the fetch would end with `check`, and no `check` would ever find the server."""
     gateway = Fetching(ends=True)
     assert await until_fetched(cast(Any, gateway), 1.0) == {}
-    assert gateway.probes == 1 and not gateway.left, "the server is asked again once its package is there"
+    assert gateway.probes == 2 and not gateway.left, "the server is asked again once its package is there"
     assert "fetching package-of-notes for server notes" in capsys.readouterr().err
     endless = Fetching(ends=False)
     late = await until_fetched(cast(Any, endless), 1.0, 0.01)
@@ -58,11 +61,16 @@ async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFi
 @requirement("ops.check")
 @pytest.mark.parametrize(
     ("is_fetched", "line"),
-    [(True, "fetching package-of-notes for server notes"), (False, "waiting for notes, which may take 30 s to answer")],
+    [
+        (True, "fetching package-of-notes for server notes"),
+        (False, "waiting for notes: each has 30 s to answer in each era of MCP"),
+    ],
 )
 async def test_check_names_servers_that_are_late(is_fetched: bool, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check waits for their answers, for longer than a client does: otherwise it would call good servers broken."""
     gateway = Fetching(ends=True)
-    gateway.left, gateway.may_answer = int(is_fetched), asyncio.Event()
+    gateway.left = int(is_fetched)
+    gateway.may_answer.clear()
     told, lines = asyncio.Event(), list[str]()
 
     def printed(label: str, what: str) -> None:
@@ -72,8 +80,9 @@ async def test_check_names_servers_that_are_late(is_fetched: bool, line: str, mo
     monkeypatch.setattr("gateway.cli.check._err.print_labelled", printed)
     waiting = asyncio.create_task(until_fetched(cast(Any, gateway), 30.0, quiet_s=0.0))
     await asyncio.wait_for(told.wait(), 30)
+    assert gateway.known.latest is None and not waiting.done()
     gateway.may_answer.set()
-    assert await waiting == {}
+    assert await waiting == {} and gateway.known.latest is not None
     assert lines == [line], "once, and before the server answers"
 
 
