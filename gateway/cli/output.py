@@ -42,7 +42,7 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
 
 
 def none_line(page: Page, *, is_all: bool) -> str:
-    """Return the line to print in place of an empty list. `is_all`: the list was not filtered."""
+    """Return the line to print in place of an empty list of sessions. `is_all`: the list was not filtered."""
     if page.is_reading or page.unanswered:
         return "no session has been found yet"
     if is_all:

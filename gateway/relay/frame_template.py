@@ -60,6 +60,6 @@ class FrameTemplate:
         return cls(template.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
 
     def frame(self, number: int, arguments: bytes, correlation: str, trace: bytes = b"") -> bytes:
-        """Return the frame with these values filled in. `arguments` must not contain a line break, and are ignored if
-        the template has no place for them."""
+        """Return the frame of one call, with its values filled in. `arguments` must not contain a line break, and are
+        ignored if the template has no place for them."""
         return self._template % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}

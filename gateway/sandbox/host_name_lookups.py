@@ -139,7 +139,8 @@ class Lookups:
         self._turns = LookupTurns(MAX_THREADS, _RESERVED, clock)
 
     async def find(self, name: str, asker: Hashable = None) -> Found:
-        """Return the addresses of a name. Never raises. Askers share the threads fairly (`LookupTurns`)."""
+        """Return the addresses of a name, or that the look-up has failed. Askers share the threads fairly
+        (`LookupTurns`)."""
         kept: Found | None = self._kept.get(name)
         if kept is not None:
             return kept
