@@ -585,16 +585,16 @@ async def _send(
     if is_large(call.params):
         await let_others_run()
     await upstream.era_for(call.era)  # `cache_key_of` needs the era to be known
-    asked = cache_key_of(upstream, call, call.method, call.params)
-    kept = None if asked is None else fresh(upstream, call, asked)
-    conversation = None if kept is not None else await upstream.conversation_for(call)
+    cache_key = cache_key_of(upstream, call, call.method, call.params)
+    cached = None if cache_key is None else fresh(upstream, call, cache_key)
+    conversation = None if cached is not None else await upstream.conversation_for(call)
     if (part := endpoint.admission.part_of(upstream, conversation, call.method)) is not None:
         exchange.filter_result(part)
-    if kept is not None:
+    if cached is not None:
         exchange.answered_from(cache=True)
-        answer_with(call, kept)
+        answer_with(call, cached)
     elif conversation is not None:
-        await start(upstream, conversation, call, asked)
+        await start(upstream, conversation, call, cache_key)
         if isinstance(admitted, AdmittedTool) and not (settings.shared or settings.handles):
             return CallTarget(upstream, conversation, admitted, named)
     return None

@@ -56,8 +56,10 @@ class ServerAnswer:
 # -- calls of clients
 
 
-async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: CacheKey | None) -> None:
-    """Send a call in this conversation. `asked` is the cache key of its result; None if that must not be cached."""
+async def start(
+    upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
+) -> None:
+    """Send a call in this conversation. `cache_key` is the key of its result; None if that must not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
         await _subscribed(upstream, live, call)
@@ -65,7 +67,7 @@ async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: 
             # The session's record has the change. A modern server gets it with the subscription or the next request.
             exchange.finish(empty_result())
             return
-    params, meta = for_server(upstream, conversation, call, asked)
+    params, meta = for_server(upstream, conversation, call, cache_key)
     if upstream.settings.shared:
         others = [each.session for each in conversation.users if each is not None and each is not live]
         seen = params_for_shared(call.method, params, others)
@@ -85,10 +87,10 @@ async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Cal
 
 
 def for_server(
-    upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: CacheKey | None
+    upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
 ) -> tuple[Object, Object]:
     """Return the params and the `_meta` for the server, translated to its era. Set the bridge of the exchange, which
-    translates the answer. `asked` is the cache key of the result; None if the result may not be cached.
+    translates the answer. `cache_key` is the key of the result; None if the result may not be cached.
 
     Raises:
         Refused: the client's `Mcp-Param-*` headers are too many, too large or not valid as headers.
@@ -115,8 +117,8 @@ def for_server(
         meta = meta | caller_of(live).meta(live.session.log_level, takes_tasks=is_tool)
         refresh = functools.partial(upstream.server_lists.refresh, "tools/list", conversation) if is_tool else None
         bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
-    if asked is not None:
-        bridge = ResultCaching(upstream, asked, conversation, bridge)
+    if cache_key is not None:
+        bridge = ResultCaching(upstream, cache_key, conversation, bridge)
     if bridge is not exchange.bridge:
         exchange.use_bridge(bridge)
     return params, meta
@@ -169,12 +171,12 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
     """
-    asked = cache_key_of(upstream, call, method, params)
-    kept = None if asked is None else fresh(upstream, call, asked)
+    cache_key = cache_key_of(upstream, call, method, params)
+    cached = None if cache_key is None else fresh(upstream, call, cache_key)
     if method == call.method:
-        call.exchange.answered_from(cache=kept is not None)
-    if kept is not None:
-        return kept
+        call.exchange.answered_from(cache=cached is not None)
+    if cached is not None:
+        return cached
     conversation = await upstream.conversation_for(call)
     await conversation.ready()
     if call.live is not None:
@@ -184,7 +186,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     params = {key: value for key, value in params.items() if key != "_meta"}
     if meta := _meta_for(conversation, call):
         params = params | {"_meta": msgspec.Raw(encode(meta))}
-    keeping = None if asked is None else ResultCaching(upstream, asked, conversation)
+    keeping = None if cache_key is None else ResultCaching(upstream, cache_key, conversation)
     message = await conversation.ask(method, encode(params))
     if keeping is not None:
         keeping.keep(call.live, message)
@@ -201,21 +203,21 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
     return meta if exchange.caller is None else exchange.caller.meta("") | meta  # as the client itself declares it
 
 
-# -- results that are kept
+# -- results that are cached
 
 
-def fresh(upstream: ConfiguredUpstream, call: Call, asked: CacheKey) -> ServerAnswer | None:
+def fresh(upstream: ConfiguredUpstream, call: Call, cache_key: CacheKey) -> ServerAnswer | None:
     """Return a fresh answer from the cache; None if there is none. A session that has its own process of a legacy
     server gets None, because it must ask the process."""
-    if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
+    if cache_key.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
     results = upstream.server_lists.results
-    kept = results.find(asked)
-    if kept is None:
+    cached = results.find(cache_key)
+    if cached is None:
         return None
-    results.hits[asked.method] += 1
-    era = Era.LEGACY if asked.fresh_ms else Era.MODERN
-    return ServerAnswer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept)), era)
+    results.hits[cache_key.method] += 1
+    era = Era.LEGACY if cache_key.fresh_ms else Era.MODERN
+    return ServerAnswer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(cached)), era)
 
 
 def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
@@ -263,28 +265,29 @@ class ResultCaching:
     the bridge that translates the result, or None."""
 
     def __init__(
-        self, upstream: ConfiguredUpstream, asked: CacheKey, conversation: Conversation, then: Bridge | None = None
+        self, upstream: ConfiguredUpstream, cache_key: CacheKey, conversation: Conversation, then: Bridge | None = None
     ) -> None:
         self._conversation = conversation
         self._upstream = upstream
-        self._asked: CacheKey | None = asked
-        self._version = upstream.server_lists.results.version(asked.method)
+        self._cache_key: CacheKey | None = cache_key
+        self._version = upstream.server_lists.results.version(cache_key.method)
         self._then = then
 
     def keep(self, live: LiveSession | None, message: Message) -> None:
         """Cache the result, if that is allowed. Only the first call of this method does anything. The result of a
         legacy server is cached only if its process has been asked for nothing but lists."""
-        asked, self._asked = self._asked, None  # a result after the client was asked for input may not be kept
-        if asked is None:
+        # A result after the client was asked for input may not be cached.
+        cache_key, self._cache_key = self._cache_key, None
+        if cache_key is None:
             return
-        if asked.fresh_ms:
-            if live is None or not is_unused(live, self._conversation, asked.method):
+        if cache_key.fresh_ms:
+            if live is None or not is_unused(live, self._conversation, cache_key.method):
                 return
         elif self._conversation.era is not MODERN:
             return
         # A session's calls may have changed what its own process says, by mistake or because the process was subverted.
         for_all = not (self._upstream.settings.has_own_process and self._conversation.was_used)
-        self._upstream.server_lists.results.keep(asked, message.result, self._version, for_all=for_all)
+        self._upstream.server_lists.results.keep(cache_key, message.result, self._version, for_all=for_all)
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """Cache the result, if that is allowed. Return the answer for the client, translated by the bridge `then`."""
