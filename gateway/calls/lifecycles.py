@@ -93,9 +93,9 @@ OVER: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.ABANDONED})
 # -- deadlines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Deadlines:
-    """The time limits of the conversations with one server, in seconds.
+    """The time limits of the conversations with one server, in seconds. A reload changes them in place.
 
     `start_s`: until a link is open, including the handshake. `noise_s`: the same, counted from the first line that is
     no message (`gateway.calls.link_lifecycle`). `call_s`: until a call is answered, counted from the last message that
@@ -110,6 +110,10 @@ class Deadlines:
     suspended_s: float
     idle_stop_s: float | None
     unreturned_stop_s: float | None = None
+
+    def replace(self, start_s: float, noise_s: float, call_s: float) -> None:
+        """Apply these limits from now on."""
+        self.start_s, self.noise_s, self.call_s = start_s, noise_s, call_s
 
     def idle_stop(self, unreturned: bool) -> float | None:
         """Return the seconds until a link without calls is closed. `unreturned`: the client has sent only its first

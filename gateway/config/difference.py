@@ -19,6 +19,7 @@ from gateway.config.upstreams import UpstreamSettings
 
 _RELOADED: Final = frozenset(
     {"api_keys", "secrets", "policy", "admin.keys", "limits.exchanges", "limits.former_server_s"}
+    | {"limits.call_timeout_s", "limits.start_timeout_s", "limits.list_timeout_s", "limits.total_memory_mb"}
 )
 """The settings of `gateway` that a reload applies."""
 

@@ -107,7 +107,7 @@ class ServerMemory:
         own: Callable[[], int | None] = resident_bytes,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._limit_mb = limit_mb
+        self.replace(limit_mb)
         self._refusals = refusals
         self._workers = workers
         self._read, self._machine, self._own, self._clock = read, machine, own, clock
@@ -116,6 +116,10 @@ class ServerMemory:
         self._next_at = 0.0
         self.is_short = False
         self._refused_bytes = 0  # what the largest process needs that was refused since it is short
+
+    def replace(self, limit_mb: int | None) -> None:
+        """Refuse processes by this limit from now on. Those that run stay."""
+        self._limit_mb = limit_mb
 
     def __iter__(self) -> Iterator[ServerProcess]:
         return iter([process for some in self._processes.values() for process in some])

@@ -126,8 +126,7 @@ class LateServers:
     """
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
-        self.wait_s = wait_s
-        self.read_s = read_s
+        self.replace(wait_s=wait_s, read_s=read_s)
         self._follows: dict[tuple[LiveSession | None, str], _Follow] = {}
         self._subscriptions: set[SubscriptionFilter] = set()
         self._reported: dict[str, set[str]] = {}
@@ -180,6 +179,11 @@ class LateServers:
             if not upstream.is_left_out:  # which the start has told
                 self._report(name, entry.reason)
         return Gathered(answers, known, tuple(missing), failures)
+
+    def replace(self, *, wait_s: float, read_s: float) -> None:
+        """Wait as long for servers from now on."""
+        self.wait_s = wait_s
+        self.read_s = read_s
 
     def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
         """Open a server for a session in the background, and call `waiting` once the server is up. Until it fails, the

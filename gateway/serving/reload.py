@@ -174,6 +174,8 @@ class Reload:
         self._replace_decisions(old, new)
         if made or found.removed:
             self._replace_servers(new, {**before, **made}, sandboxes)
+        for upstream in self._parts.servers.upstreams:
+            upstream.limit(new.gateway.limits)
         self._replace_reports(new)
         self._end_decisions()
         former = {name: before[name] for name in (*found.changed, *found.removed)}
@@ -207,6 +209,8 @@ class Reload:
             base.rates.replace(options.rated_policy)
         base.quotas.replace(policy, options.longest_age_s)
         parts.http.intake.replace(options.limits)
+        servers.late.replace(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
+        base.memory.replace(options.limits.total_memory_mb)
         parts.callers.identity.replace_keys(options.api_keys)
         parts.http.tasks.rights.replace_keys(options.api_keys)
         parts.operating.access.replace_keys(options.admin.keys)

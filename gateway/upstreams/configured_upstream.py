@@ -11,6 +11,7 @@ from gateway.calls.lifecycles import Deadlines, Loss
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.calls.server_start_failures import Backoff
+from gateway.config.limits import LimitSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.protocol.capabilities import ClientDeclaration
@@ -301,6 +302,10 @@ class ConfiguredUpstream:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
         # The settings allow prestarted processes only for servers with a command.
         return await self._links.resources.prestart(session, cast("StdioUpstream", self._upstream))
+
+    def limit(self, limits: LimitSettings) -> None:
+        """Apply these limits from now on, also to calls in flight."""
+        self._deadlines.replace(limits.start_timeout_s, limits.noise_timeout_s, limits.call_timeout_s)
 
     # -- its end
 

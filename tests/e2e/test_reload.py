@@ -133,6 +133,25 @@ def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) ->
 
 
 @requirement("live.reload")
+def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None:
+    servers = {"probe": server(PROBE)}
+    with edited(servers) as it:
+        client = opened(it.gateway.at("probe"), http, "legacy")
+        pid = tool_text(client.tool("pid"))
+        answers: list[httpx.Response] = []
+        calling = threading.Thread(target=lambda: answers.append(client.tool("hang")))
+        calling.start()
+        assert "settings changed: gateway.limits.call_timeout_s" in it.edit(servers, {"limits": {"call_timeout_s": 1}})
+        calling.join(30)
+        assert error_of(answers[0])["data"]["reason"] == "timed_out", answers[0].text
+        assert tool_text(client.tool("pid")) == pid
+        it.edit(servers, {"limits": {"total_memory_mb": 1}})
+        refused = Modern(it.gateway.at("probe"), http).tool("pid")
+        assert refused.status_code == 503 and error_of(refused)["data"]["reason"] == "out_of_memory", refused.text
+        assert tool_text(client.tool("pid")) == pid, "a process that runs stays"
+
+
+@requirement("live.reload")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 def test_policy_applies_from_the_next_call_also_on_the_fast_path(http: httpx.Client, era: str) -> None:
     open_, closed = server(PROBE), {"policy": {"workspaces": {"*": {"tools": ["probe__env"]}}}}
