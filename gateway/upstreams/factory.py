@@ -103,7 +103,9 @@ class UpstreamFactory:
         return self._make(name, settings, _LeftOut(name))
 
     def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream) -> ConfiguredUpstream:
-        limits, known, idle_stop_s = self._limits, KnownFacts(), settings.idle_stop_s
+        # A gateway lists the tools of a session. It would start processes for the probe, in the probe's era.
+        known = KnownFacts(has_tools=not settings.is_gateway)
+        limits, idle_stop_s = self._limits, settings.idle_stop_s
         # Only processes stop if their client has not come back: other links cost too little for a restart.
         unreturned_stop_s = UNRETURNED_STOP_S if settings.kind == "command" and idle_stop_s is None else idle_stop_s
         deadlines = Deadlines(

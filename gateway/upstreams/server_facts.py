@@ -107,12 +107,13 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 class KnownFacts:
     """Hold the facts of the last probe of one server. Only the probe writes them. `version` increases when facts change
-    on which decisions about calls depend.
+    on which decisions about calls depend. `has_tools`: False if the server lists no tools to the probe.
 
     The schemas of tools that mirror arguments in headers come from the last list that any session has received.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_tools: bool = True) -> None:
+        self.has_tools = has_tools
         self.latest: ServerFacts | None = None
         self.version = 0
         self._mirrored: dict[str, Any] = {}
@@ -152,7 +153,9 @@ class KnownFacts:
     def tools(self) -> Tools | None:
         """Return the tools that the server listed to the probe; None if the probe could not read them."""
         latest = self.latest
-        return None if latest is None or latest.failure or latest.needs_credentials else latest.tools
+        if latest is None or latest.failure or latest.needs_credentials or not self.has_tools:
+            return None
+        return latest.tools
 
     def handshake(self) -> bytes | None:
         """Return the `initialize` result of a legacy server; None if there is none."""

@@ -305,6 +305,8 @@ class Probe:
 
     async def _tools(self, conversation: Conversation) -> Tools:
         """Return the tools that the server lists; no tools if it cannot list them within `start_s`."""
+        if not self._known.has_tools:
+            return Tools()
         with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._start_s):
                 return Tools(await all_items("tools/list", conversation, self._results))

@@ -219,6 +219,8 @@ def test_a_host_that_starts_the_command_of_its_file_again_finds_its_session(tmp_
         assert gateway.url in connected.stdout and "no gateway is found" not in connected.stderr, "it has no terminal"
         (file,) = tmp_path.rglob("claude_desktop_config.json")
         assert opened(draft="1") == opened(), "the process has stayed, with what it remembers"
+        log = gateway.stderr().splitlines()
+        assert len([line for line in log if "process started" in line and "session=" in line]) == 1
 
 
 @requirement("ops.stdio-url", "proc.gone")

@@ -58,3 +58,6 @@ def test_what_is_known_is_what_was_learned_last() -> None:
     assert known.handshake() == INITIALIZED and isinstance(known.tools(), Tools)
     known.learn(FAILED)
     assert known.handshake() is None and known.tools() is None, "it is not known what it lists"
+    unlisted = KnownFacts(has_tools=False)
+    unlisted.learn(LEGACY)
+    assert unlisted.tools() is None

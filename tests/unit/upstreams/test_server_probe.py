@@ -1,7 +1,7 @@
 """What a probe asks a server, and when it asks again."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -66,6 +66,12 @@ async def test_refusals_of_both_eras_say_nothing_of_credentials(server: Server, 
     facts = await probe.facts()
     assert not facts.has_answered and not facts.needs_credentials
     assert bool(facts.failure) is (server.discover is not None), "a server may speak neither era"
+
+
+async def test_a_server_that_lists_no_tools_to_the_probe_is_not_asked_for_them() -> None:
+    probe = Probe("demo", KnownFacts(has_tools=False), cast("Any", Server(discover=DISCOVERED)), start_s=5.0)
+    facts = await probe.facts()
+    assert facts.has_answered and not facts.tools.listed
 
 
 @requirement("upstream.probe-survives")
