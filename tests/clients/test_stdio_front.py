@@ -221,6 +221,7 @@ def test_a_host_that_starts_the_command_of_its_file_again_finds_its_session(tmp_
         assert opened(draft="1") == opened(), "the process has stayed, with what it remembers"
         log = gateway.stderr().splitlines()
         assert len([line for line in log if "process started" in line and "session=" in line]) == 1
+        assert "refused" not in gateway.stderr()
 
 
 @requirement("ops.stdio-url", "proc.gone")

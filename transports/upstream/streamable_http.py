@@ -46,6 +46,7 @@ _SESSION: Final = "mcp-session-id"
 _GATEWAY_SESSION: Final = "mcp-gateway-session"
 _NEW: Final = "new"
 _ASKS_FOR_SESSION: Final = (_GATEWAY_SESSION, _NEW)
+_KEY: Final = "mcp-gateway-session-key"
 _UNKNOWN_SESSION: Final = -32010
 """The code with which a gateway like this one refuses a session that it does not know."""
 _MOST_REFUSAL_BYTES: Final = 64 << 10
@@ -66,7 +67,7 @@ class HttpUpstream:
 
     With `MCP-Gateway-Session: new` in `headers`, the server is a gateway like this one, and modern requests of a link
     keep the session that it hands out. Without it, each of them would get a session of its own: MCP 2026-07-28 has no
-    sessions.
+    sessions. With a session key of such a gateway in `headers`, the session outlives the link.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class HttpUpstream:
         self.url = url
         self.headers = {name: value for name, value in headers.items() if (name.lower(), value) != _ASKS_FOR_SESSION}
         self.keeps_session = len(self.headers) < len(headers)
+        self.ends_session = _KEY not in map(str.lower, headers)
         self.gateway = gateway
         self.max_event_bytes = max_event_bytes
         self.repeatable = repeatable
@@ -435,14 +437,14 @@ class HttpLink:
         self._events.unsent(self, request_id, f"server {self._upstream.name!r} has forgotten the session")
 
     async def close(self) -> None:
-        """End the requests. End the server's session too, unless a later link will resume it."""
+        """End the requests. End the server's session too, unless it outlives the link."""
         is_first, self._is_closed = not self._is_closed, True
         session = self._session_headers() if self._session else {_GATEWAY_SESSION: self._token} if self._token else {}
         has_session, self._takes_messages = self._takes_messages and bool(session), False
         await self._work.close()
         if not is_first:
             return
-        if has_session and not self._given.keep():
+        if has_session and self._upstream.ends_session and not self._given.keep():
             with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
                     await self._upstream.tell("DELETE", self._headers(session))

@@ -452,6 +452,15 @@ async def test_modern_calls_keep_the_session_that_a_gateway_hands_out(caplog: py
 
 
 @requirement("ops.stdio-url")
+async def test_a_session_with_a_key_outlives_its_link() -> None:
+    gateway = Gateway()
+    async with linked(gateway.answer, headers={**ASKS["headers"], "MCP-Gateway-Session-Key": "k"}) as (link, events):
+        link.send(numbered(1))
+        await events.until(lambda: ("tools/list", "session-1") in gateway.seen)
+    assert "DELETE" not in dict(gateway.seen)
+
+
+@requirement("ops.stdio-url")
 async def test_a_session_that_has_ended_at_its_gateway_is_forgotten_and_its_call_was_not_sent() -> None:
     gateway = Gateway()
     async with linked(gateway.answer, **ASKS) as (link, events):
