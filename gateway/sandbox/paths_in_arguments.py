@@ -5,6 +5,8 @@ them. Under `strict`, files and folders are granted for reading only, and hosts 
 """
 
 import os
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
@@ -40,6 +42,9 @@ _PORTS: Final[Mapping[str, int]] = {
     "amqp": 5672, "amqps": 5671, "nats": 4222, "kafka": 9092, "socks5": 1080, "socks5h": 1080,
     "ldap": 389, "ldaps": 636, "imap": 143, "imaps": 993, "smtp": 25, "smtps": 465,
 }  # fmt: skip
+_PATH_WORDS: Final = ("path", "file", "dir", "folder")
+"""Words in the names of options and variables whose values are paths, even if nothing is there yet."""
+_ONE_PATH: Final = re.compile(r"/[^:,;*]+")
 _LONGEST: Final = 4_096
 _LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that it leads to"
 
@@ -127,15 +132,15 @@ class _Named:
         if text.startswith("~/"):
             self._leave_out(f"{text}: HOME is another folder in a sandbox; write the whole path")
             return
-        name = name.lower()
-        self._path(text, is_read_only=name.startswith("uv_") or any(word in name for word in _READ_ONLY_WORDS))
+        self._path(text, name.lower())
 
-    def _path(self, text: str, *, is_read_only: bool) -> None:
+    def _path(self, text: str, name: str) -> None:
         if self._folder is None and not text.startswith("/"):
             return
         path = self._followed(os.path.join(self._folder or "/", text))
         if not path:
             return
+        is_read_only = name.startswith("uv_") or any(word in name for word in _READ_ONLY_WORDS)
         if os.path.isdir(path):
             self.folder(path, may_write=not is_read_only)
         elif os.path.isfile(path):
@@ -147,6 +152,9 @@ class _Named:
                 self._leave_out(f"{path}: it does not exist; make it before the start, or correct the path")
             else:
                 self._around(path, may_write=not is_read_only)  # the server will make it
+        elif any(word in name for word in _PATH_WORDS) and _is_of_this_machine(text):
+            folder = os.path.dirname(path)
+            self._leave_out(f"{path}: there is no folder {folder}: mkdir -p {shlex.quote(folder)}")
 
     def _followed(self, path: str) -> str:
         """Return the path without symlinks. If it leads through a symlink that must not be followed, return an empty
@@ -207,6 +215,11 @@ class _Named:
 
     def _leave_out(self, what: str) -> None:
         self.paths.not_granted[what] = None
+
+
+def _is_of_this_machine(text: str) -> bool:
+    """Return whether the text is one absolute path whose first folder exists. Others are paths of URLs, or lists."""
+    return _ONE_PATH.fullmatch(text) is not None and os.path.isdir("/" + text.split("/")[1])
 
 
 def _is_of_one(folder: str, name: str) -> bool:

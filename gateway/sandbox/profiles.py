@@ -79,8 +79,8 @@ class Enclosure:
     def forgets(self) -> tuple[str, ...]:
         """Return a sentence for each file of data that is in a session's folder because no setting names another."""
         return tuple(
-            f"what it remembers ends with each session, and with the gateway: set {name} in its env to the path of a "
-            "file that stays, which all sessions share"
+            f"what it remembers ends with each session, and with the gateway: set {name} in its env to a file in a "
+            "folder of its own that exists, which all sessions share"
             for name, _ in _OWN_FILES.values()
             if name in self.own_env
         )

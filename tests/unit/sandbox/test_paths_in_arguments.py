@@ -49,6 +49,15 @@ def test_a_missing_folder_is_told_as_missing() -> None:
     assert [*found("/no-such-folder", "/no such option").not_granted] == [told]
 
 
+def test_a_missing_folder_of_a_file_is_told_with_the_command_that_makes_it(place: Path) -> None:
+    """Otherwise the server could write nothing, and nothing would say why."""
+    told = f"{place}/of mine/x.json: there is no folder {place}/of mine: mkdir -p '{place}/of mine'"
+    assert [*found(MEMORY_FILE_PATH=f"{place}/of mine/x.json").not_granted] == [told]
+    assert len(found("--data-dir", f"{place}/no/data").not_granted) == 1
+    others = found(CALLBACK_PATH="/no-such/oauth/callback", PATHS=f"{place}/no/a:{place}/no/b", X=f"{place}/no/x")
+    assert not others.not_granted, "a path of a URL, a list, and what may be no path"
+
+
 @requirement("box.links")
 def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> None:
     make(place, "secret/key", "data/")
