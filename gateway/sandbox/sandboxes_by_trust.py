@@ -84,6 +84,11 @@ class SandboxesByTrust:
             self._run(lambda: self._find_again(sandbox))
         return made
 
+    def find_again(self) -> None:
+        """Find new walls for all sandboxes, for an operator who has changed folders."""
+        for sandbox in [*self._made]:
+            self._find_again(sandbox)
+
     def _find_again(self, sandbox: Sandbox) -> None:
         """Find new walls for a sandbox. If they would open a private file (`refuse_open`), because a folder was made or
         mounted since the start, keep the earlier walls."""

@@ -96,6 +96,8 @@ class Reload:
         self._parts.foundation.audit.record("operated", reason=f"a configuration was refused: {first}")
 
     async def _to(self, settings: Settings) -> Difference:
+        for each in self._parts.servers.sandboxes.values():
+            await asyncio.to_thread(each.find_again)
         old, new = self._settings, applied(self._settings, settings)
         found = difference(old, settings)
         if found.is_empty:

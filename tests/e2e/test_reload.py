@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -224,6 +225,19 @@ def test_what_needs_a_restart_is_named_and_left(http: httpx.Client) -> None:
         assert "unchanged until a restart: gateway.session.idle_ttl_s, gateway.limits.body_bytes" in said
         client = opened(it.gateway.at("probe"), http, "legacy")
         assert client.tool("echo", {"text": "x" * 4_000}).status_code == 200
+
+
+@requirement("live.reload")
+def test_a_folder_that_was_missing_is_granted_after_a_reload(http: httpx.Client, tmp_path: Path) -> None:
+    file = tmp_path / "data/notes"
+    probe = {"probe": server(PROBE, env={"NOTES_FILE": str(file)}, sandbox="standard")}
+    with edited(probe) as it:
+        assert f"mkdir -p {file.parent}" in it.gateway.stderr()
+        opened(it.gateway.at("probe"), http, "legacy")
+        file.parent.mkdir()
+        assert "nothing changed" in it.edit(probe)
+        opened(it.gateway.at("probe"), http, "legacy").tool("python", {"code": f"open({str(file)!r}, 'w')"})
+        assert file.exists()
 
 
 @requirement("live.reload")
