@@ -187,9 +187,21 @@ def add(
     except ConfigurationError as error:
         raise error_exit(str(error)) from None
     _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
+    faults = _faults_of(name, config)
+    for line in faults:
+        _out.print_labelled("missing", line)
     if added:
-        _out.print("A gateway that runs with this file loads it by itself.")
+        refuses = "refuses this change, and later ones, until nothing is missing for it"
+        _out.print(f"A gateway that runs with this file {refuses if faults else 'loads it by itself'}.")
     _out.print(f"Next: mcp-session-gateway run{_given(config)}")
+
+
+def _faults_of(name: str, file: Path) -> Iterable[str]:
+    """Return why the server is left out of the file's configuration, or why all of the file cannot be used."""
+    try:
+        return load(file).settings.left_out.get(name, ())
+    except ConfigurationError as error:
+        return str(error).splitlines()
 
 
 def _gateway_of(config: Path) -> GatewaySettings:

@@ -128,6 +128,16 @@ def test_add_refuses_the_gateway_itself_though_all_other_servers_have_faults(her
     assert added.exit_code == 0, added.output
 
 
+@requirement("first.init")
+def test_add_tells_what_is_missing_and_that_a_running_gateway_refuses_it(here: Path) -> None:
+    output = " ".join(ran("add", "search", "--env", "KEY=${NOT_SET_ANYWHERE}", "--", "true").output.split())
+    assert "missing mcp.json: mcpServers.search" in output and "NOT_SET_ANYWHERE is not set" in output
+    assert "refuses this change" in output and "by itself" not in output
+    assert "loads it by itself" in ran("add", "notes", "--", "true").output, "the fault is of another server"
+    (here / "other.json").write_text('{"gateway": {"prot": 1}}')
+    assert "refuses this change" in ran("add", "notes", "--config", "other.json", "--", "true").output
+
+
 @requirement("first.own-file")
 def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The log stays as the tests have it.
