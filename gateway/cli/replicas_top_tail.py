@@ -66,7 +66,8 @@ async def reload(operators: Operators, in_json: JsonOption = False) -> None:
         typer.echo(as_json(msgspec.to_builtins(found)))
     else:
         for one in found:
-            typer.echo(visible_line(f"{one.replica}: {one.difference or one.fault or 'no answer'}"))
+            for line in (one.difference or one.fault or "no answer").splitlines():
+                typer.echo(visible_line(f"{one.replica}: {line}"))
     if not all(one.difference for one in found):
         raise typer.Exit(1)
 

@@ -91,9 +91,10 @@ class Reload:
 
     def _failed(self, error: ConfigurationError) -> None:
         """Log and audit that a configuration was refused."""
-        logger.error("the configuration is not loaded, and nothing has changed: %s", error)
-        first = str(error).partition("\n")[0]
-        self._parts.foundation.audit.record("operated", reason=f"a configuration was refused: {first}")
+        lines = str(error).splitlines()
+        for line in lines:
+            logger.error("the configuration is not loaded, and nothing has changed: %s", line)
+        self._parts.foundation.audit.record("operated", reason=f"a configuration was refused: {lines[0]}")
 
     async def _to(self, settings: Settings) -> Difference:
         for each in self._parts.servers.sandboxes.values():

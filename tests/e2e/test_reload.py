@@ -202,7 +202,7 @@ def test_a_broken_file_changes_nothing_and_says_why(http: httpx.Client) -> None:
             '{"mcpServers": {"probe"',
             "",
             "[]",
-            json.dumps({"mcpServers": {**probe, "new": {"comand": "x"}}}),
+            json.dumps({"mcpServers": {**probe, "new": {"comand": "x"}, "newer": {"comand": "x"}}}),
             json.dumps({"mcpServers": {**probe, "new": server(DEMO)}, "gateway": {"polcy": {}}}),
             json.dumps({"mcpServers": {**probe, "new": server(DEMO, tools={"nothing": {"operation": "read"}})}}),
             json.dumps({"mcpServers": probe}) + " " * (17 << 20),
@@ -212,6 +212,7 @@ def test_a_broken_file_changes_nothing_and_says_why(http: httpx.Client) -> None:
             it.write(text)
             said = it.gateway.stderr()[before:]
             assert "the configuration is not loaded, and nothing has changed" in said, text[:80]
+            assert "\\x0a" not in said, "each fault has a line"
             assert http.get(it.gateway.base + "/servers/new/mcp").status_code == 404
         assert tool_text(client.tool("pid")) == pid
 

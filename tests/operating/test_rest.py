@@ -214,9 +214,10 @@ def test_all_replicas_load_their_configuration_again_at_an_operators_request(
         assert {row["fault"] for row in asked} == {""} and all(row["difference"] for row in asked), asked
         for each in (one, two):
             Legacy(f"{each.base}/servers/more/mcp", http).open()
-        two.config.write_text("{")
+        two.config.write_text(json.dumps({"mcpServers": {name: {"comand": "x"} for name in ("a", "b")}}))
         refused = cli("reload", url=one.base)
-        assert refused.returncode == 1 and "not valid JSON" in refused.stdout, refused.stdout + refused.stderr
+        faults = [line for line in refused.stdout.splitlines() if "did you mean command?" in line]
+        assert refused.returncode == 1 and len(faults) == 2, refused.stdout + refused.stderr
         Legacy(f"{two.base}/servers/more/mcp", http).open()
         page = ops.get(f"{one.base}/admin/configuration")
         assert "/admin/configuration/reload" in page.text
