@@ -22,7 +22,7 @@ from gateway.cli.error_exit import error_exit
 from gateway.cli.gateway_or_store import endpoint_here
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
-from gateway.config.addresses import base_url
+from gateway.config.addresses import base_url, is_of_this_machine
 from gateway.config.auth import DiscoverySettings
 from gateway.config.configuration_errors import did_you_mean
 from gateway.config.hosts.client_files import (
@@ -275,7 +275,7 @@ def connect(
         raise error_exit(f"there is no client {client!r}{did_you_mean(client, CLIENTS)}\nknown are {known}")
     found = _snippet(client, url, entry)
     if write:
-        _write(found)
+        _write(found, url)
         return
     if found.file is not None and found.text == found.file.text:
         _err.print_labelled("file", found.file.path)
@@ -290,7 +290,12 @@ def _endpoint(given: str, config: Path | None) -> str:
         raise error_exit(f"{error}\nso the gateway's address is not known: fix this, or give --url") from None
     except (OperatorError, ValueError) as error:
         raise error_exit(str(error)) from None
-    if not given and not any(one.is_at(url) for one in local_gateways()):
+    if given:
+        return url
+    here = local_gateways()
+    if others := ", ".join(one.endpoint for one in here if not one.is_at(url)):
+        _err.print_labelled("ignored", f"{others}, where you run a gateway too: choose by --url")
+    if not any(one.is_at(url) for one in here):
         from gateway.doctor.running_gateways import is_gateway
 
         # A gateway that was not started at a terminal writes no file to find it.
@@ -299,23 +304,25 @@ def _endpoint(given: str, config: Path | None) -> str:
     return url
 
 
-def _write(found: Snippet) -> None:
+def _write(found: Snippet, url: str) -> None:
     """Add the entry to the client's file, and print what the person still has to do."""
     if (file := found.file) is None:
         raise error_exit(
             f"{found.title} has no file: run `mcp-session-gateway connect {found.client}`, and use what it prints"
         )
-    path = Path(file.path).expanduser()
+    path = Path(file.path).expanduser().absolute()
     try:
-        others = other_servers(path, file)
+        others, before = other_servers(path, file), entry_in(path, file)
         copy = copy_of(path) if path.exists() and path.stat().st_size else None
-        written = add_entry(path, file, copy=copy)
+        written = add_entry(path, file, copy=copy, url=url)
     except ConfigurationError as error:
         raise error_exit(str(error)) from None
     except OSError as error:
         raise error_exit(f"{path}: {error.strerror}: let your user read it, or add the entry by hand") from None
     kept = f"; {copy} has the file as it was" if written and copy else ""
-    _out.print(f"{path}: {file.at[-1]} {'added' if written else 'was there already'}{kept}")
+    done = (f"leads to {url} now" if before else "added") if written else "was there already"
+    where = "" if file.path.startswith("~/") else f", only for the folder {Path.cwd()}"
+    _out.print(f"{path}: {file.at[-1]} {done}{where}{kept}")
     if others:
         _out.print_labelled(
             "warning",
@@ -329,8 +336,8 @@ def _write(found: Snippet) -> None:
 
 def _snippet(client: str, url: str, entry: Entry) -> Snippet:
     """Return how the client connects. If the client gets a session key, reuse the key in its present entry for this
-    URL, or make a new one. Do not reuse a key from a file in the current folder: whoever wrote the file would know the
-    key."""
+    URL, or for another one if both are of this machine, or make a new one. Do not reuse a key from a file in the
+    current folder: whoever wrote the file would know the key."""
     script = Path(sys.executable).with_name("mcp-session-gateway")
     program = (str(script),) if script.is_file() else (sys.executable, "-m", "gateway")
     found = partial(snippet, client, url, name=entry.name, needs_token=entry.token, program=program)
@@ -347,12 +354,14 @@ def _snippet(client: str, url: str, entry: Entry) -> Snippet:
 
 
 def _is_for(url: str, entry: Any) -> bool:
-    """Return True if the entry contains that URL as a value, with or without `/mcp`."""
+    """Return True if the entry contains that URL as a value, with or without `/mcp`, or if both are of this machine."""
     if isinstance(entry, Mapping):
         return any(_is_for(url, value) for value in entry.values())
     if isinstance(entry, list):
         return any(_is_for(url, value) for value in entry)
-    return isinstance(entry, str) and entry.removesuffix("/mcp") == url.removesuffix("/mcp")
+    if not isinstance(entry, str):
+        return False
+    return entry.removesuffix("/mcp") == url.removesuffix("/mcp") or all(map(is_of_this_machine, (entry, url)))
 
 
 def _given(file: Path) -> str:

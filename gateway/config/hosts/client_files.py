@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
-from gateway.config.addresses import is_own_endpoint, stdio_url
+from gateway.config.addresses import is_of_this_machine, is_own_endpoint, stdio_url
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
@@ -183,16 +184,16 @@ _MODE: Final = 0o600
 """The permissions of a new file: entries can contain credentials."""
 
 
-def add_entry(path: Path, file: ClientFile, *, copy: Path | None = None) -> bool:
+def add_entry(path: Path, file: ClientFile, *, copy: Path | None = None, url: str = "") -> bool:
     """Add the entry to the file at `path`, which is made if it is missing. False if it is there already. With
-    `copy`, a change of a file leaves a copy of it as it was there.
+    `copy`, a change of a file leaves a copy of it as it was there. `url`: see `with_entry`.
 
     Raises:
         ConfigurationError: the file cannot be read or written, or has another entry of that name.
     """
     try:
         before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-        after = with_entry(before, file, str(path))
+        after = with_entry(before, file, str(path), url=url)
         if after != before:
             if copy is not None and before:
                 _keep_copy(path, copy)
@@ -257,9 +258,10 @@ def _check_links(path: Path) -> None:
         _check_links(part.parent / part.readlink())
 
 
-def with_entry(text: str, file: ClientFile, where: str) -> str:
-    """Return the text of a file with the entry added. `where` is the file's name in messages. Raises
-    `ConfigurationError` if the text cannot be edited."""
+def with_entry(text: str, file: ClientFile, where: str, *, url: str = "") -> str:
+    """Return the text of a file with the entry added. `where` is the file's name in messages. `url`: where the entry
+    leads, if one of that name that leads to another gateway of this machine is to follow. Raises `ConfigurationError`
+    if the text cannot be edited."""
     if not text.strip():
         return file.text
     document = parsed_document(text, where, is_toml=file.language == "toml")
@@ -270,14 +272,22 @@ def with_entry(text: str, file: ClientFile, where: str) -> str:
         if not isinstance(table, dict):
             raise ConfigurationError(f"{where}: {key} is not a table")
     name, entry = file.at[-1], _plain(file.entry)
-    if name in table:
-        if table[name] == entry:
-            return text
+    before = table.get(name)
+    if before == entry:
+        return text
+    former = _former_url(before, entry, url)
+    if name in table and not former:
+        was = before if isinstance(before, dict) else {}
+        fields = ", ".join(key for key in was | entry if was.get(key) != entry.get(key))
         raise ConfigurationError(
-            f"{where}: {'.'.join(file.at)} is there already, and differs: remove it, or choose another name"
+            f"{where}: {'.'.join(file.at)} is there already, and differs in {fields}: remove it, or choose another "
+            f"name{' (--name)' if url else ''}"
         )
     table[name] = entry
-    edited = _toml(text, file) if file.language == "toml" else _json(text, file, wanted)
+    if former:
+        edited = text.replace(json.dumps(former), json.dumps(url))
+    else:
+        edited = _toml(text, file) if file.language == "toml" else _json(text, file, wanted)
     try:
         is_right = parsed_document(edited, where, is_toml=file.language == "toml") == wanted
     except ConfigurationError:
@@ -285,6 +295,17 @@ def with_entry(text: str, file: ClientFile, where: str) -> str:
     if not is_right:
         raise ConfigurationError(f"{where}: cannot be edited without changing more; add this yourself:\n{file.text}")
     return edited
+
+
+def _former_url(before: Any, entry: Any, url: str) -> str:
+    """Return the URL of this machine with which an entry differs from `entry`, which has `url` in its place; empty if
+    they differ in anything else."""
+    was, wanted = (json.dumps(each, sort_keys=True) for each in (before, entry))
+    for found in re.findall(r'"(https?://[^"\\]+)"', was):
+        is_gateway = is_of_this_machine(found) and urlsplit(found).path == urlsplit(url).path
+        if is_gateway and was.replace(f'"{found}"', json.dumps(url)) == wanted:
+            return str(found)
+    return ""
 
 
 def _toml(text: str, file: ClientFile) -> str:

@@ -222,9 +222,30 @@ def test_each_app_gets_a_session_key_of_its_own_and_keeps_it(here: Path) -> None
     (entry,) = json.loads((here / ".vscode/mcp.json").read_text())["servers"].values()
     mine = ran("connect", "vscode", "--session-key").stdout
     assert entry["headers"]["MCP-Gateway-Session-Key"] not in mine, "whoever wrote the file of the folder knows it"
+    assert f"gateway added, only for the folder {here}" in " ".join(
+        ran("connect", "claude-code", "--write").output.split()
+    )
     assert "in place of <MCP_TOKEN>" in ran("connect", "zed", "--write", "--token", "--name", "other").output
     (here / ".lmstudio/mcp.json").write_text("{")
     assert ".lmstudio/mcp.json: not valid JSON" in refused("connect", "lm-studio").replace(" ", " ")
+
+
+@requirement("first.clients", "ops.hosts")
+@pytest.mark.parametrize("comment", ["", "// mine\n"])
+def test_an_entry_follows_the_gateway_to_another_port_and_keeps_its_session_key(here: Path, comment: str) -> None:
+    for client, path in (("zed", ".config/zed/settings.json"), ("codex", ".codex/config.toml")):
+        file, there = here / path, ("--write", "--url", "http://localhost:8181")
+        assert "added" in ran("connect", client, "--write").output
+        before = (comment if client == "zed" else "") + file.read_text()
+        file.write_text(before)
+        output = " ".join(ran("connect", client, *there).output.split())
+        assert "gateway leads to http://localhost:8181/mcp now" in output and "has the file as it was" in output
+        assert file.read_text() == before.replace("127.0.0.1:8080", "localhost:8181")
+        why = refused("connect", client, "--write", "--token")
+        assert "differs in" in why and "(--name)" in why, "it is another entry, not another address"
+    assert "differs in url, headers" in refused("connect", "zed", "--write", "--url", "https://a.example")
+    assert ran("add", "near", "--url", "http://localhost:1/mcp").exit_code == 0
+    assert "differs in url" in refused("add", "near", "--url", "http://localhost:2/mcp"), "no server follows by itself"
 
 
 @requirement("first.clients")
@@ -279,6 +300,8 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
             assert "say which" in url() and "--url http://127.0.0.1:9003/mcp" in url()
             with announced(runs(8080)):
                 assert url() == "http://127.0.0.1:8080/mcp", "that of this folder"
+                told = "ignored http://127.0.0.1:9002/mcp, http://127.0.0.1:9003/mcp, where you run a gateway too"
+                assert told in " ".join(ran("connect", "cursor").stderr.split())
     (here / "mcp.json").write_text('{"gateway": {"prot": 1}}')
     assert "no such setting" in url() and "give --url" in url()
 
