@@ -6,9 +6,10 @@ more surroundings. `python -m tests.rings [REVISION]` prints the suites of the s
 revision touch, one on a line. Without a revision these are the commits of the last day.
 """
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,8 @@ _CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis
 _CONSOLE: Final = ("gateway/admin/",)
 _SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
 _TASKS: Final = ("gateway/tasks/",)
-_SHARED: Final = ("tests/conftest.py", "tests/support/", "pyproject.toml")
+_SUPPORT: Final = "tests/support/"
+_SHARED: Final = ("tests/conftest.py", "pyproject.toml")
 """What every suite stands on."""
 
 SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
@@ -103,13 +105,32 @@ def is_of_the_second_ring(test: str) -> bool:
 
 
 def touched(changed: Iterable[str]) -> list[str]:
-    """The suites of the second ring that a change of these files touches."""
+    """The suites of the second ring that a change of these files touches. A file of `tests/support` touches the suites
+    that name it, or that name another one that names it."""
     files = tuple(changed)
+    names = {Path(file).stem for file in files if file.startswith(_SUPPORT)}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / _SUPPORT).rglob("*.py")}
+    while more := {stem for stem, text in texts.items() if stem not in names and _names_one(text, names)}:
+        names |= more
+    if _names_one((ROOT / "tests/conftest.py").read_text(encoding="utf-8"), names):
+        return [*SECOND_RING]
     return [
         suite
         for suite, by in SECOND_RING.items()
         if any(file.startswith((suite.partition("::")[0], *by, *_SHARED)) for file in files)
+        or any(_names_one(text, names) for text in _texts_of(suite))
     ]
+
+
+def _names_one(text: str, modules: set[str]) -> bool:
+    """By import or as a command: both have the name of the module."""
+    return not modules.isdisjoint(re.findall(r"\w+", text))
+
+
+def _texts_of(suite: str) -> Iterator[str]:
+    for path in ROOT.glob(f"{suite.partition('::')[0]}*"):
+        for file in path.rglob("*.py") if path.is_dir() else [path]:
+            yield file.read_text(encoding="utf-8")
 
 
 def _git(*arguments: str) -> list[str]:

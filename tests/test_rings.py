@@ -28,6 +28,7 @@ def test_every_room_of_the_product_touches_a_suite() -> None:
         ("tests/hosts/test_hosts.py", {"tests/hosts"}),
         ("CHANGELOG.md", set()),
         ("tests/support/waiting.py", set(SECOND_RING)),
+        ("tests/support/sentinels.py", {"tests/cluster/test_failovers.py", "tests/store/test_sentinel.py"}),
     ],
 )
 def test_a_change_touches_the_suites_of_its_paths(changed: str, suites: set[str]) -> None:
