@@ -23,13 +23,12 @@ from gateway.calls.received_lists import Lists
 from gateway.calls.shared_subscriptions import is_lower
 from gateway.calls.suspended_call import response_under
 from gateway.calls.watched_messages import WatchedMessages
-from gateway.context.session_facts import restart_in
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CACHEABLE, LISTS
-from gateway.protocol.reserved_meta import without_reserved_in
+from gateway.protocol.reserved_meta import with_reports_only, without_reserved_in
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.era import LEGACY, Era
@@ -465,15 +464,14 @@ class Conversation:
             fast.fall_back()
         if self.frames is not None:
             self.frames.from_server(self.name, message)
-        restarted = restart_in(message.result) if self._source.is_gateway else None
         try:
-            message = without_reserved_in(message)
+            message = with_reports_only(message) if self._source.is_gateway else without_reserved_in(message)
         except (msgspec.MsgspecError, InvalidMessage):
             if isinstance(message.id, int | str):
                 self.unreadable(message.id, f"server {self.name!r} sent a message that cannot be read")
             return
         if message.is_response:
-            self._settle(message, restarted)
+            self._settle(message)
         elif message.is_request:
             self._router.asked(self, message, stream)
         else:
@@ -539,7 +537,7 @@ class Conversation:
         self.calls.free_memory()
         self.users.free_memory()
 
-    def _settle(self, message: Message, told: str | None) -> None:
+    def _settle(self, message: Message) -> None:
         if not self.links.has_answered and self.links.is_open:
             self.links.answered()
         # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.
@@ -552,7 +550,7 @@ class Conversation:
         if exchange is None:
             logger.debug("server %s answered a request that is not pending", self.name)
             return
-        restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live) or told
+        restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live)
         if isinstance(message.error, msgspec.Raw) and error_code(message.error) == HEADER_MISMATCH:
             self._router.tools_changed(self)
         try:

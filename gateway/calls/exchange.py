@@ -28,7 +28,7 @@ from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.open_call_counts import Use
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
 from gateway.calls.watched_messages import WatchedMessages
-from gateway.context.session_facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
+from gateway.context.session_facts import RESTARTED_KEY, traced_error, with_meta, with_trace
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, cancelled_message, error_of
 from gateway.identity.credential_claims import CredentialClaims
@@ -388,7 +388,7 @@ class Exchange(ObservedCall):
                 result = result if shaped is found else encode(shaped)  # an unchanged result keeps its bytes
             outcome = outcome_of(result)
             if outcome is TOOL_ERROR:
-                result = encode(with_meta(_objects.decode(result), trace_meta(self.session, self.correlation)))
+                result = encode(with_trace(_objects.decode(result), self.session, self.correlation))
             if not self._end(ANSWER):
                 return
             self._push(Frame(encode_result(client_id, result), final=True))

@@ -93,7 +93,7 @@ class LinkSource(Protocol):
 
     @property
     def is_gateway(self) -> bool:
-        """Return True if the server is a gateway whose reports of restarts reach the client."""
+        """Return True if the server is a gateway whose reports in results reach the client."""
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the link's options and the server's configuration. They must be hidden in all

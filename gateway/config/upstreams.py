@@ -177,7 +177,7 @@ class UpstreamSettings(BaseModel):
 
     @property
     def is_gateway(self) -> bool:
-        """Return True if the server is the gateway that `stdio --url` was given, whose reports of restarts count."""
+        """Return True if the server is the gateway that `stdio --url` was given, whose reports count."""
         return self._is_gateway
 
     @property

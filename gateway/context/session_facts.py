@@ -1,6 +1,5 @@
 """Build the facts of a session that are sent to servers and clients, and define their names. Pure: no I/O."""
 
-import contextlib
 import os
 import random
 import re
@@ -16,7 +15,7 @@ from gateway.protocol.reserved_meta import RESERVED
 from session_store import Context, Session, Source
 from session_store.session import redact
 from transports.inbound_port import CORRELATION_KEY
-from transports.jsonrpc import InvalidMessage, Object, decode_object, encode
+from transports.jsonrpc import Object, encode
 
 _OURS: Final = f"{RESERVED}/"
 CONTEXT_KEY: Final = _OURS + "context"
@@ -25,8 +24,6 @@ RESTARTED_KEY: Final = _OURS + "restarted"
 SHARED_KEY: Final = _OURS + "shared"
 TRACE_KEY: Final = _OURS + "trace"
 WORKSPACE_KEY: Final = _OURS + "workspace"
-
-_REASON: Final = re.compile(r"[a-z_]{1,32}")
 
 # Correlation ids are no secrets, so a fast generator is enough. It is seeded again after a fork, so that processes of
 # an app that was loaded before (gunicorn's `preload_app`) make different ids.
@@ -111,11 +108,13 @@ def context_meta(session: Session, correlation: str, more: Mapping[str, Any] = M
     return msgspec.Raw(encode(facts))
 
 
-def trace_meta(session: Session | None, correlation: str) -> Object:
-    """Return the entry for a result's `_meta` that helps to find the request in logs: session id (shortened) and
-    correlation id."""
+def with_trace(result: Object, session: Session | None, correlation: str) -> Object:
+    """Return a result whose `_meta` helps to find the request in logs: session id (shortened) and correlation id. A
+    result of another gateway already has those of that gateway's log."""
+    if TRACE_KEY in meta_of(result):
+        return result
     facts = {} if session is None else {"session": redact(session.id)}
-    return {TRACE_KEY: msgspec.Raw(encode({**facts, CORRELATION_KEY: correlation}))}
+    return with_meta(result, {TRACE_KEY: msgspec.Raw(encode({**facts, CORRELATION_KEY: correlation}))})
 
 
 def traced_error(error: bytes, correlation: str) -> bytes:
@@ -136,17 +135,6 @@ def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
     """Return a result with `additions` added to its `_meta`."""
     meta = meta_of(result)
     return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}
-
-
-def restart_in(result: Any) -> str | None:
-    """Return the reason of the restart that a result of another gateway reports; None if it reports none."""
-    if not isinstance(result, msgspec.Raw) or b"restarted" not in bytes(result):
-        return None
-    with contextlib.suppress(msgspec.MsgspecError, InvalidMessage):
-        told = meta_of(decode_object(result, "result")).get(RESTARTED_KEY, msgspec.Raw(b"{}"))
-        reason = msgspec.json.decode(told, type=dict[str, str]).get("reason", "")
-        return reason if _REASON.fullmatch(reason) else None
-    return None
 
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})

@@ -5,12 +5,14 @@ from typing import Any, Final
 import msgspec
 import re2
 
+from gateway.protocol.params import meta_of
 from transports.json_limits import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_exact, decode_object, encode
 
 RESERVED: Final = "io.github.mcp-session-gateway"
 """Prefix of the keys that only the gateway may set. Matched in any case, with or without a slash after it."""
 
+_REPORTS: Final = tuple(f"{RESERVED}/{name}" for name in ("missing", "restarted", "trace"))
 _WRITTEN: Final = RESERVED.encode()
 _CHARACTERS: Final = (rf"(?i:{re2.escape(each)}|\\u00(?:{ord(each):02x}|{ord(each.upper()):02x}))" for each in RESERVED)
 _KEY: Final = re2.compile(rf'[{{,\s]"{"".join(_CHARACTERS)}'.encode())
@@ -40,6 +42,18 @@ def without_reserved_in(message: Message) -> Message:
         if isinstance(raw, msgspec.Raw) and (found := without_reserved_below(raw)) is not raw:
             changes[field] = found
     return msgspec.structs.replace(message, **changes) if changes else message
+
+
+def with_reports_only(message: Message) -> Message:
+    """Remove the reserved keys from a message of another gateway, except what it reports in the `_meta` of a result:
+    missing servers, a restart, and the ids of the request in its log. Raises as `without_reserved_in`."""
+    cleaned = without_reserved_in(message)
+    if cleaned is message or not isinstance(message.result, msgspec.Raw) or not isinstance(cleaned.result, msgspec.Raw):
+        return cleaned
+    told = meta_of(decode_object(message.result, "result"))
+    result = decode_object(cleaned.result, "result")
+    meta = meta_of(result) | {key: told[key] for key in _REPORTS if key in told}
+    return msgspec.structs.replace(cleaned, result=msgspec.Raw(encode(result | {"_meta": msgspec.Raw(encode(meta))})))
 
 
 def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:

@@ -15,7 +15,7 @@ from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession
 from gateway.calls.session_event_streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
 from gateway.context.client_announcements import Announcements
-from gateway.context.session_facts import trace_meta, traced_error, with_context, with_meta
+from gateway.context.session_facts import traced_error, with_context, with_meta, with_trace
 from gateway.errors import (
     CANCELLED_BY_CLIENT,
     UPSTREAM_UNAVAILABLE,
@@ -192,7 +192,7 @@ class LegacyClients:
         if self._result_meta:
 
             def shape(exchange: Exchange, result: Object) -> Object:
-                return with_meta(result, trace_meta(live.session, who.correlation))
+                return with_trace(result, live.session, who.correlation)
 
         return Exchange(
             method=str(message.method),

@@ -20,7 +20,7 @@ from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.context.session_facts import SESSION_KEY, SHARED_KEY, trace_meta, with_context, with_meta
+from gateway.context.session_facts import SESSION_KEY, SHARED_KEY, with_context, with_meta, with_trace
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.cache_hints import of_one_session
@@ -99,7 +99,7 @@ class ResultShaper:
             if own_session:
                 additions[SHARED_KEY] = msgspec.Raw(encode({"reason": _SHARED, "line": own_session}))
             if self._result_meta:
-                additions |= trace_meta(live.session, correlation)
+                result = with_trace(result, live.session, correlation)
             return with_meta(result, additions) if additions else result
 
         changes = names_session or own_session or self._result_meta

@@ -21,7 +21,7 @@ from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.open_call_counts import Use
 from gateway.calls.owned_tasks import OwnedTask, related_id, with_related
-from gateway.context.session_facts import trace_meta, with_meta
+from gateway.context.session_facts import with_trace
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
@@ -308,7 +308,7 @@ class RelayedTasks:
         )
         exchange.add_log_facts(handle.log_facts)
         if self._result_meta:
-            exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
+            exchange.filter_result(lambda _, result: with_trace(result, live.session, who.correlation))
         owned = self.known.owned(live, handle) if message.method == "tasks/result" else None
         if owned is not None:
             owned.await_result(exchange)

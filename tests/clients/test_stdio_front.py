@@ -184,11 +184,16 @@ def test_a_missing_credential_is_told_in_words_of_stdio(tmp_path: Path) -> None:
 
 @requirement("ops.hosts", "proc.reset-told")
 def test_a_host_learns_what_its_gateway_reports_and_where_a_gateway_was_looked_for() -> None:
-    with running_gateway({"main": server(PROBE)}) as gateway:
+    left_out = {"command": "none", "env": {"KEY": "${NOT_SET_FOR_THIS_TEST}"}}
+    with running_gateway({"main": server(PROBE), "absent": left_out}) as gateway:
         host = Typed("--url", gateway.url, child=())
         host.initialize()
-        _, *told = [host.ask("tools/call", {"name": name}) for name in ("crash", "pid", "pid")]
-        assert [answer["result"].get("_meta") for answer in told] == [{RESTARTED: {"reason": "crash"}}, None]
+        (missing,) = host.ask("tools/list")["result"]["_meta"]["io.github.mcp-session-gateway/missing"]
+        assert missing["server"] == "absent"
+        _, *told = [host.ask("tools/call", {"name": f"main__{name}"}) for name in ("crash", "pid", "pid", "fail")]
+        *restarts, failed = [answer["result"].get("_meta") for answer in told]
+        assert restarts == [{RESTARTED: {"reason": "crash"}}, None]
+        assert failed["io.github.mcp-session-gateway/trace"]["correlation_id"] in gateway.stderr()
         assert host.end() == 0
     strict = Typed("--url", gateway.url, "--strict", child=())
     assert strict.end() == 2 and "server gateway: server 'gateway' cannot be reached" in strict.log()

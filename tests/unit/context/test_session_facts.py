@@ -10,6 +10,7 @@ import pytest
 from gateway.config.sessions import BOUND, ContextSettings, EnvironmentValue, environment_of
 from gateway.context.session_facts import (
     SESSION_KEY,
+    TRACE_KEY,
     SessionFacts,
     built_in,
     context_meta,
@@ -17,6 +18,7 @@ from gateway.context.session_facts import (
     facts_of,
     new_correlation_id,
     with_meta,
+    with_trace,
 )
 from session_store import ANONYMOUS, ClientFacts, Context, ContextField, Principal, Provenance, Session
 from session_store.testing import FakeClock, a_session
@@ -65,6 +67,13 @@ def test_what_the_gateway_adds_to_meta_stands_beside_what_the_server_put_there()
     result = {"content": msgspec.Raw(b"[]"), "_meta": msgspec.Raw(b'{"a":1}')}
     told = json.loads(encode(with_meta(result, {SESSION_KEY: msgspec.Raw(b'"t"')})))
     assert told == {"content": [], "_meta": {"a": 1, SESSION_KEY: "t"}}
+
+
+@requirement("ctx.correlation")
+def test_a_result_that_another_gateway_has_traced_keeps_the_ids_of_its_log() -> None:
+    traced = with_trace({}, None, "theirs")
+    assert with_trace(traced, None, "ours") is traced
+    assert json.loads(bytes(traced["_meta"])) == {TRACE_KEY: {"correlation_id": "theirs"}}
 
 
 SETTINGS = ContextSettings.model_validate(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.reserved_meta import RESERVED, without_reserved, without_reserved_in
+from gateway.protocol.reserved_meta import RESERVED, with_reports_only, without_reserved, without_reserved_in
 from tests.requirements import requirement
 from transports.jsonrpc import InvalidMessage, parse
 
@@ -36,6 +36,20 @@ def test_the_gateways_keys_go_wherever_a_message_has_them(key: str) -> None:
     assert cleaned(told, "params") == {"_meta": kept}
     failed = json.dumps({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "", "data": {"_meta": meta}}})
     assert cleaned(failed, "error")["data"] == {"_meta": kept}
+
+
+@requirement("ops.hosts")
+def test_only_reports_about_a_result_are_kept_of_another_gateway() -> None:
+    reports = {f"{RESERVED}/{name}": {"reason": name} for name in ("missing", "restarted", "trace")}
+    meta = {**reports, f"{RESERVED}/session": "its own", "a": 1}
+    message = with_reports_only(parse(answer(json.dumps({"_meta": meta, "tools": [{"_meta": meta}]})).encode()))
+    assert json.loads(bytes(cast(msgspec.Raw, message.result))) == {
+        "_meta": {"a": 1, **reports},
+        "tools": [{"_meta": {"a": 1}}],
+    }
+    for plain in (answer('{"_meta":{}}'), json.dumps({"jsonrpc": "2.0", "method": "x", "params": {"_meta": reports}})):
+        message = parse(plain.encode())
+        assert with_reports_only(message) == without_reserved_in(message)
 
 
 @given(st.sampled_from(FORGED), st.lists(st.integers(0, 40), max_size=6), st.booleans())
