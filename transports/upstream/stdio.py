@@ -5,6 +5,7 @@ MCP 2025-11-25 and 2026-07-28, Transports §stdio. A line of stdout that is not 
 
 import logging
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
@@ -37,6 +38,8 @@ _LOGGED_CHARS: Final = 160
 _QUOTED_CHARS: Final = 80
 """The most characters that the log quotes of a stdout line that is not a message."""
 _THROWN_AWAY: Final = "; it was thrown away"
+_STOPPED: Final = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
+"""The exit codes of children that end because the gateway stops them. Java and shells exit with the last one."""
 _NOISY_LINES: Final = 3
 """The most stdout lines before the first message that are kept and logged, though they are no messages. Others are only
 counted."""
@@ -218,7 +221,8 @@ class StdioLink:
 
     def exited(self, code: int | None) -> None:
         how = self._how_it_ended(code)
-        if code or not self._is_heard:
+        is_asked_to = self._closed_after_s and not self._process.why_ended and (code or 0) in _STOPPED
+        if not self._is_heard or (code and not is_asked_to):
             lines = [text for line in self.output_tail if (text := line.strip())]
             words = " | ".join(text[:_LOGGED_CHARS] for text in lines[-3:]) or "nothing"
             before = self._budget.add("end", how, words, now=monotonic()) if not self._is_heard else 0

@@ -103,6 +103,7 @@ async def test_a_child_that_hangs_is_not_told_as_killed(caplog: pytest.LogCaptur
         (0, False, "was ended after 0.0 s, before it had sent a message"),
         (3, False, "exited with code 3"),
         (-15, True, "was killed by signal 15"),
+        (3, True, "exited with code 3"),
     ):
         link, events = linked()
         process = Child()
@@ -112,7 +113,7 @@ async def test_a_child_that_hangs_is_not_told_as_killed(caplog: pytest.LogCaptur
         await link.close()
         link.exited(code)
         assert process.is_ended and events.ends == [f"server 'files' {told}"]
-    assert len(caplog.messages) == 4
+    assert len(caplog.messages) == 4, "the gateway has stopped the one that was killed"
 
 
 @requirement("proc.garbage", "proc.noise")
