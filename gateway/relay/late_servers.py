@@ -176,8 +176,7 @@ class LateServers:
             missing.append(entry)
             if entry.retry_s is not None:
                 failures[name] = error or UpstreamUnavailable(entry.reason)
-            if not upstream.is_left_out:  # which the start has told
-                self._report(name, entry.reason)
+        self._report(entry for entry in missing if not asked[entry.server].is_left_out)  # which the start has told
         return Gathered(answers, known, tuple(missing), failures)
 
     def replace(self, *, wait_s: float, read_s: float) -> None:
@@ -220,13 +219,19 @@ class LateServers:
             return follow is not None and not follow.is_paused
         return follow is not None or upstream.hangs_for_s >= self.wait_s
 
-    def _report(self, server: str, reason: str) -> None:
-        """Log that answers come without this server: once for each reason, until the server is up. The process output
-        at the end of the reason is not logged."""
-        reason, reported = without_output_tail(reason), self._reported.setdefault(server, set())
-        if reason not in reported and len(reported) < _MOST_REASONS:
-            reported.add(reason)
-            logger.warning("answers for all servers come without server %s: %s", server, reason)
+    def _report(self, missing: Iterable[Missing]) -> None:
+        """Log that answers come without these servers: once for each reason, until the server is up. The process output
+        at the end of the reason is not logged. That a server is starting is no warning."""
+        new: dict[str, list[str]] = {}
+        for entry in missing:
+            reason, reported = without_output_tail(entry.reason), self._reported.setdefault(entry.server, set())
+            if reason not in reported and len(reported) < _MOST_REASONS:
+                reported.add(reason)
+                new.setdefault(reason, []).append(entry.server)
+        for reason, servers in new.items():
+            level = logging.INFO if reason == STARTING else logging.WARNING
+            what = "server" if len(servers) == 1 else "servers"
+            logger.log(level, "answers for all servers come without %s %s: %s", what, ", ".join(servers), reason)
 
     # -- following
 

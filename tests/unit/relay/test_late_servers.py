@@ -164,6 +164,16 @@ async def test_sessions_whose_processes_fail_in_their_own_words_do_not_fill_the_
     ]
 
 
+async def test_servers_that_are_starting_are_logged_in_one_line_which_is_no_warning(
+    late: LateServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        await listed(late, Server("a", is_up=False), Server("b", is_up=False), asker=of_a_session())
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "answers for all servers come without servers a, b: it has not answered yet")
+    ]
+
+
 async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow(late: LateServers) -> None:
     slow, listener = Server("a"), Listener()
     late.add(listener.filter)
