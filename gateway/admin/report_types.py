@@ -105,12 +105,13 @@ class HiddenTools(msgspec.Struct, frozen=True, kw_only=True):
 class ServerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """One server of a session: its variables, folders and sandbox, and what the session sees of it.
 
-    `kind`: `command`, `url` or `object`. `hidden`: why the session does not see the server; empty if it does. `shared`:
-    all sessions use one process or connection. `pid`: the server's process; None if none runs. `injected`: a link is
-    open, and variables, folders and profile are those of this link; otherwise they are the expected ones of the next
-    link. `cwd`, `home` and `temporary` are folders. `sandbox` has the lines of `sandbox explain`, and `holds` the same
-    as data. `tools`: how many the server lists; None if unknown. `visible_tools`: how many of them the session sees.
-    `era`: the one that the server speaks; empty if unknown. `why`: explanations in sentences.
+    `kind`: `command`, `url`, `object` or `left out`. `hidden`: why the session does not see the server; empty if it
+    does. `shared`: all sessions use one process or connection. `pid`: the server's process; None if none runs.
+    `injected`: a link is open, and variables, folders and profile are those of this link; otherwise they are the
+    expected ones of the next link. `cwd`, `home` and `temporary` are folders. `sandbox` has the lines of `sandbox
+    explain`, and `holds` the same as data. `tools`: how many the server lists; None if unknown. `visible_tools`: how
+    many of them the session sees. `era`: the one that the server speaks; empty if unknown. `why`: explanations in
+    sentences.
     """
 
     server: str
@@ -399,13 +400,13 @@ class ServerPart(ReportedServer, frozen=True, kw_only=True):
 class ServerRow(ReportedServer, frozen=True, kw_only=True):
     """A configured server on all replicas together.
 
-    `kind`: `command`, `url` or `object`. `state`: `ok`, `starting` or `failing`: the worst on any replica; `reason`,
-    `attempts` (failed ones in a row) and `output` (the server's last lines) explain it. `states`: the number of
-    replicas by state. `tools`: how many the server lists. `memory_bytes`: an estimate for its processes. `links`: open
-    connections of sessions to it. `started`, `failed_starts` and `restarts` (by reason) count since the replicas began;
-    `start_p50_s` and `start_max_s` are durations of the last starts. `start_failure` is the reason of the last failed
-    start, at `start_failed_at`. `died`: processes that ended by themselves and are not replaced. `calls`, `failed`,
-    `p50_s`, `p99_s` and the rows `usage` by tool are those of the range that was asked for.
+    `kind`: `command`, `url`, `object` or `left out`. `state`: `ok`, `starting` or `failing`: the worst on any replica;
+    `reason`, `attempts` (failed ones in a row) and `output` (the server's last lines) explain it. `states`: the number
+    of replicas by state. `tools`: how many the server lists. `memory_bytes`: an estimate for its processes. `links`:
+    open connections of sessions to it. `started`, `failed_starts` and `restarts` (by reason) count since the replicas
+    began; `start_p50_s` and `start_max_s` are durations of the last starts. `start_failure` is the reason of the last
+    failed start, at `start_failed_at`. `died`: processes that ended by themselves and are not replaced. `calls`,
+    `failed`, `p50_s`, `p99_s` and the rows `usage` by tool are those of the range that was asked for.
     """
 
     states: dict[str, int] = {}

@@ -199,10 +199,12 @@ class SessionEnvironments:
 
     def _server(self, upstream: ConfiguredUpstream, session: Session, live: LiveSession | None) -> ServerEnvironment:
         name, entry, policy = upstream.name, upstream.settings, self._given.policy
-        kind = entry.kind
+        kind = "left out" if upstream.is_left_out else entry.kind
         found = ServerEnvironment(server=name, kind=kind, shared=entry.shared)
         if hidden := policy.why_hidden(session.context, name):
             return replace(found, hidden=hidden, why=[f"For this session the server does not exist: {hidden}."])
+        if upstream.is_left_out:
+            return replace(found, why=[f"It is left out: {upstream.state.reason}."])
         conversation = _conversation(upstream, live)
         era = upstream.era_now(Era(session.era)) if conversation is None else conversation.era
         listed, hiding = self._tools(upstream, session.context)

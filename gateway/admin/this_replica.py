@@ -375,12 +375,19 @@ class Replica:
         self._serving.admit()
 
 
+def _reason(upstream: ConfiguredUpstream) -> str:
+    """Return why a server cannot be used. The words of servers are redacted. The fault of an entry has no value in it:
+    redaction would take the words after a variable's name for one."""
+    reason = upstream.state.reason
+    return reason[:_MOST_CHARS] if upstream.is_left_out else scrubbed_start(reason, _MOST_CHARS)
+
+
 def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
     found = upstream.state
     return ServerReport(
         server=upstream.name,
         state=found.state,
-        reason=scrubbed_start(found.reason, _MOST_CHARS),
+        reason=_reason(upstream),
         attempts=found.attempts,
         output=_lines(found.output_tail),
     )
@@ -401,10 +408,10 @@ def _part_of_server(
     tools = upstream.probed_tools
     return ServerPart(
         server=upstream.name,
-        kind=settings.kind,
+        kind="left out" if upstream.is_left_out else settings.kind,
         shared=settings.shared,
         state=found.state,
-        reason=scrubbed_start(found.reason, _MOST_CHARS),
+        reason=_reason(upstream),
         attempts=found.attempts,
         output=_lines(found.output_tail),
         tools=0 if tools is None else len(tools.schemas),

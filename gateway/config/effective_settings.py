@@ -87,10 +87,12 @@ def _default_of(field: FieldInfo) -> Any:
 
 
 def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> Section:
-    """Return the given settings of a server. Defaults are left out: a server has some thirty settings, and people set
-    three."""
+    """Return the given settings of a server, or why it is left out. Defaults are not there: a server has some thirty
+    settings, and people set three."""
     place = (None if origins is None else origins.file) or _BY_PROGRAM
-    found = []
+    found = [
+        EffectiveSetting(name=f"mcpServers.{name}", value=f"left out: {fault}", origin=place) for fault in entry.faults
+    ]
     for setting, field in UpstreamSettings.model_fields.items():
         value = getattr(entry, setting)
         if setting in entry.model_fields_set and value != _default_of(field):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
@@ -128,6 +129,7 @@ class LateServers:
     def __init__(self, *, wait_s: float, read_s: float) -> None:
         self.replace(wait_s=wait_s, read_s=read_s)
         self._follows: dict[tuple[LiveSession | None, str], _Follow] = {}
+        self._left_out: WeakKeyDictionary[ConfiguredUpstream, float] = WeakKeyDictionary()  # since when (Unix time)
         self._subscriptions: set[SubscriptionFilter] = set()
         self._reported: dict[str, set[str]] = {}
         self._tasks = Tasks("late servers")
@@ -242,6 +244,7 @@ class LateServers:
             follow = _Follow()
             if upstream.is_left_out:
                 follow.failures = upstream.failures
+                follow.since = self._left_out.setdefault(upstream, follow.since)
                 return follow
             if asker.live is None or not asker.live.ended:
                 self._follows[key] = follow

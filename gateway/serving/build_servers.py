@@ -36,6 +36,7 @@ from gateway.upstreams.former_servers import FormerServers
 from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.process_sandbox import SandboxedResources
+from session_store.redaction import scrubbed_text
 from session_store.session import redact
 from transports.upstream.cgroup_delegation import OFF
 from transports.upstream.fork_server_client import ForkServer
@@ -167,7 +168,8 @@ def _of_entry(factory: UpstreamFactory, name: str, entry: UpstreamSettings) -> C
     try:
         return factory.of_entry(name, entry)
     except ConfigurationError as error:
-        return factory.of_left_out(name, entry.without_server(str(error)))
+        # A module that cannot be imported may have a credential in its words.
+        return factory.of_left_out(name, entry.without_server(scrubbed_text(str(error))))
 
 
 def _packages(options: GatewaySettings, walls: WallsOfFetches, fork_server: ForkServer) -> Packages:

@@ -250,14 +250,18 @@ def test_check_says_ok_only_of_servers_that_answered(tmp_path: Path) -> None:
 @requirement("ops.partial", "ops.check")
 def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: Path, http: httpx.Client) -> None:
     """Which faults: tests/unit/config/test_load.py."""
-    faulty = {"unset": {"command": "x", "env": {"T": "${UNSET_1}"}}, "code": {"in_process": "nowhere:server"}}
+    faulty = {"unset": {"command": "x", "env": {"A_TOKEN": "${UNSET_1}"}}, "code": {"in_process": "nowhere:server"}}
     document = {"mcpServers": {"demo": DEMO_ENTRY, **faulty}}
-    faults = "mcpServers.unset.env.T: the variable UNSET_1 is not set", "mcpServers.code.in_process: nowhere:server"
+    faults = (
+        "mcpServers.unset.env.A_TOKEN: the variable UNSET_1 is not set",
+        "mcpServers.code.in_process: nowhere:server",
+    )
     checked = run_command("check", "--config", str(_written(tmp_path, document)), timeout=240)
     assert checked.returncode == 1 and all(fault in checked.stderr for fault in faults), checked.stderr
     assert checked.stdout.endswith("mcp.json: valid (demo), but without unset, code\n")
     assert ran(tmp_path, document, "run", "--strict") == (2, f"error {tmp_path}/mcp.json: {faults[0]}{_SET_IT}")
-    with running_gateway(document["mcpServers"], options={"admin": {"listen": "127.0.0.1:0"}}) as gateway:
+    admin = {"listen": "127.0.0.1:0", "keys": {"ops": sha256("k")}}
+    with running_gateway(document["mcpServers"], options={"admin": admin}) as gateway:
         answer = result_of(Legacy(gateway.url, http).open().call("tools/list"))
         assert all(tool["name"].startswith("demo__") for tool in answer["tools"]) and answer["tools"]
         missing = answer["_meta"]["io.github.mcp-session-gateway/missing"]
@@ -275,6 +279,13 @@ def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: P
         assert [*map(result_of, here)] == [*map(result_of, alone)], "nothing is declared for who never comes"
         known = http.get(f"{operators_of(gateway)}/readyz").json()["unavailable"]
         assert faults[0] in known["unset"] and faults[1] in known["code"]
+        api, key = f"{operators_of(gateway)}/admin/api", bearer("k")
+        (replica,) = http.get(f"{api}/replicas", headers=key).json()
+        assert replica["unavailable"][0]["reason"].endswith(f": {faults[0]}{_SET_IT}"), "it has no credential"
+        (session, *_) = http.get(f"{api}/sessions", headers=key).json()["sessions"]
+        told = http.get(f"{api}/sessions/{session['session']}/environment", headers=key).json()["servers"]
+        (why,) = next(one["why"] for one in told if one["server"] == "unset" and one["kind"] == "left out")
+        assert why.startswith("It is left out: ") and why.endswith(f"{faults[0]}{_SET_IT}.")
 
 
 @requirement("ops.partial")

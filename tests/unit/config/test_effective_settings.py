@@ -45,6 +45,16 @@ def test_no_credential_is_shown(tmp_path: Path) -> None:
     assert found["gateway.store"].value == "redis://…@localhost/0"
 
 
+@requirement("ops.configuration-page", "ops.partial")
+def test_a_server_that_is_left_out_has_its_fault(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(
+        json.dumps({"mcpServers": {"good": SERVER | {"env": {}}, "bad": {"command": "x", "env": {"T": "${UNSET_1}"}}}})
+    )
+    (shown,) = effective(load(file, {}).settings)[-1].settings
+    assert shown.name == "mcpServers.bad" and shown.value.startswith(f"left out: {file}: mcpServers.bad.env.T: ")
+
+
 @requirement("ops.configuration-page", "ops.precedence")
 def test_each_setting_has_the_place_that_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "70")

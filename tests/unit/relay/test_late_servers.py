@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from itertools import count
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from gateway.calls.received_lists import Lists
 from gateway.calls.server_start_failures import Backoff, with_output_tail
 from gateway.errors import OutOfMemory
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
-from gateway.relay import subscriptions
+from gateway.relay import late_servers, subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import listen
 from gateway.upstreams.server_facts import STARTING
@@ -116,6 +117,17 @@ async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_
     await until(lambda: listener.frames)
     assert listener.frames == ["notifications/tools/list_changed"]
     assert (await listed(late, good, slow)).answers == {"a": "a", "b": "b"} and len(listener.frames) == 1
+
+
+async def test_a_server_that_is_left_out_is_missing_since_it_was_first_asked_for(
+    late: LateServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Server("b", is_up=False)
+    out.is_left_out = True
+    out.failures.fail("left out", inf)
+    monkeypatch.setattr(late_servers, "time", count(1_000.0).__next__)
+    found = [(await listed(late, out)).missing[0].since for _ in range(3)]
+    assert found == [1_000.0] * 3
 
 
 @requirement("proc.backoff")
