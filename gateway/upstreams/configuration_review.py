@@ -67,7 +67,7 @@ def asking(settings: Settings) -> Settings:
 
 
 async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Review all servers that have answered, before clients are served. Log the findings.
+    """Review all servers that have answered, before clients are served. Log the findings. Others are late.
 
     Raises:
         ConfigurationError: a pattern matches no name, and `unmatched_patterns` is "refuse".
@@ -84,6 +84,8 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
         if upstream.name not in found.unasked:
             upstream.mark_reviewed()
     for upstream in upstreams:
+        if not upstream.has_answered:
+            upstream.mark_late()
         if upstream.unreviewed:
             logger.warning("server %s has not answered; its policy patterns are checked once it does", upstream.name)
 
@@ -105,9 +107,6 @@ async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: Gatewa
 
 async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> None:
     await upstream.answered.wait()
-    tools = upstream.probed_tools
-    count = "" if tools is None else f": {len(tools.listed)} tool{'' if len(tools.listed) == 1 else 's'}"
-    logger.info("server %s is ready%s", upstream.name, count)
     found = await review([upstream], None, calls)
     for fault in found.unmatched:
         logger.error("%s", fault, extra={"server": upstream.name})

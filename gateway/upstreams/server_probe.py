@@ -83,6 +83,7 @@ class Probe:
         self.answered = asyncio.Event()
         self._again: asyncio.TimerHandle | None = None
         self._accepts_handshake: bool | None = None
+        self._is_late = False
         self._tasks = Tasks(f"probe of {name}")
 
     def start(self) -> asyncio.Task[ServerFacts]:
@@ -202,7 +203,7 @@ class Probe:
             self.began_at = None
             self.took_s = self._clock() - began
         if facts.has_answered:
-            if self.failures.count and self.answered.is_set():  # the first answer is logged by whoever waits for it
+            if self.failures.count and self.answered.is_set():
                 logger.info("server %s answers again", self._name)
             self.failures = Backoff()
             self.answered.set()
@@ -212,6 +213,10 @@ class Probe:
         else:
             self._failed(facts.failure or "it supports no MCP version of this gateway", facts.output_tail)
         return facts
+
+    def mark_late(self) -> None:
+        """Record that operators were told that the server has not answered. Its first answer is logged."""
+        self._is_late = True
 
     def give_up(self, reason: str) -> None:
         """Mark the server as failed for good: it is never asked. `reason` is shown to clients."""
@@ -226,8 +231,13 @@ class Probe:
         self.answered.set()
 
     def _keep(self, facts: ServerFacts) -> None:
-        """Store the facts of a probe, and log a warning if the server declares too many extensions."""
+        """Store the facts of a probe. Log the first answer of a late server, and a warning if there are too many
+        extensions."""
         self._known.learn(facts)
+        if facts.has_answered and self._is_late:
+            self._is_late, tools = False, self._known.tools()
+            count = "" if tools is None else f": {len(tools.listed)} tool{'' if len(tools.listed) == 1 else 's'}"
+            logger.info("server %s is ready%s", self._name, count)
         if facts.has_answered and facts.declared.left_off:
             logger.warning(_TOO_MANY, self._name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)
 

@@ -1,7 +1,6 @@
 """`gateway.upstreams.configuration_review`: one pattern that names nothing is enough to stop the start."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +28,7 @@ class Listing:
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.settings = UpstreamSettings.model_validate({"command": "x", "tools": tools})
         self.unreviewed = {"tools"}
+        self.is_late = False
         self.answered = asyncio.Event()
         self.probed_tools = Tools([{"name": name, "inputSchema": {"type": "object"}} for name in ("evaluate", "read")])
 
@@ -37,6 +37,9 @@ class Listing:
 
     def mark_reviewed(self) -> None:
         self.unreviewed = set()
+
+    def mark_late(self) -> None:
+        self.is_late = True
 
 
 def with_policy(**policy: Any) -> GatewaySettings:
@@ -92,10 +95,9 @@ async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pyte
     comparing = asyncio.create_task(compare_late(servers, settings, NO_SCHEMAS))
     servers[1].answered.set()
     servers[0].answered.set()
-    with caplog.at_level(logging.INFO):
-        async with asyncio.timeout(60):
-            await comparing
-    assert caplog.text.count("server s is ready: 2 tools") == 2
+    async with asyncio.timeout(60):
+        await comparing
+    assert [server.is_late for server in servers] == [True, True]
     assert servers[0].unreviewed and not servers[1].unreviewed
     named = [line for line in caplog.text.splitlines() if "names no" in line]
     assert len(named) == 2 and "mcpServers.s.tools: 'evalute' names no tool" in named[0]

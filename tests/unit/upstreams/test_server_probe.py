@@ -68,6 +68,19 @@ async def test_refusals_of_both_eras_say_nothing_of_credentials(server: Server, 
     assert bool(facts.failure) is (server.discover is not None), "a server may speak neither era"
 
 
+async def test_a_late_server_is_logged_once_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(discover=BUSY, legacy=BUSY)
+    probe = probe_of(server, is_remote=True)
+    with caplog.at_level("INFO"):
+        assert not (await probe.facts()).has_answered
+        probe.mark_late()
+        server.discover = DISCOVERED
+        for _ in range(2):
+            await probe.start()
+        await probe.close()
+    assert [line for line in caplog.messages if "ready" in line] == ["server demo is ready: 1 tool"]
+
+
 async def test_a_server_that_lists_no_tools_to_the_probe_is_not_asked_for_them() -> None:
     probe = Probe("demo", KnownFacts(has_tools=False), cast("Any", Server(discover=DISCOVERED)), start_s=5.0)
     facts = await probe.facts()
