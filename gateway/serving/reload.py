@@ -145,6 +145,8 @@ class Reload:
     async def _ask(self, made: Mapping[str, ConfiguredUpstream], new: Settings) -> None:
         """Wait for the first answers of new servers, and compare their lists with their settings. Raises
         `ConfigurationError` if a pattern matches nothing."""
+        for upstream in made.values():
+            upstream.log_first_answer()
         probes = [upstream.start_probe() for upstream in made.values() if not upstream.is_left_out]
         if probes:
             await asyncio.wait(probes, timeout=min(new.gateway.limits.list_timeout_s, _ANSWER_S))

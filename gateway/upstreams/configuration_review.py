@@ -67,7 +67,8 @@ def asking(settings: Settings) -> Settings:
 
 
 async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Review all servers that have answered, before clients are served. Log the findings. Others are late.
+    """Review all servers that have answered, before clients are served. Log the findings. Those of others, and
+    that they have answered, are logged later.
 
     Raises:
         ConfigurationError: a pattern matches no name, and `unmatched_patterns` is "refuse".
@@ -84,8 +85,8 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
         if upstream.name not in found.unasked:
             upstream.mark_reviewed()
     for upstream in upstreams:
-        if not upstream.has_answered:
-            upstream.mark_late()
+        if not upstream.answered.is_set():
+            upstream.log_first_answer()
         if upstream.unreviewed:
             logger.warning("server %s has not answered; its policy patterns are checked once it does", upstream.name)
 

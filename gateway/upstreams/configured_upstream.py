@@ -81,7 +81,7 @@ class ConfiguredUpstream:
         self.era_for = probe.era_for
         self.era_now = probe.era_now
         self.answered = probe.answered
-        self.mark_late = probe.mark_late
+        self.log_first_answer = probe.log_first_answer
 
     @property
     def start_failure(self) -> tuple[float, str]:

@@ -83,7 +83,7 @@ class Probe:
         self.answered = asyncio.Event()
         self._again: asyncio.TimerHandle | None = None
         self._accepts_handshake: bool | None = None
-        self._is_late = False
+        self._logs_first_answer = False
         self._tasks = Tasks(f"probe of {name}")
 
     def start(self) -> asyncio.Task[ServerFacts]:
@@ -214,9 +214,9 @@ class Probe:
             self._failed(facts.failure or "it supports no MCP version of this gateway", facts.output_tail)
         return facts
 
-    def mark_late(self) -> None:
-        """Record that operators were told that the server has not answered. Its first answer is logged."""
-        self._is_late = True
+    def log_first_answer(self) -> None:
+        """Log the first answer of the server: nothing else tells operators of it."""
+        self._logs_first_answer = True
 
     def give_up(self, reason: str) -> None:
         """Mark the server as failed for good: it is never asked. `reason` is shown to clients."""
@@ -231,11 +231,11 @@ class Probe:
         self.answered.set()
 
     def _keep(self, facts: ServerFacts) -> None:
-        """Store the facts of a probe. Log the first answer of a late server, and a warning if there are too many
-        extensions."""
+        """Store the facts of a probe. Log that the server is ready if that is wanted, and a warning if it declares too
+        many extensions."""
         self._known.learn(facts)
-        if facts.has_answered and self._is_late:
-            self._is_late, tools = False, self._known.tools()
+        if facts.has_answered and self._logs_first_answer:
+            self._logs_first_answer, tools = False, self._known.tools()
             count = "" if tools is None else f": {len(tools.listed)} tool{'' if len(tools.listed) == 1 else 's'}"
             logger.info("server %s is ready%s", self._name, count)
         if facts.has_answered and facts.declared.left_off:

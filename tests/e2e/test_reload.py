@@ -78,6 +78,7 @@ def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Cli
         pid = tool_text(kept.tool("pid"))
         child = psutil.Process(int(tool_text(gone.tool("pid"))))
         assert "servers added: new; servers removed: gone" in it.edit({"kept": probe, "new": other})
+        assert "server new is ready" in it.gateway.stderr() and "server kept is ready" not in it.gateway.stderr()
         assert tool_text(kept.tool("pid")) == pid
         assert restarted(kept.tool("pid")) is None
         assert json.loads(tool_text(opened(it.gateway.at("new"), http, era).tool("env")))["A"] == "1"

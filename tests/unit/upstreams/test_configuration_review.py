@@ -28,7 +28,7 @@ class Listing:
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.settings = UpstreamSettings.model_validate({"command": "x", "tools": tools})
         self.unreviewed = {"tools"}
-        self.is_late = False
+        self.logs_first_answer = False
         self.answered = asyncio.Event()
         self.probed_tools = Tools([{"name": name, "inputSchema": {"type": "object"}} for name in ("evaluate", "read")])
 
@@ -38,8 +38,8 @@ class Listing:
     def mark_reviewed(self) -> None:
         self.unreviewed = set()
 
-    def mark_late(self) -> None:
-        self.is_late = True
+    def log_first_answer(self) -> None:
+        self.logs_first_answer = True
 
 
 def with_policy(**policy: Any) -> GatewaySettings:
@@ -97,7 +97,7 @@ async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pyte
     servers[0].answered.set()
     async with asyncio.timeout(60):
         await comparing
-    assert [server.is_late for server in servers] == [True, True]
+    assert [server.logs_first_answer for server in servers] == [True, True]
     assert servers[0].unreviewed and not servers[1].unreviewed
     named = [line for line in caplog.text.splitlines() if "names no" in line]
     assert len(named) == 2 and "mcpServers.s.tools: 'evalute' names no tool" in named[0]

@@ -55,7 +55,7 @@ pytestmark = pytest.mark.anyio
 def upstream(name: str) -> ConfiguredUpstream:
     anything: Any = SimpleNamespace(results=ResultCache(0))
     parts: Any = SimpleNamespace(name=name, permits=None, start_times_s=(), starts={}, restarts={})
-    names = ("start", "facts", "discovery", "era_for", "answered", "learn", "mark_late")
+    names = ("start", "facts", "discovery", "era_for", "answered", "learn", "log_first_answer")
     probe: Any = SimpleNamespace(**dict.fromkeys(names))
     probe.era_now = lambda _: LEGACY
     deadlines = Deadlines(call_s=1.0, start_s=1.0, noise_s=1.0, suspended_s=1.0, idle_stop_s=None)

@@ -73,7 +73,7 @@ async def test_a_late_server_is_logged_once_it_answers(caplog: pytest.LogCapture
     probe = probe_of(server, is_remote=True)
     with caplog.at_level("INFO"):
         assert not (await probe.facts()).has_answered
-        probe.mark_late()
+        probe.log_first_answer()
         server.discover = DISCOVERED
         for _ in range(2):
             await probe.start()
