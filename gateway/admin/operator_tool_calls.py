@@ -16,15 +16,17 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.admin.operator_queries import NoSuch, OperatorError
-from gateway.admin.report_types import Attempt, CatalogPage, Outcome, ToolRow, TriedCall
+from gateway.admin.report_types import Attempt, CatalogPage, Outcome, ToolRow, TriedCall, UnapprovedRow
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
+from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.relay.requests_to_self import InternalRequests
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
+from gateway.upstreams.approval import item_difference
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Principal, Session, StoreUnavailable
@@ -49,6 +51,9 @@ MOST_BYTES: Final = 4 << 20
 _MOST_PARTS: Final = 200_000
 """The most commas and opening brackets in an answer that is decoded. A few megabytes can hold a million empty lists."""
 
+_MOST_LINES: Final = 2_000
+"""The most lines of a difference that are shown."""
+
 _MOST_MESSAGES: Final = 50
 _MOST_CHARS: Final = 500
 _MOST_NAME: Final = 256
@@ -72,9 +77,15 @@ _attempts: Final = msgspec.json.Decoder(Attempt)
 
 class ToolCatalog:
     """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server. `paths`
-    has the names of servers by endpoint."""
+    has the names of servers by endpoint. `unapproved` has the items that the lock hides."""
 
-    def __init__(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
+    def __init__(
+        self,
+        upstreams: Iterable[ConfiguredUpstream],
+        paths: Mapping[str, Iterable[str]],
+        unapproved: UnapprovedItems | None = None,
+    ) -> None:
+        self._unapproved = unapproved
         self.replace(upstreams, paths)
 
     def replace(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
@@ -107,6 +118,23 @@ class ToolCatalog:
             if tool["name"] == name:
                 return _row(server, tool)
         raise NoSuch(f"server {server!r} lists no tool {name[:128]!r}")
+
+    def unapproved(self, server: str = "", tool: str | None = None) -> list[UnapprovedRow]:
+        """Return what the lock hides of a server (empty: of all), as this replica has seen it. `tool`: only that
+        tool."""
+        found = [] if self._unapproved is None else self._unapproved.of(server)
+        return [
+            UnapprovedRow(
+                server=one.server,
+                kind=one.kind,
+                name=one.name,
+                digest=one.digest,
+                reason=one.reason,
+                difference=item_difference(one.server, one.kind, one.name, one.approved, one.item)[:_MOST_LINES],
+            )
+            for one in found
+            if tool is None or (one.kind, one.name) == ("tools", tool)
+        ]
 
     def path_of(self, server: str) -> str:
         """Return the path of the endpoint for that server alone. Raises `NoSuch` if there is no such server."""

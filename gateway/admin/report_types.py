@@ -480,6 +480,19 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join((self.server, self.name, self.title, self.description)).lower()
 
 
+class UnapprovedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool, prompt or resource template that a server lists, and that the lock hides from clients: why (`reason`),
+    and how it differs from what is approved (`difference`, as lines). `kind`: `tools`, `prompts` or `templates`.
+    `digest` is empty if it cannot be approved."""
+
+    server: str
+    kind: str
+    name: str
+    digest: str
+    reason: str
+    difference: list[str]
+
+
 class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of tools, in the order of the configuration. `total`: the number of tools that match. `unknown`: servers
     whose tools are unknown, because they have not answered yet, or answer only with the credentials of a session."""

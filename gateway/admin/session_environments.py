@@ -19,6 +19,7 @@ from gateway.context.principal_secrets import is_template, secrets_in
 from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims, own_setting
 from gateway.policy.decisions import Policy
+from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Tools, operation_of
 from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
@@ -239,7 +240,7 @@ class SessionEnvironments:
         faults = self._faults_of(upstream.name, tools) if self._given.settings.gateway.policy.hides_unusable else {}
         for tool in tools.listed:
             name = tool["name"]
-            reason = self._given.policy.decide(context, upstream.name, name, operation_of(tool)).reason
+            reason = self._given.policy.decide(context, upstream.name, name, operation_of(tool), digest_of(tool)).reason
             if not reason and name in faults:
                 reason = f"its input schema is invalid: {faults[name]} (gateway.policy.unusable_schemas)"
             if reason:

@@ -19,6 +19,7 @@ from gateway.observability.escaped_text import as_json as to_json
 from gateway.observability.escaped_text import visible_line
 
 if TYPE_CHECKING:
+    from gateway.config.tools_lock import ToolsLock
     from gateway.sandbox.packages import Packages
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -71,7 +72,7 @@ def check(
         forgetful = [(one.server, what) for one in sandboxes for what in one.forgets]
         warnings += [f"server {name}: {what}" for name, what in dict.fromkeys(forgetful)]
         left_out = settings.left_out | _import_faults(settings, file)
-        silent, more = ({}, []) if offline else asyncio.run(_compared(settings))
+        silent, more, drift = ({}, [], []) if offline else asyncio.run(_compared(settings))
         silent = {name: why for name, why in silent.items() if name not in left_out}
         if strict and (left_out or silent):
             raise ConfigurationError("\n".join([*chain.from_iterable(left_out.values()), *silent.values()]))
@@ -85,13 +86,14 @@ def check(
     ignored = [note.text for note in loaded.notes if note.level == "ignored"]
     served = [name for name in settings.mcpServers if name not in left_out]
     found = {
-        "good": not left_out and not silent,
+        "good": not left_out and not silent and not drift,
         "file": str(file),
         "servers": served,
         "left_out": left_out,
         "unanswered": [*silent],
         "warnings": [*warnings, *silent.values()],
         "ignored": ignored,
+        "drift": drift,
     }
     if as_json:
         typer.echo(to_json(found))
@@ -103,7 +105,9 @@ def check(
         ):
             for line in lines:
                 _err.print_labelled(kind, line)
-        typer.echo(_summary(file, served, [*left_out], [*silent], offline))
+        for line in drift:
+            typer.echo(line)
+        typer.echo(_summary(file, served, [*left_out], [*silent], offline, has_drifted=bool(drift)))
     if not found["good"]:
         raise typer.Exit(1)
 
@@ -119,12 +123,15 @@ def of_sandboxes(told: Iterable[tuple[str, str]]) -> list[str]:
     ]
 
 
-def _summary(config: Path, served: list[str], left_out: list[str], silent: list[str], offline: bool) -> str:
-    """Return one line about the configuration. It says `ok` if no server is left out and every contacted server has
-    answered."""
+def _summary(
+    config: Path, served: list[str], left_out: list[str], silent: list[str], offline: bool, *, has_drifted: bool
+) -> str:
+    """Return one line about the configuration. It says `ok` if no server is left out, and every contacted server has
+    answered and lists what the lock approves."""
     names = ", ".join(served) or "no servers"
     without = [f"without {', '.join(left_out)}"] if left_out else []
     without += [f"without an answer from {', '.join(silent)}"] if silent else []
+    without += ["not as locked (`mcp-session-gateway lock` approves what is listed now)"] if has_drifted else []
     asked = "; no server was started or contacted" if offline else ""
     if without:
         return visible_line(f"{config}: valid ({names}), but {' and '.join(without)}{asked}")
@@ -200,9 +207,9 @@ def _say_what_is_fetched(upstreams: Iterable["ConfiguredUpstream"], packages: "P
         _err.print_labelled("fetching", f"{packages.fetching(upstream.name)} for server {upstream.name}")
 
 
-async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Start the servers and compare their lists with the policy. Return the reason of each server that did not answer,
-    and warnings.
+async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list[str]]:
+    """Start the servers and compare their lists with the policy and the lock. Return the reason of each server that did
+    not answer, warnings, and how the lists differ from the lock.
 
     Raises:
         ConfigurationError: the policy does not match the servers' lists.
@@ -220,9 +227,26 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
         found = await review(gateway.upstreams, settings.gateway, gateway.calls)
         unasked = [one for one in gateway.upstreams if one.name in found.unasked]
         silent = {one.name: _why_silent(one, unfetched.get(one.name, "")) for one in unasked}
+        drift = await _drift(gateway, policy.lock, [*silent, *settings.left_out])
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     if found.unusable and policy.hides_unusable:
         refused += [*found.unusable, MEND]
     if refused:
         raise ConfigurationError("\n".join(refused))
-    return silent, found.unbound + found.no_tasks + (found.unchecked if policy.check_arguments else [])
+    return silent, found.unbound + found.no_tasks + (found.unchecked if policy.check_arguments else []), drift
+
+
+async def _drift(gateway: "Gateway", lock: "ToolsLock | None", unasked: list[str]) -> list[str]:
+    """Return lines about what servers list that differs from the lock. Servers in `unasked` are not compared."""
+    from gateway.upstreams.approval import Unlockable, differences, lists_of
+
+    lines: list[str] = []
+    for upstream in gateway.upstreams:
+        name = upstream.name
+        if lock is None or name in unasked or not gateway.policy.locks(name):
+            continue
+        try:
+            lines += differences(lock.servers.get(name), await lists_of(upstream), name)
+        except Unlockable as error:
+            lines.append(visible_line(f"server {name} cannot be compared with the lock: {error}"))
+    return lines

@@ -22,6 +22,7 @@ from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
 from gateway.observability.escaped_text import as_json, visible_line
 from gateway.policy.decisions import ANNOTATIONS
+from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.configuration_review import asking, listed_names
@@ -245,7 +246,9 @@ class _Servers:
         return self._tool.removeprefix(f"{upstream.name}__") if self._tool.startswith(f"{upstream.name}__") else ""
 
     def _explained(self, upstream: ConfiguredUpstream, tool: Mapping[str, Any], fault: str) -> dict[str, Any]:
-        decision = self._gateway.policy.decide(self._context, upstream.name, tool["name"], operation_of(tool))
+        decision = self._gateway.policy.decide(
+            self._context, upstream.name, tool["name"], operation_of(tool), digest_of(tool)
+        )
         if not decision.reason and fault and self._settings.gateway.policy.hides_unusable:
             reason = f"its input schema is invalid: {fault} (gateway.policy.unusable_schemas)"
         else:
@@ -395,7 +398,9 @@ async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
             if facts.failure:
                 failed[upstream.name] = facts.failure
             for tool in facts.tools.listed:
-                decision = gateway.policy.decide(context or _ANYBODY, upstream.name, tool["name"], operation_of(tool))
+                decision = gateway.policy.decide(
+                    context or _ANYBODY, upstream.name, tool["name"], operation_of(tool), digest_of(tool)
+                )
                 if context is None or decision.allowed:
                     shown = named(upstream.name, tool) if len(gateway.upstreams) > 1 else tool
                     tools.append({**shown, "server": upstream.name, "operation": decision.operation})

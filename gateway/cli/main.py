@@ -60,6 +60,11 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "Check a configuration file, and that its policy matches what the servers list. Exit status 1 if servers "
             "cannot be used, 2 if the file is invalid.",
         ),
+        "lock": (
+            "lock:lock",
+            "Approve the tools, prompts and resource templates that servers list: print how they differ from the lock, "
+            "and write it. Exit status 1, and nothing is written, if a server cannot be locked.",
+        ),
         "doctor": (
             "doctor:doctor",
             "Check configuration, keys, store, clocks, limits, servers, balancer and clients. Exit status 1 after an "

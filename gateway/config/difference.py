@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.load import Origins, explained
 from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import UpstreamSettings
 
 _RELOADED: Final = frozenset(
@@ -23,7 +24,7 @@ _RELOADED: Final = frozenset(
 )
 """The settings of `gateway` that a reload applies."""
 
-_KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.last_output"})
+_KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.last_output", "policy.lock"})
 """Settings below those that need a restart nevertheless."""
 
 
@@ -85,7 +86,8 @@ def _changed(old: BaseModel, new: BaseModel, path: str = "", depth: int = 2) -> 
         if depth > 1 and isinstance(after, BaseModel) and type(before) is type(after):
             yield from _changed(before, after, f"{path}{name}.", depth - 1)
         elif before != after:
-            yield f"{path}{name}"
+            # A lock is applied, but whether there is one is decided at the start.
+            yield f"{path}{name}{'.content' if isinstance(before, ToolsLock) and after is not None else ''}"
 
 
 def _is_reloaded(path: str) -> bool:
@@ -98,8 +100,8 @@ def _names_one_of(entry: UpstreamSettings, secrets: Iterable[str]) -> bool:
 
 
 def digest(settings: Settings) -> str:
-    """Return a digest of what the file says of servers, and of the settings that a reload applies; empty if there is no
-    file. Replicas may differ in the rest, and in the values of variables.
+    """Return a digest of what the file says of servers, of the settings that a reload applies, and of the lock; empty
+    if there is no file. Replicas may differ in the rest, and in the values of variables.
 
     The file may have short secrets, and the digest is stored: so it is one that is slow to guess by.
     """
@@ -108,7 +110,9 @@ def digest(settings: Settings) -> str:
         return ""
     gateway = origins.document.get("gateway")
     reloaded = _reloaded_in(gateway) if isinstance(gateway, dict) else {}
-    text = msgspec.json.encode({**origins.document, "gateway": reloaded}, order="sorted")
+    lock = settings.gateway.policy.lock
+    locked = {} if lock is None else {"lock": lock.digest}
+    text = msgspec.json.encode({**origins.document, "gateway": reloaded, **locked}, order="sorted")
     return hashlib.scrypt(text, salt=b"mcp-session-gateway configuration", n=1 << 12, r=8, p=1, dklen=16).hex()
 
 

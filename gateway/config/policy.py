@@ -1,11 +1,21 @@
 """Define the policy for the sessions of all servers: rules, workspaces, rates and quotas."""
 
 from math import ceil
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust
+from gateway.config.tools_lock import ToolsLock, read_lock
 
 
 class RuleSettings(Frozen):
@@ -85,6 +95,17 @@ def _lenient_or_not(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError("must be lenient, true or false") from None
 
 
+def _locked(value: Any, info: ValidationInfo) -> ToolsLock | None:
+    """Read the lock that a path names. It is relative to the folder of the configuration."""
+    if value is None or isinstance(value, ToolsLock):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be the path of a file")
+    origins = (info.context or {}).get("origins")
+    folder = Path(origins.file).absolute().parent if origins is not None and origins.file else Path()
+    return read_lock(folder / Path(value).expanduser())
+
+
 class PolicySettings(Frozen):
     """What sessions may do, and what they are given."""
 
@@ -106,6 +127,10 @@ class PolicySettings(Frozen):
     for servers with such patterns; if one answers only later, requests for its tools, prompts or resources are refused
     where a pattern for these matches nothing. `allow`: log a warning, for servers whose lists depend on the session
     or grow."""
+    lock: Annotated[ToolsLock | None, PlainValidator(_locked)] = None
+    """The file of the [lock](policy.md#lock-tools), relative to the folder of the configuration. With it, tools,
+    prompts and resource templates exist for clients only as they were approved. `mcp-session-gateway lock` writes
+    it."""
     last_output: Literal["own", "all", "none"] = "own"
     """Which last line of output errors quote to clients when a server fails: that of the session's own process (`own`),
     also that of processes that sessions share (`all`), or none (`none`). The line is cut at 200 characters, and

@@ -473,7 +473,8 @@ def load(path: Path | None = None, overrides: dict[str, Any] | None = None, *, s
 def _without_own(found: Gathered) -> Gathered:
     servers = found.document.get("mcpServers")
     try:
-        options = GatewaySettings.model_validate(found.document.get("gateway", {}))
+        context = {"origins": found.origins}
+        options = GatewaySettings.model_validate(found.document.get("gateway", {}), context=context)
     except ValidationError:  # which `_validated` tells
         return found
     entries = servers.items() if isinstance(servers, dict) else ()

@@ -275,3 +275,7 @@ class UpstreamSettings(BaseModel):
     @property
     def argv(self) -> tuple[str, ...]:
         return (self.command, *self.args)
+
+
+OBJECT: Final = UpstreamSettings(in_process="given:object")
+"""The settings of a server object that the embedding program passes in."""

@@ -1,6 +1,7 @@
 """Escape control characters in text of clients and servers, so that it cannot control a terminal. Pure: no I/O."""
 
 import json
+import unicodedata
 from typing import Any, Final
 
 MOST_INDENTED: Final = 100
@@ -41,6 +42,44 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """Replace control characters with readable escapes, including line breaks and tabs. Return one line."""
     return text.translate(_LINE)
+
+
+_BLANKS: Final = frozenset((0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x1D159))
+"""Characters of other categories that are drawn as nothing, or as a space: fillers, joiners and blank patterns."""
+
+
+def _is_unseen(character: str) -> bool:
+    """Return True if a reader does not see a character, or cannot tell it from a space: control and format characters,
+    tags, variation selectors, separators other than the space, blank letters, and points without a meaning."""
+    point, category = ord(character), unicodedata.category(character)
+    if category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") or (category == "Zs" and character != " "):
+        return True
+    is_selector = 0xFE00 <= point <= 0xFE0F or 0xE0100 <= point <= 0xE01EF or 0x180B <= point <= 0x180F
+    return is_selector or point in _BLANKS
+
+
+def revealed(text: str) -> str:
+    """Replace every character that a reader does not see, as `visible_line` does for those that control a terminal.
+    Also emoji and scripts lose their joiners. For texts of which each character counts. Return one line."""
+    return "".join(f"\\u{{{ord(each):x}}}" if _is_unseen(each) else each for each in text)
+
+
+def revealed_lines(value: Any) -> list[str]:
+    """Return a value as lines of indented JSON with sorted keys, `revealed`."""
+    return [revealed(line) for line in _sorted_json(value).split("\n")]
+
+
+def revealed_json(value: Any) -> str:
+    """Return a value as indented JSON with sorted keys. What a reader does not see has JSON's own escapes."""
+    return "".join(
+        "".join(f"\\u{unit:04x}" for unit in _utf_16(each)) if each != "\n" and _is_unseen(each) else each
+        for each in _sorted_json(value)
+    )
+
+
+def _sorted_json(value: Any) -> str:
+    indent = None if _is_deeper(value, MOST_INDENTED) else 2
+    return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
 
 
 def shortened_line(text: str, length: int) -> str:

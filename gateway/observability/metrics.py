@@ -81,6 +81,11 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
     "limited": CounterRow(
         "Connections and requests refused or closed because of a limit", "limit", tuple(kind.value for kind in Limited)
     ),
+    "lock_refusals": CounterRow(
+        "Listed items that the lock hides from clients, each counted once, by kind",
+        "kind",
+        ("tools", "prompts", "templates"),
+    ),
     "sandbox_refusals": CounterRow("What sandboxes refused to servers, by kind", "kind", SANDBOX_REFUSALS),
     "tasks": CounterRow("Tasks made of calls, by outcome", "event", TASK_EVENTS),
 }

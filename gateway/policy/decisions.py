@@ -14,10 +14,10 @@ import msgspec
 
 from gateway.config.policy import PolicySettings, WorkspaceSettings
 from gateway.config.settings_base import any_matches, expression, matches
-from gateway.config.upstreams import ItemSettings, UpstreamSettings
+from gateway.config.upstreams import OBJECT, ItemSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.extensions import method_forms
-from gateway.protocol.merged_lists import WRITE
+from gateway.protocol.merged_lists import WRITE, Tools
 from gateway.protocol.methods import METHODS, folded_method
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
@@ -69,6 +69,12 @@ class Policy:
         self.is_open = not (settings.workspaces or self._hidden) and not any(
             server.direct_only or server.permissions for server in servers.values()
         )
+        lock = settings.lock
+        self._locked = (
+            frozenset[str]()
+            if lock is None
+            else frozenset(name for name, server in servers.items() if server is not OBJECT and lock.locks(name))
+        )
         self._restricted = {name: self._kinds(name) for name in servers}
         # Compiled here, so that no request waits for it.
         self._blocked = {
@@ -86,9 +92,12 @@ class Policy:
         names_tools = bool(rules.tools or rules.hidden_tools or rules.only_tools is not None)
         is_read_only = bool(settings.read_only) or any(rule.read_only for rule in settings.rules)
         named = {
-            "tools": names_tools or is_read_only or any(w.tools != _ALL for w in workspaces),
-            "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in workspaces),
-            "resources": bool(rules.resource_uris) or any(w.resources != _ALL for w in workspaces),
+            "tools": self.locks(server) or names_tools or is_read_only or any(w.tools != _ALL for w in workspaces),
+            "prompts": self.locks(server) or bool(rules.prompts) or any(w.prompts != _ALL for w in workspaces),
+            # A resource that a server does not list is one of an approved template.
+            "resources": self.locks(server)
+            or bool(rules.resource_uris)
+            or any(w.resources != _ALL for w in workspaces),
         }
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
@@ -108,6 +117,24 @@ class Policy:
         if not context.fields and not (is_ignored and context.workspace):
             return context
         return msgspec.structs.replace(context, fields=(), workspace="" if is_ignored else context.workspace)
+
+    # -- the lock
+
+    def locks(self, server: str) -> bool:
+        """Return True if only approved tools, prompts and templates of a server exist for clients. Never of a server
+        object: its program is the operator's."""
+        return server in self._locked
+
+    def why_unapproved(self, server: str, kind: str, name: str, digest: str) -> str:
+        """Return the reason why the lock hides an item of a server from all sessions; empty if it does not. `kind`: one
+        of `gateway.config.tools_lock.KINDS`. `digest`: that of the listed item, empty if it is not known."""
+        lock = self._settings.lock
+        return "" if lock is None or not self.locks(server) else lock.why_absent(server, kind, name, digest)
+
+    def approved(self, server: str, kind: str, name: str) -> Mapping[str, Any] | None:
+        """Return the item that the lock approves; None if it approves none of this name."""
+        lock = self._settings.lock
+        return None if lock is None else lock.item(server, kind, name)
 
     # -- servers
 
@@ -130,12 +157,25 @@ class Policy:
 
     # -- tools
 
-    def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE) -> Decision:
+    def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE, digest: str = "") -> Decision:
         """Decide if sessions with this context may call a tool, and by which rules. `annotated` is the operation in the
-        tool's annotations (`gateway.protocol.merged_lists.operation_of`)."""
-        return self._decided(self.cache_key_context(context), server, tool, annotated)
+        tool's annotations (`gateway.protocol.merged_lists.operation_of`). `digest`: that of the tool, which only a lock
+        asks for."""
+        return self._decided(self.cache_key_context(context), server, tool, annotated, digest)
 
-    def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
+    def decide_listed(self, context: Context, server: str, tools: Tools, name: str) -> Decision:
+        """Decide as `decide` about a tool in a server's list. A tool that is not in it has the name `""`, so that
+        clients cannot fill the cache."""
+        digest = tools.digest(name) if server in self._locked else ""
+        return self.decide(context, server, name if name in tools else "", tools.operation(name), digest)
+
+    def decide_called(self, context: Context, server: str, tool: str, operation: str) -> Decision:
+        """Decide as `decide` about a tool that was called before, and was admitted then."""
+        lock = self._settings.lock
+        digest = "" if lock is None else lock.approved_digest(server, "tools", tool)
+        return self.decide(context, server, tool, operation, digest)
+
+    def _decide(self, context: Context, server: str, tool: str, annotated: str, digest: str) -> Decision:
         names = {tool, unicodedata.normalize("NFKC", tool)}
         patterns = _matching(self._entry(server).tools, names)
         matching, where = patterns.values(), f"mcpServers.{server}.tools"
@@ -147,6 +187,8 @@ class Policy:
             reason = f"the server is not for this session: {hidden}"
         elif left_out := _left_out(self._entry(server), names, f"mcpServers.{server}"):
             reason = left_out
+        elif unapproved := self.why_unapproved(server, "tools", tool, digest):
+            reason = unapproved
         elif (only := [p for p, found in patterns.items() if found.direct_only]) and context.trust != "direct":
             reason = f"it is for direct trust only ({where}.{only[0]}.direct_only)"
         elif operation == "eval" and not self._settings.eval_tools:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from gateway.errors import invalid_arguments, malformed_arguments, unknown_tool,
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
+from gateway.policy.unapproved_items import UnapprovedItems
+from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Tools, arguments_of, is_mirrored, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
@@ -46,9 +49,16 @@ class ToolCalls:
     """Apply the policy to the tools of servers."""
 
     def __init__(
-        self, policy: Policy, audit: Audit, schemas: Schemas, settings: PolicySettings, facts: SessionFacts
+        self,
+        policy: Policy,
+        audit: Audit,
+        schemas: Schemas,
+        settings: PolicySettings,
+        facts: SessionFacts,
+        unapproved: UnapprovedItems | None = None,
     ) -> None:
         self._policy = policy
+        self.unapproved = unapproved or UnapprovedItems(policy, audit, Counter())
         self._audit = audit
         self._schemas = schemas
         self._facts = facts
@@ -66,11 +76,19 @@ class ToolCalls:
         the policy fills in (`bind`)."""
         unusable = self.unusable(server, tools) if self._hides_unusable else {}
         seen = []
-        for tool in tools:
-            decision = self._policy.decide(context, server, tool["name"], operation_of(tool))
+        for tool in self.approved(server, "tools", tools):
+            digest = digest_of(tool) if self._policy.locks(server) else ""
+            decision = self._policy.decide(context, server, tool["name"], operation_of(tool), digest)
             if decision.allowed and tool["name"] not in unusable:
                 seen.append(_unbound(tool, decision))
         return seen
+
+    def approved(self, server: str, kind: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the items that the lock does not hide. Tell operators of the others. `kind`: one of
+        `gateway.config.tools_lock.KINDS`."""
+        if not self._policy.locks(server):
+            return items
+        return [item for item in items if not self.unapproved.is_hidden(server, kind, item)]
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
         """Return the names of the tools whose schemas cannot be used, each with the reason. Log each tool once."""
@@ -117,7 +135,7 @@ class ToolCalls:
         """
         is_listed = name in tools
         # If the policy names tools, an unlisted name is unknown. Otherwise the decision is the same for all names.
-        decision = self._policy.decide(context, server, name if is_listed else "", tools.operation(name))
+        decision = self._policy.decide_listed(context, server, tools, name)
         if decision.allowed and not is_listed and "tools" in self._policy.restricts(server):
             decision = _UNLISTED
         if not decision.allowed:

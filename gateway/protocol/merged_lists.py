@@ -5,10 +5,12 @@ import base64
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.item_digests import digest_of
 from gateway.protocol.methods import METHODS
 from gateway.protocol.schemas import Schema
 from transports.inbound_port import Refused
@@ -42,24 +44,46 @@ def items_of(page: Any, key: str, name: str, *, most_chars: int = sys.maxsize) -
 
 
 class Names(frozenset[str]):
-    """The names of a server's prompts, or the URIs of its resources or templates."""
+    """The names of a server's prompts, or the URIs of its resources or templates. `digests` has the digest of each
+    item's content; it is empty if no lock needs digests."""
+
+    digests: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
-    def of(cls, items: Iterable[dict[str, Any]], key: str) -> "Names":
+    def of(cls, items: Iterable[dict[str, Any]], key: str, *, has_digests: bool = False) -> "Names":
         """Return the names under `key` in the first items of a list, up to `MOST_TOOLS` items and `MOST_BYTES`
-        characters."""
-        names, left = [], MOST_BYTES
+        characters. `has_digests`: compute the items' digests, too."""
+        kept, left = [], MOST_BYTES
         for item in islice(items, MOST_TOOLS):
             left -= len(item[key])
             if left < 0:
                 break
-            names.append(item[key])
-        return cls(names)
+            kept.append(item)
+        found = cls(item[key] for item in kept)
+        if has_digests:
+            found.digests = _digests(kept, key)
+        return found
+
+    def joined(self, newer: "Names") -> "Names":
+        """Return these names and those of `newer`, whose digests win, up to the limits of `of`."""
+        found = Names.of(({"name": name} for name in (*self, *(newer - self))), "name")
+        if self.digests or newer.digests:
+            found.digests = {n: digest for n, digest in {**self.digests, **newer.digests}.items() if n in found}
+        return found
 
     @property
     def size(self) -> int:
         """Return the total number of characters of all names."""
         return sum(map(len, self))
+
+
+def _digests(items: Iterable[dict[str, Any]], key: str) -> dict[str, str]:
+    """Return the digests of items by name; an empty digest if items of the same name differ."""
+    found: dict[str, str] = {}
+    for item in items:
+        digest = digest_of(item)
+        found[item[key]] = digest if found.get(item[key], digest) == digest else ""
+    return found
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -165,6 +189,7 @@ class Tools:
         self._declared: dict[str, Called] = {}
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
+        self._digests: dict[str, str] | None = None
         self.size = 0
         for tool in listed:
             size = _size(tool)
@@ -188,6 +213,13 @@ class Tools:
         """Return `read` or `write`, from the annotations of the tool `name` (`operation_of`)."""
         return self._declared.get(name, _UNLISTED).operation
 
+    def digest(self, name: str) -> str:
+        """Return the digest of the tool `name`; empty if it is not listed, is listed in two forms, or has none. The
+        digests are computed at the first call."""
+        if self._digests is None:
+            self._digests = _digests(self.listed, "name")
+        return self._digests.get(name, "")
+
     def called(self, server: str, name: str) -> Called:
         """Return the tool `name` of `server`. A tool that is not listed gets default properties."""
         return msgspec.structs.replace(self._declared.get(name, _UNLISTED), server=server, name=name)
@@ -206,6 +238,10 @@ class Tools:
         """Return True if the list has a tool of this name with the same input schema, annotations, task support and
         app. Title and description may differ."""
         return self._declared.get(tool["name"]) == Called.of(tool)
+
+    def is_same(self, tool: dict[str, Any]) -> bool:
+        """Return True if the list has a tool with the digest of this one."""
+        return self.digest(tool["name"]) == digest_of(tool) != ""
 
 
 def _size(tool: dict[str, Any]) -> int:

@@ -172,6 +172,13 @@ SERVER_METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if 
 LISTS: Final[Mapping[str, str]] = {row.name: row.listed for row in ROWS if row.listed and not row.named}
 """The list requests by name, with the key of the list in their results."""
 
+LOCKED_LISTS: Final[Mapping[str, str]] = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/templates/list": "templates",
+}
+"""The list requests whose items a lock approves, with the kind of these items."""
+
 CACHEABLE: Final = frozenset(row.name for row in ROWS if row.is_cacheable)
 REPEATABLE: Final = frozenset(row.name for row in ROWS if row.is_repeatable)
 MAY_ASK: Final = frozenset(row.name for row in ROWS if row.may_ask)

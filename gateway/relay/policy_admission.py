@@ -6,7 +6,7 @@ neither list nor call what policy hides from it: the answer says that the name i
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from gateway.observability.outcome import EndedCall
 from gateway.policy.decisions import Decision, Policy
 from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.merged_lists import Names, Tools, has_more
-from gateway.protocol.methods import LISTS, METHODS
+from gateway.protocol.methods import LISTS, LOCKED_LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
 from gateway.protocol.uris import matches_any_template
@@ -302,7 +302,7 @@ class Admission:
         tools = lists.tools(name)
         if isinstance(tools, _ListNeeded):
             return tools
-        decision = self._policy.decide(call.exchange.context, server, name, tools.operation(name))
+        decision = self._policy.decide_listed(call.exchange.context, server, tools, name)
         if name not in tools or not decision.allowed:
             raise unknown_tool(name)
         return None
@@ -351,7 +351,12 @@ class Admission:
             return prompts
         if "prompts" in lists.upstream.unreviewed:
             self._compare(lists.upstream, "prompts", prompts)
-        if name not in prompts or self._policy.why_prompt_hidden(call.exchange.context, server, name):
+        policy, context = self._policy, call.exchange.context
+        if (
+            name not in prompts
+            or policy.why_prompt_hidden(context, server, name)
+            or policy.why_unapproved(server, "prompts", name, prompts.digests.get(name, ""))
+        ):
             raise unknown_prompt(name)
         return None
 
@@ -370,7 +375,8 @@ class Admission:
             templates = lists.names(_TEMPLATES, uri)
             if isinstance(templates, _ListNeeded):
                 return templates
-            if matches_any_template(uri, (each for each in templates if not hidden(context, server, each))):
+            seen = (each for each in self._approved(server, templates) if not hidden(context, server, each))
+            if matches_any_template(uri, seen):
                 return None
             skills = lists.skills(uri)
             if isinstance(skills, _ListNeeded):
@@ -378,6 +384,11 @@ class Admission:
             if any(skill_fit(uri, (each,)) and not hidden(context, server, each) for each in skills):
                 return None
         raise unknown_resource(uri, call.era, call.method)
+
+    def _approved(self, server: str, templates: Names) -> Iterator[str]:
+        """Yield the templates that the lock does not hide."""
+        why = self._policy.why_unapproved
+        return (each for each in templates if not why(server, "templates", each, templates.digests.get(each, "")))
 
     def _listen(self, server: str, call: Call) -> Object:
         """Return the params of a `subscriptions/listen`, without the resources that policy hides from the session."""
@@ -406,7 +417,7 @@ class Admission:
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
         """Return True if `tools`, the server's list, has the tool, and policy lets a session with this context call
         it."""
-        return name in tools and self._policy.decide(context, upstream.name, name, tools.operation(name)).allowed
+        return name in tools and self._policy.decide_listed(context, upstream.name, tools, name).allowed
 
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
         """Return True if policy restricts the server's resources. Sessions then see only resources that the server
@@ -426,6 +437,8 @@ class Admission:
                 page[row.listed] = with_handles(page[row.listed])
         elif row.kind in self._policy.restricts(server):
             policy = self._policy
+            if (kind := LOCKED_LISTS.get(method)) is not None:
+                items = self._calls.approved(server, kind, items)
             if row.extension:
 
                 def seen(uri: str) -> str:
@@ -456,7 +469,10 @@ class Admission:
                 upstream.server_lists.seen(method, conversation, page)
             listed = page.get(key)
             self.show(upstream, exchange.context, method, page)
-            if key not in result or page.get(key) != listed:  # else it stays as the server has written it
+            # Else it stays as the server has written it. Of a locked server, clients get what was compared: a key that
+            # an object has twice has two readings.
+            is_compared = method in LOCKED_LISTS and self._policy.locks(upstream.name)
+            if is_compared or key not in result or page.get(key) != listed:
                 result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
             if "cacheScope" in result and self.filters(upstream, method):
                 result["cacheScope"] = msgspec.Raw(b'"private"')

@@ -7,13 +7,14 @@ from typing import Any
 from gateway.calls.live_session import LiveSession
 from gateway.config.configuration_errors import ConfigurationError, missing_extra
 from gateway.config.settings import GatewaySettings
-from gateway.config.upstreams import UpstreamSettings
+from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.session_assertions import Assertions
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.schemas import Schemas
 from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import ExtensionRelay
@@ -31,7 +32,7 @@ from gateway.serving.url_paths import ALL, NOWHERE, path_of
 from gateway.serving.workers import worker_count
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from gateway.upstreams.factory import OBJECT, UpstreamFactory
+from gateway.upstreams.factory import UpstreamFactory
 from gateway.upstreams.former_servers import FormerServers
 from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.prestart import PrestartedProcesses
@@ -101,6 +102,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             records=sessions.records,
             permits=policy.permitted_uris,
             quotes=options.policy.last_output,
+            has_lock=options.policy.lock is not None,
         )
 
     def make(
@@ -121,7 +123,8 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             each.forget(live)
 
     sessions.closed.add(forget)
-    tool_calls = ToolCalls(policy, base.audit, Schemas(), options.policy, base.facts)
+    unapproved = UnapprovedItems(policy, base.audit, base.metrics.counters["lock_refusals"])
+    tool_calls = ToolCalls(policy, base.audit, Schemas(), options.policy, base.facts, unapproved)
     admission = Admission(policy, tool_calls, base.audit, options.policy)
     serving = _serving(base, sessions, late, policy, admission)
     return Servers(

@@ -23,6 +23,7 @@ from gateway.config.auth import AuthSettings
 from gateway.config.difference import digest
 from gateway.config.secrets import key_ring
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.upstreams import OBJECT
 from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata, TrustedProxies
 from gateway.identity.context_rules import kept_claims
@@ -57,7 +58,6 @@ from gateway.serving.readiness import Readiness, ServingState
 from gateway.serving.url_paths import served_paths
 from gateway.serving.workers import worker_count
 from gateway.sessions.returning_clients import ReturnTracker
-from gateway.upstreams.factory import OBJECT
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
@@ -363,7 +363,7 @@ def _tried_calls(
     options = base.settings.gateway
     names = [upstream.name for upstream in servers.upstreams]
     return TriedCalls(
-        catalog=ToolCatalog(servers.upstreams, served_paths(names)),
+        catalog=ToolCatalog(servers.upstreams, served_paths(names), servers.tool_calls.unapproved),
         ask=http.internal,
         finder=SessionFinder(base.backend.sessions, base.clock),
         claims=functools.partial(kept_claims, rules=sessions.rules),

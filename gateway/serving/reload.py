@@ -17,7 +17,8 @@ from gateway.config.auth import API_KEY_ISSUER
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import Difference, applied, difference, digest
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.config.upstreams import UpstreamSettings
+from gateway.config.tools_lock import ToolsLock
+from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
@@ -32,7 +33,6 @@ from gateway.serving.url_paths import ALL, path_of, served_paths
 from gateway.serving.workers import has_terminal
 from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from gateway.upstreams.factory import OBJECT
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.jsonrpc import Message
@@ -157,7 +157,8 @@ class Reload:
         """Return the checks of tools by a configuration that is not in effect yet."""
         base, policy = self._parts.foundation, new.gateway.policy
         decisions = Policy(policy, with_objects(new.mcpServers, self._objects))
-        return ToolCalls(decisions, base.audit, Schemas(), policy, base.facts)
+        unapproved = self._parts.servers.tool_calls.unapproved  # it tells of what is in effect
+        return ToolCalls(decisions, base.audit, Schemas(), policy, base.facts, unapproved)
 
     @property
     def _objects(self) -> list[str]:
@@ -203,6 +204,9 @@ class Reload:
         servers.policy.replace(policy, with_objects(new.mcpServers, self._objects))
         servers.tool_calls.replace(policy)
         servers.admission.replace(policy)
+        for upstream in servers.upstreams:
+            if upstream.probed_tools is not None:
+                servers.tool_calls.approved(upstream.name, "tools", upstream.probed_tools.listed)  # tells of the others
         servers.credentials.replace(options.secrets)
         parts.sessions.rules.replace(
             policy.rules,
@@ -281,33 +285,42 @@ def _lost_keys(old: GatewaySettings, new: GatewaySettings) -> set[str]:
 # -- when to reload
 
 
-def _state_of(file: Path | None) -> tuple[int, ...]:
-    """Return numbers that change with the content of a file, or with the target of a link to it; empty if there is no
-    file, as for a moment while it is replaced."""
-    if file is None:
-        return ()
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+def _state_of(files: Iterable[Path]) -> tuple[int, ...]:
+    """Return numbers that change with the content of files, or with the target of a link to one; empty if a file is
+    missing, as for a moment while it is replaced."""
+    state: list[int] = []
+    for file in files:
+        try:
+            found = file.stat()
+        except OSError:
+            return ()
+        state += (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return tuple(state)
 
 
 class ReloadTriggers:
-    """Load the configuration again for each SIGHUP, and when its file has changed. Signals during a reload cause one
-    more. `reload` loads it once, or raises `ConfigurationError`. `file`: looked at each second; None: no file.
+    """Load the configuration again for each SIGHUP, and when its file or the lock has changed. Signals during a reload
+    cause one more. `reload` loads it once, or raises `ConfigurationError`. `file`: looked at each second, as is the
+    lock in effect, which `lock` returns; None: no file.
 
     A changed file is loaded once it has not changed for a second: some editors write it in pieces.
     """
 
-    def __init__(self, reload: Callable[[], Awaitable[object]], file: Path | None) -> None:
+    def __init__(
+        self, reload: Callable[[], Awaitable[object]], file: Path | None, lock: Callable[[], ToolsLock | None]
+    ) -> None:
         self._reload_once = reload
         self._file = file
-        self._loaded = _state_of(file)
+        self._lock = lock
+        self._loaded = _state_of(self._files())
         self._had_terminal = has_terminal()
         self._is_wanted = False
         self._tasks = Tasks("reload")
         signal.signal(signal.SIGHUP, self._too_early)  # the signal must not end the process until the loop runs
+
+    def _files(self) -> list[Path]:
+        lock = self._lock()
+        return [*([] if self._file is None else [self._file]), *([] if lock is None else [Path(lock.file)])]
 
     def _too_early(self, *_: object) -> None:
         self._is_wanted = True
@@ -332,11 +345,11 @@ class ReloadTriggers:
         self._tasks.start("reload", self._reload)
 
     async def _watch(self) -> None:
-        """Look at the file each second."""
+        """Look at the files each second."""
         before = self._loaded
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
-            now = await asyncio.to_thread(_state_of, self._file)  # a folder in a network may not answer
+            now = await asyncio.to_thread(_state_of, self._files())  # a folder in a network may not answer
             if now and now == before and now != self._loaded:
                 self._start()
             before = now
@@ -344,7 +357,7 @@ class ReloadTriggers:
     async def _reload(self) -> None:
         while self._is_wanted:
             self._is_wanted = False
-            self._loaded = await asyncio.to_thread(_state_of, self._file)  # before it is read: a later change counts
+            self._loaded = await asyncio.to_thread(_state_of, self._files())  # before it is read: a later change counts
             try:
                 await self._reload_once()
             except ConfigurationError:

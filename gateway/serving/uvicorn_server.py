@@ -256,7 +256,10 @@ def serve(
     asyncio.run(gateway.try_store())
     app = _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]())
 
-    tasks, triggers = Tasks("the start"), ReloadTriggers(gateway.reload_again, file)
+    tasks, triggers = (
+        Tasks("the start"),
+        ReloadTriggers(gateway.reload_again, file, lambda: gateway.settings.gateway.policy.lock),
+    )
 
     def serves(url: str) -> None:
         _settle_interpreter()

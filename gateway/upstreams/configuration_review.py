@@ -134,6 +134,7 @@ async def review(
             found.unasked.append(server)
             continue
         tools = facts.tools.listed
+        calls.approved(server, "tools", tools)  # which tells of the others
         for tool, fault in calls.unusable(server, tools).items():
             found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} is invalid: {fault}")
         for tool, patterns in calls.unchecked(tools).items():

@@ -12,7 +12,7 @@ from gateway.calls.lifecycles import Deadlines
 from gateway.config.configuration_errors import missing_extra
 from gateway.config.limits import SUSPENDED_S, LimitSettings
 from gateway.config.settings import ConfigurationError
-from gateway.config.upstreams import UpstreamSettings
+from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.errors import StartRefused, left_out
 from gateway.protocol.methods import REPEATABLE
@@ -30,9 +30,6 @@ from transports.upstream.child_process import Command
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
-
-OBJECT = UpstreamSettings(in_process="given:object")
-"""The settings of a server object that the embedding program passes in."""
 
 UNRETURNED_STOP_S: Final = 300.0
 """Idle seconds after which a process is stopped, if its session's client has not come back."""
@@ -62,7 +59,7 @@ class UpstreamFactory:
 
     `gateway` is the name of this gateway in the `Via` header of requests to URLs. `resources` builds the
     `SessionResources` of one server. `permits` gets a server's resource URIs, and returns those that a context may
-    subscribe to. `quotes`: see `UpstreamLinks`.
+    subscribe to. `quotes`: see `UpstreamLinks`. `has_lock`: see `ServerLists`.
     """
 
     def __init__(
@@ -75,7 +72,9 @@ class UpstreamFactory:
         records: SessionRecorder,
         permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
         quotes: Quotes = "own",
+        has_lock: bool = False,
     ) -> None:
+        self._has_lock = has_lock
         self._limits = limits
         self._fork_server = fork_server
         self._gateway = gateway
@@ -147,7 +146,9 @@ class UpstreamFactory:
                 timeout_s=limits.start_timeout_s,
                 probed=known.tools,
                 listed=known.listed,
+                outdated=known.changed,
                 results=results,
+                has_lock=self._has_lock,
             ),
             known=known,
             shared=shared,

@@ -67,6 +67,34 @@ async def all_items(
         LinkClosed: the server ended before it answered.
         msgspec.MsgspecError: the answer is not JSON.
     """
+    items, _ = await _read(method, conversation, results)
+    return items
+
+
+class IncompleteList(Exception):
+    """A server did not send all of a list. The message says why."""
+
+
+async def whole_list(method: str, conversation: Conversation) -> list[dict[str, Any]]:
+    """Request all pages of the list `method`, and return their items.
+
+    Raises:
+        IncompleteList: the server did not send a list, or has more items than the gateway keeps.
+        UpstreamUnavailable, LinkClosed: as `all_items`.
+    """
+    try:
+        items, missing = await _read(method, conversation, None)
+    except msgspec.MsgspecError:
+        items, missing = [], "the answer is not JSON"
+    if missing:
+        raise IncompleteList(f"{method}: {missing}")
+    return items
+
+
+async def _read(
+    method: str, conversation: Conversation, results: ResultCache | None
+) -> tuple[list[dict[str, Any]], str]:
+    """Request the pages of a list. Return their items, and why some are missing."""
     params: dict[str, Any] = {"_meta": GATEWAY_META} if conversation.era is Era.MODERN else {}
     items: list[dict[str, Any]] = []
     size = 0
@@ -74,7 +102,7 @@ async def all_items(
         version = 0 if results is None else results.version(method)
         answer = await conversation.ask(method, encode(params))
         if not isinstance(answer.result, msgspec.Raw):
-            break
+            return items, "the server answers with an error"
         size += len(bytes(answer.result))
         if results is not None and conversation.era is Era.MODERN:
             raw = {key: encode(value) for key, value in params.items()}
@@ -82,11 +110,12 @@ async def all_items(
         page = msgspec.json.decode(answer.result)
         items += listed_items(method, page)
         if not isinstance(page, dict) or not has_more(page):
-            break
+            is_list = isinstance(page, dict) and isinstance(page.get(METHODS[method].listed), list)
+            return items, "" if is_list else "the server answers with no list"
         if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # the gateway does not keep later items
             break
         params["cursor"] = page["nextCursor"]
-    return items
+    return items, "the list is too long"
 
 
 async def lists_repeatable(tool: str, conversation: Conversation) -> bool:

@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from gateway.calls.conversation import Conversation
 from gateway.calls.received_lists import Listed, Lists
 from gateway.protocol.merged_lists import Names, Tools
-from gateway.protocol.methods import METHODS
+from gateway.protocol.methods import LOCKED_LISTS, METHODS
 from gateway.upstreams.list_pages import all_items, cached_items, listed_items, with_files
 from gateway.upstreams.result_cache import ResultCache
 from transports.background_tasks import Tasks, TasksClosed
@@ -33,7 +33,8 @@ class ServerLists:
 
     `timeout_s`: how long the server may take to send a list. `probed` returns the tools that the server listed to the
     probe, which are valid for a conversation until it has received a list itself. `listed` is called with each list of
-    tools. `results` caches the server's fresh results: a list found there is not requested.
+    tools, and `outdated` when the probed tools are not valid any more. `results` caches the server's fresh results: a
+    list found there is not requested. `has_lock`: there is a lock, which needs the digests of prompts and templates.
     """
 
     def __init__(
@@ -44,12 +45,17 @@ class ServerLists:
         probed: Callable[[], Tools | None],
         results: ResultCache,
         listed: Callable[[Tools], None] = lambda _: None,
+        outdated: Callable[[], None] = lambda: None,
+        has_lock: bool = False,
     ) -> None:
+        self._has_lock = has_lock
         self.results = results
         self._name = name
         self._timeout_s = timeout_s
         self._probed = probed
         self._listed = listed
+        self._on_outdated = outdated
+        self._outdated: Tools | None = None
         # Conversations that receive the same list share one object.
         self._same: LRUCache[bytes, Listed] = LRUCache(_HELD_BYTES, getsizeof=lambda found: 1_024 + found.size)
         self._tasks = Tasks(f"lists of {name}")
@@ -61,7 +67,8 @@ class ServerLists:
             return lists.known[method]
         if method != "tools/list" or (lists is not None and method in lists.changed):
             return None
-        return self._probed()
+        probed = self._probed()
+        return None if probed is self._outdated else probed
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
         """Return the list `method`. Request it if it is unknown, or if it lacks `name` and is old. Concurrent callers
@@ -108,23 +115,36 @@ class ServerLists:
 
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
         """Add the items of a list page, which a client has requested and the server has sent, to the known list."""
+        items = listed_items(method, page)
+        if self._has_lock and method == "tools/list":
+            self._compare(items)
         if conversation is None:
             return
-        key, known = METHODS[method].item_key, self.known(method, conversation)
-        items = listed_items(method, page)
+        known = self.known(method, conversation)
         if isinstance(known, Tools):
-            if all(known.has(tool) for tool in items):
+            is_known = known.is_same if self._has_lock else known.has
+            if all(is_known(tool) for tool in items):
                 return
             items = list({tool["name"]: tool for tool in (*known.listed, *items)}.values())
         else:
-            names = {item[key] for item in items}
             if known is None:
                 self._passed(method, conversation, items)
                 return  # an unknown list is requested as a whole, where a decision needs it
-            if names <= known:
+            joined = known.joined(self._names(method, items))
+            if joined == known and joined.digests == known.digests:
                 return
-            items = [{key: name} for name in (*known, *names)]
+            conversation.lists.keep(method, self._shared(method, joined))
+            return
         conversation.lists.keep(method, self._shared_list(method, items))
+
+    def _compare(self, items: Iterable[dict[str, Any]]) -> None:
+        """Stop using the probed tools if one has changed since. Conversations then request the list themselves."""
+        probed = self._probed()
+        if probed is None or probed is self._outdated:
+            return
+        if not all(probed.is_same(tool) for tool in items if tool["name"] in probed):
+            self._outdated = probed
+            self._on_outdated()
 
     def _passed(self, method: str, conversation: Conversation, items: list[dict[str, Any]]) -> None:
         key, passed = METHODS[method].item_key, conversation.lists.passed
@@ -144,14 +164,19 @@ class ServerLists:
         return Names() if lists is None else lists.passed.get(method, Names())
 
     def _shared_list(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
-        if method == "tools/list":
-            found: Listed = Tools(items)
-        else:
-            found = Names.of(with_files(method, [*items]), METHODS[method].item_key)
-        if isinstance(found, Tools):
-            self._listed(found)
-        parts = encode([found.listed if isinstance(found, Tools) else sorted(found), method])
-        return self._same.setdefault(hashlib.sha256(parts).digest(), found)
+        if method != "tools/list":
+            return self._shared(method, self._names(method, with_files(method, [*items])))
+        found = Tools(items)
+        self._listed(found)
+        return self._shared(method, found)
+
+    def _names(self, method: str, items: list[dict[str, Any]]) -> Names:
+        has_digests = self._has_lock and method in LOCKED_LISTS
+        return Names.of(items, METHODS[method].item_key, has_digests=has_digests)
+
+    def _shared(self, method: str, found: Listed) -> Listed:
+        content = found.listed if isinstance(found, Tools) else [sorted(found), sorted(found.digests.items())]
+        return self._same.setdefault(hashlib.sha256(encode([content, method])).digest(), found)
 
     async def close(self) -> None:
         """Cancel pending requests."""

@@ -68,7 +68,8 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     operator has chosen for events.
 
     - `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
-    - `blocked`: a sandbox has refused a server the access in `reason`; `tool` is the server.
+    - `blocked`: a sandbox has refused a server the access in `reason`, or the lock hides what it lists; `tool` is the
+      server.
     - `warned`: a client opens sessions and returns to none of them.
 
     No event is in a reference cycle, so the garbage collector may skip the thousands in memory (`gc=False`).

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from gateway.config import auth, limits, policy, sandbox, secrets, sessions, settings, upstreams
+from gateway.config.tools_lock import ToolsLock
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _FIRST: list[tuple[str, type[BaseModel], tuple[str, ...]]] = [
@@ -73,7 +74,7 @@ _TUNING_HEAD = """# Tuning
 What one client, one server, one task or one package may cost. The defaults suit most machines; the
 [first page](settings.md) has the settings that say what is served, and to whom.
 """
-_NAMES = {str: "text", int: "number", float: "number", bool: "yes or no", Path: "path"}
+_NAMES = {ToolsLock: "path", str: "text", int: "number", float: "number", bool: "yes or no", Path: "path"}
 
 
 def pages() -> dict[Path, str]:

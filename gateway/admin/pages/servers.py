@@ -9,10 +9,10 @@ from starlette.requests import Request
 from gateway.admin.operator_queries import NoSuch
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of_history, range_of
 from gateway.admin.pages.page import ConsolePage
-from gateway.admin.verbs import Operators
+from gateway.admin.verb_handlers import Operations
 
 
-async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     over, name = range_of(request, "1h"), request.query_params.get("server", "")
     servers, history, replicas = await asyncio.gather(
         operators.servers(over), operators.history(over, name), operators.replicas()
@@ -28,6 +28,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         "died": [(server.server, dead) for server in shown for dead in server.died],
         "restarted": any(server.restarts for server in shown),
         "silent": sum(replica.silent for replica in replicas),
+        "unapproved": operators.tried.catalog.unapproved(name),
         "name": name,
         "range": over,
         "ranges": RANGE_CHOICES,
@@ -50,6 +51,7 @@ PAGE: Final = ConsolePage(
 """,
     live="""\
 {{ tables.unanswered(silent) }}
+{{ tables.unapproved(unapproved) }}
 {{ tables.charts(charts) }}
 <section class="panel" aria-labelledby="servers">
 <header><h2 id="servers">{{ "State" if name else "All servers" }}</h2></header>

@@ -95,6 +95,7 @@ def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str
     session = values.get("session", "")
     return {
         "tool": tool,
+        "unapproved": operators.tried.catalog.unapproved(tool.server, tool.name),
         "schemas": [
             (title, visible(as_json(schema, indent=2)[:_MOST_SCHEMA]))
             for title, schema in (("Input schema", tool.input_schema), ("Output schema", tool.output_schema))

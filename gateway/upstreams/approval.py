@@ -1,0 +1,115 @@
+"""Read what servers list, compare it with the lock, and write the lock (docs/adr/0045-tools-lock.md)."""
+
+import asyncio
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.config.tools_lock import KINDS, Lists, document
+from gateway.observability.escaped_text import revealed, revealed_json, revealed_lines
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.item_digests import compared_part, digest_of
+from gateway.protocol.merged_lists import MOST_TOOLS, Tools
+from gateway.protocol.methods import LOCKED_LISTS, METHODS
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.list_pages import IncompleteList, whole_list
+from transports.era import Era
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+_WAIT_S: Final = 30.0
+_TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
+
+
+class Unlockable(Exception):
+    """The items of a server cannot be approved. The message says why."""
+
+
+async def lists_of(upstream: ConfiguredUpstream) -> Lists:
+    """Return all tools, prompts and templates of a server, each with the part that its digest covers.
+
+    Raises:
+        Unlockable: a list is not complete, has a name twice, or an item that cannot be compared.
+    """
+    facts = await upstream.facts()
+    if facts.needs_credentials:
+        raise Unlockable("it lists only with the credentials of a session: leave it out with --without")
+    if not facts.has_answered:
+        raise Unlockable(facts.failure or upstream.state.why_silent or "it has not answered")
+    conversation = upstream.sessionless(Era.LEGACY if facts.discover is None else Era.MODERN)
+    found: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            await conversation.ready()
+            for method, kind in LOCKED_LISTS.items():
+                row = METHODS[method]
+                items = await whole_list(method, conversation) if row.is_offered(facts.capabilities) else []
+                found[kind] = _by_name(kind, row.item_key, items)
+    except IncompleteList as error:
+        raise Unlockable(str(error)) from None
+    except TimeoutError:
+        raise Unlockable(f"it has not sent its lists within {_WAIT_S:.0f} s") from None
+    except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
+        raise Unlockable(str(error)) from None
+    return found
+
+
+def _by_name(kind: str, key: str, items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    if len(items) > MOST_TOOLS or (kind == "tools" and len(Tools(items).listed) < len(items)):
+        raise Unlockable(f"it lists more {kind} than the gateway keeps")
+    found: dict[str, dict[str, Any]] = {}
+    for item in items:
+        name = item[key]
+        if name in found:
+            raise Unlockable(f"it lists the {_TITLES[kind]} {revealed(name)} twice")
+        if not digest_of(item):
+            raise Unlockable(
+                f"the {_TITLES[kind]} {revealed(name)} cannot be compared: it is no valid JSON of RFC 8785"
+            )
+        found[name] = compared_part(item)
+    return found
+
+
+def differences(approved: Lists | None, listed: Lists | None, server: str) -> list[str]:
+    """Return lines about the items of a server that are new, changed or gone, with a diff of each. A renamed item is
+    gone and new."""
+    lines: list[str] = []
+    for kind in KINDS:
+        before, now = (approved or {}).get(kind, {}), (listed or {}).get(kind, {})
+        for name in sorted(before.keys() | now.keys()):
+            lines += item_difference(server, kind, name, before.get(name), now.get(name))
+    return lines
+
+
+def item_difference(
+    server: str, kind: str, name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None
+) -> list[str]:
+    """Return lines about an item: what became of it, and a diff in which all text is visible; no line if it is the
+    same."""
+    if before is not None and now is not None and digest_of(before) == digest_of(now):
+        return []
+    what = "is new" if before is None else "is gone" if now is None else "has changed"
+    return [f"{_TITLES[kind]} {server}/{revealed(name)} {what}", *(f"  {line}" for line in _diff(before, now))]
+
+
+def _diff(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Iterator[str]:
+    old, new = ([] if item is None else revealed_lines(item) for item in (before, now))
+    for number, line in enumerate(difflib.unified_diff(old, new, lineterm="", n=2)):
+        if number > 1:  # the first two lines name files
+            yield line
+
+
+def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
+    """Write the lock in one step, with no character that is not seen.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: an item cannot be compared.
+    """
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        new.write_text(f"{revealed_json(document(servers))}\n", encoding="utf-8")
+        os.replace(new, file)
+    finally:
+        new.unlink(missing_ok=True)
