@@ -2,7 +2,7 @@
  * The ownership of one session by one of three replicas (docs/adr/0006-ownership.md), for SPIN.
  *
  * A transition is one atomic step of a replica or of the store, and has the name of the function that does it. A flag
- * such as -DNO_FENCE seeds a mutant of the protocol; test_model.py runs those that its bounds find.
+ * such as -DNO_FENCE seeds a mutant of the protocol; test_model.py has the bounds that find it.
  *
  * Sessions share only leases, so one session stands for all. Left out: the kernel, Redis itself, real time (only the
  * order TRUST_S < DOUBT_S < LEASE_S), a wrong address, clocks that stop, and what follows within a lease after a
@@ -18,6 +18,17 @@
 #ifndef CLAIMS
 #define CLAIMS 3
 #endif
+#ifndef KINDS
+#define KINDS 127        /* of faults: the sum of those that may happen */
+#endif
+#define PAUSE 1
+#define DEATH 2
+#define CUT 4            /* between replicas */
+#define OUTAGE 8         /* between a replica and the store */
+#define DRAIN 16
+#define FAILOVER 32      /* the store forgets a claim */
+#define LOST_ANSWER 64   /* of the store, to a claim */
+#define may(kind) (faults > 0 && (KINDS & kind))
 #define REPLICAS 3
 #define NOBODY REPLICAS
 
@@ -70,6 +81,13 @@ byte ended_calls;
 #define owns(r) (owner == r && epoch == live[r])
 #define renews(r) (runs(r) && !away[r])
 
+/* OwnLease.doubt */
+#ifdef HOLD_IGNORED
+#define may_doubt(r) (lease[r] == OLD)
+#else
+#define may_doubt(r) (lease[r] == OLD && held[r] != 1)
+#endif
+
 /* LiveSessions.of, after SessionAttacher._is_before has ended what is from before another owner */
 #ifdef OLD_PROCESS
 #define begin(r, claim) live[r] = (live[r] -> live[r] : claim)
@@ -100,7 +118,7 @@ end:
         renews(r) && formers[r] != NOBODY && !has_told[r] -> lost[formers[r]] = true; has_told[r] = true }
     :: atomic { /* Cluster._answers_none */
         renews(r) && formers[r] != NOBODY && has_told[r] &&
-        (!lost[formers[r]] || lease[formers[r]] == EXPIRED || (lease[formers[r]] == OLD && held[formers[r]] != 1)) ->
+        (!lost[formers[r]] || lease[formers[r]] == EXPIRED || may_doubt(formers[r])) ->
         if
         :: lost[formers[r]] && lease[formers[r]] == OLD -> doubted[formers[r]] = true
         :: else
@@ -248,10 +266,7 @@ judge: /* PeerRequests._look and liveness.decide */
 #ifndef WAITS_FOR_EVER
             lease[to] == VALID ||
 #endif
-#ifdef HOLD_IGNORED
-            lease[to] == OLD ||
-#endif
-            (lease[to] == OLD && held[to] != 1) || lease[to] == EXPIRED);
+            may_doubt(to) || lease[to] == EXPIRED);
             if
             :: hears(entry, to) && stage == NOTHING -> goto forward
             :: hears(entry, to) && stage != NOTHING -> goto sent /* Copies: the peer executes one */
@@ -312,7 +327,7 @@ take: /* Cluster.take, from an owner that may run unless it has refused a connec
 #ifndef NOT_TOLD
                     ; lost[to] = true
 #endif
-                :: faults > 0 && !is_gone -> faults-- /* the store's answer is lost, or this is as far as it got */
+                :: may(LOST_ANSWER) && !is_gone -> faults-- /* the store's answer is lost, or this is as far as it got */
 #ifdef NOT_TOLD_AGAIN
                     ; has_told[entry] = true
 #endif
@@ -363,17 +378,17 @@ proctype Faults(byte r) {
     byte mine;
 end:
     do
-    :: atomic { faults > 0 && runs(r) -> faults--; process[r] = PAUSED }
+    :: atomic { may(PAUSE) && runs(r) -> faults--; process[r] = PAUSED }
     :: atomic { process[r] == PAUSED -> process[r] = UP }
-    :: atomic { faults > 0 && runs(r) -> faults--; process[r] = STOPPED }
-    :: atomic { faults > 0 && runs(r) -> faults--; process[r] = DEAD;
+    :: atomic { may(PAUSE) && runs(r) -> faults--; process[r] = STOPPED }
+    :: atomic { may(DEATH) && runs(r) -> faults--; process[r] = DEAD;
         live[r] = 0; is_fresh[r] = false; knows_loss[r] = false; formers[r] = NOBODY; has_told[r] = false }
-    :: atomic { faults > 0 && !cut[r] -> faults--; cut[r] = 1 }
-    :: atomic { faults > 0 && !cut[r] -> faults--; cut[r] = 2 }
+    :: atomic { may(CUT) && !cut[r] -> faults--; cut[r] = 1 }
+    :: atomic { may(CUT) && !cut[r] -> faults--; cut[r] = 2 }
     :: atomic { cut[r] == 1 -> cut[r] = 0 }
-    :: atomic { faults > 0 && !away[r] -> faults--; away[r] = true }
+    :: atomic { may(OUTAGE) && !away[r] -> faults--; away[r] = true }
     :: atomic { away[r] -> away[r] = false }
-    :: atomic { faults > 0 && runs(r) && !is_leaving[r] -> faults--; is_leaving[r] = true }
+    :: atomic { may(DRAIN) && runs(r) && !is_leaving[r] -> faults--; is_leaving[r] = true }
       /* SessionLifecycle.release_idle */
     :: atomic { renews(r) && is_leaving[r] && live[r] && working[r] == 0 ->
 #ifdef RELEASED_FIRST
@@ -398,7 +413,7 @@ end:
 
 proctype Failover() {
 end:
-    atomic { faults > 0 && epoch != copied_epoch && !has_forgotten ->
+    atomic { may(FAILOVER) && epoch != copied_epoch && !has_forgotten ->
         faults--; has_forgotten = true; owner = copied_owner; epoch = copied_epoch;
         lost[0] = false; lost[1] = false; lost[2] = false }
 }
