@@ -16,7 +16,7 @@ from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio
 
-NO_SCHEMAS: Any = SimpleNamespace(unusable=lambda server, tools: {}, unchecked=lambda tools: {})
+NO_SCHEMAS: Any = SimpleNamespace(unusable=lambda server, tools: {}, unchecked=lambda tools: {}, approved=lambda *_: [])
 
 
 class Listing:
