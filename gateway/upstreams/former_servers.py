@@ -98,7 +98,8 @@ class FormerServers:
                 if former is None:
                     continue
                 used.add(former)
-                if conversation in live.conversations.values() and former.may_leave(live, conversation, now):
+                is_present = conversation in live.conversations.values()  # else it only finishes its calls
+                if former.may_leave(live, conversation, now) if is_present else former.is_over(now):
                     leaving.append(former.upstream.leave(live, conversation, former.reason))
         await asyncio.gather(*leaving)
         over = [each for each in self._former if each not in used and self._is_done(each, now)]

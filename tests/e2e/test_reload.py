@@ -134,6 +134,24 @@ def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) ->
         assert error["code"] == -32014 and "configuration of the server has changed" in error["message"]
 
 
+@requirement("live.epoch")
+def test_the_deadline_ends_a_call_also_if_its_session_has_another_workspace_by_now(http: httpx.Client) -> None:
+    with edited({"probe": server(PROBE), "gone": server(PROBE)}, SOON) as it:
+        client = Legacy(it.gateway.at("gone"), http).open(meta={"orbit": {"workspace": "w-1"}})
+        pid = int(tool_text(client.tool("pid")))
+        began = Path(json.loads(tool_text(client.tool("env")))["TMPDIR"], "began")
+        code = f"subprocess.run(['sh', '-c', 'touch {began}; sleep 60'])"
+        answers: list[httpx.Response] = []
+        calling = threading.Thread(target=lambda: answers.append(client.tool("python", {"code": code})))
+        calling.start()
+        assert eventually(began.exists)
+        client.initialize(meta={"orbit": {"workspace": "w-2"}})
+        it.edit({"probe": server(PROBE)}, SOON)
+        calling.join(30)
+        assert error_of(answers[0])["code"] == -32014, answers[0].text
+        assert eventually(lambda: not psutil.pid_exists(pid))
+
+
 @requirement("live.reload")
 def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None:
     servers = {"probe": server(PROBE)}
