@@ -12,13 +12,13 @@ from session_store import Directory
 logger = logging.getLogger(__name__)
 
 _HOLD_S: Final = 60.0
-"""Seconds for which a configuration counts as held after its last replica has died. Replicas with an earlier one claim
-no session of that replica until then: it may come back."""
+"""Seconds for which a configuration counts as held after its last replica has died: an orchestrator may start it again.
+Until then, replicas with an earlier one claim no session."""
 
 
 class ConfigurationEpoch:
-    """The number of this replica's configuration, and the newest number. `holders`: the replicas that have the newest.
-    A replica whose configuration has no file takes no part: its number is 0."""
+    """The number of this replica's configuration, and the newest number that any replica holds. `holders`: the replicas
+    that hold the newest. A replica whose configuration has no file takes no part: its number is 0."""
 
     def __init__(self, directory: Directory, replica: str) -> None:
         self._directory = directory
@@ -36,23 +36,30 @@ class ConfigurationEpoch:
         return self.own < self.newest
 
     def use(self, digest: str) -> None:
-        """Set the digest of the configuration that this replica serves from now on; empty: it has no file."""
+        """Set the digest of the configuration that this replica serves from now on; empty: it has no file. The first
+        one is no edit."""
         self._is_edited = self._is_edited or (self.own > 0 and digest != self._digest)
         self._digest = digest
 
-    async def renew(self) -> None:
-        """Record in the store which configuration this replica has, and read which is the newest. Raises
-        `StoreUnavailable`."""
-        digest, is_edited = self._digest, self._is_edited
+    async def renew(self, *, holds: bool) -> None:
+        """Read from the store which configuration is the newest. With `holds`, record that this replica has its own;
+        without, that it holds none, because it may claim no session: so it must hold no other replica back.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        digest = self._digest
         if not digest:
             return
         found = await self._directory.hold_configuration(
-            self._replica, digest, epoch=self.own, is_edited=is_edited, hold_s=_HOLD_S
+            *(self._replica, digest), number=self.own, is_edited=self._is_edited, hold_s=_HOLD_S if holds else 0.0
         )
         if digest != self._digest:  # edited meanwhile: the next renewal records that
             return
-        self._is_edited = False
-        self.own, self.newest, self.holders = found
+        self._is_edited = self._is_edited and not holds
+        if holds or found.own <= found.newest:  # else it is a number that nobody has been given yet
+            self.own = found.own
+        self.newest, self.holders = found.newest, found.holders
         if self.is_outdated and not self._was_outdated:
             logger.warning(
                 "the configuration file of this replica (epoch %d) is older than that of replica %s (epoch %d). This "
@@ -60,10 +67,5 @@ class ConfigurationEpoch:
                 *(self.own, self.holders[0], self.newest),
             )
         if self._was_outdated and not self.is_outdated:
-            logger.info("this replica has the newest configuration file again (epoch %d)", self.own)
+            logger.info("no replica has a newer configuration file than this one any more (epoch %d)", self.own)
         self._was_outdated = self.is_outdated
-
-    async def drop(self) -> None:
-        """Record that this replica leaves: its configuration holds no other replica back any more."""
-        if self._digest:
-            await self._directory.drop_configuration(self._replica)

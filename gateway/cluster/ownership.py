@@ -165,7 +165,7 @@ class Cluster:
             if told != session_id or not await self._has_claimed_again(session_id):
                 logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
                 self.lose(session_id)
-        await (self.configuration.drop() if self.is_leaving else self.configuration.renew())
+        await self.renew_configuration()
         if began - self._listed_at >= LEASE_S:
             listed = await self._directory.replicas()
             self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
@@ -213,15 +213,21 @@ class Cluster:
         self._released.clear()
 
     async def may_claim(self) -> bool:
-        """Return True if this replica may claim sessions: others reach it, and none has a newer configuration. Asks the
-        store, because another replica may have a newer one since the last renewal."""
-        if self.is_reachable and not self.is_leaving:
-            await self.configuration.renew()
+        """Return True if others reach this replica, and none has a newer configuration. Asks the store, because another
+        replica may have a newer one since the last renewal. While this replica drains, the answer is for sessions of
+        dead owners."""
+        if self.is_reachable:
+            await self.renew_configuration()
         return self.is_reachable and not self.configuration.is_outdated
+
+    async def renew_configuration(self) -> None:
+        """Tell the store which configuration this replica has, and read which is the newest. A replica that claims no
+        session holds none, or no other replica might claim one either. Raises `StoreUnavailable`."""
+        await self.configuration.renew(holds=self.is_reachable and not self.is_leaving)
 
     async def leave(self) -> None:
         """End the lease of this replica."""
-        await self.configuration.drop()
+        await self.configuration.renew(holds=False)
         await self._directory.end_lease(self.replica)
 
     # -- owning

@@ -5,11 +5,11 @@ parts that live as long as the process. If they differ, they are named, and stay
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 from pydantic import BaseModel, ValidationError
 
 from gateway.config.configuration_errors import ConfigurationError
@@ -112,18 +112,18 @@ def digest(settings: Settings) -> str:
     reloaded = _reloaded_in(gateway) if isinstance(gateway, dict) else {}
     lock = settings.gateway.policy.lock
     locked = {} if lock is None else {"lock": lock.digest}
-    text = msgspec.json.encode({**origins.document, "gateway": reloaded, **locked}, order="sorted")
-    return hashlib.scrypt(text, salt=b"mcp-session-gateway configuration", n=1 << 12, r=8, p=1, dklen=16).hex()
+    text = json.dumps({**origins.document, "gateway": reloaded, **locked}, sort_keys=True, default=str)
+    return hashlib.scrypt(text.encode(), salt=b"mcp-session-gateway configuration", n=1 << 12, r=8, p=1, dklen=16).hex()
 
 
 def _reloaded_in(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return the part of the settings `given` by a file that a reload applies."""
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if _is_reloaded(f"{path}{name}"):
+        if isinstance(value, dict) and not path:
+            found |= {name: below} if (below := _reloaded_in(value, f"{name}.")) else {}
+        elif _is_reloaded(f"{path}{name}"):
             found[name] = value
-        elif isinstance(value, dict) and not path:
-            found[name] = _reloaded_in(value, f"{name}.")
     return found
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _ANSWER_S: Final = 10.0
 """The maximum seconds that a reload waits for the first answers of new servers."""
 
+_READ_S: Final = 15.0
 _WATCH_EVERY_S: Final = 1.0
 
 _ENDED: Final = "the credential that opened this stream is not valid any more"
@@ -56,7 +58,6 @@ class Reload:
         self._read = read
         self._settings = parts.foundation.settings
         self._turn = asyncio.Lock()
-        self._tasks = Tasks("reload")
 
     @property
     def settings(self) -> Settings:
@@ -80,7 +81,7 @@ class Reload:
             try:
                 if not self._parts.foundation.state.is_running:
                     raise ConfigurationError("the gateway is not running")
-                found = await self._to(await asyncio.to_thread(read))
+                found = await self._to(await _read_by(read))
             except ConfigurationError as error:
                 self._failed(error)
                 raise
@@ -102,7 +103,7 @@ class Reload:
         old, new = self._settings, applied(self._settings, settings)
         found = difference(old, settings)
         if found.is_empty:
-            await self._use_epoch(settings)
+            await self._use_epoch(settings)  # the text may differ all the same, and is what replicas compare
             return found
         servers = self._parts.servers
         fresh = {name: new.mcpServers[name] for name in (*found.added, *found.changed)}
@@ -112,9 +113,8 @@ class Reload:
         made = servers.make(fresh, sandboxes)
         try:
             await self._ask(made, new)
-            await self._use_epoch(
-                settings
-            )  # before it decides: no replica with an older one claims what it has decided
+            # Before it decides: no replica with an older one claims what it has decided.
+            await self._use_epoch(settings)
             if not self._parts.foundation.state.is_running:
                 raise ConfigurationError("the gateway stops")
         except BaseException:
@@ -129,7 +129,7 @@ class Reload:
         if cluster is not None:
             cluster.configuration.use(await asyncio.to_thread(digest, settings))
             with contextlib.suppress(StoreUnavailable):  # the next renewal of the lease tells it
-                await cluster.configuration.renew()
+                await cluster.renew_configuration()
 
     def _sandboxes(self, fresh: Mapping[str, UpstreamSettings], new: Settings) -> dict[str, SandboxesByTrust]:
         """Return the sandboxes of new servers. Raises `ConfigurationError` as the start of a gateway does."""
@@ -277,6 +277,16 @@ class Reload:
             self._parts.servers.late.changed(live)
 
 
+async def _read_by(read: Callable[[], Settings]) -> Settings:
+    """Return the configuration that `read` returns, in a thread. Raises `ConfigurationError`: it cannot be read, or not
+    in time, as in a network folder that does not answer."""
+    try:
+        async with asyncio.timeout(_READ_S):
+            return await asyncio.to_thread(read)
+    except TimeoutError:
+        raise ConfigurationError(f"the configuration cannot be read within {_READ_S:.0f} s") from None
+
+
 def _lost_keys(old: GatewaySettings, new: GatewaySettings) -> set[str]:
     """Return the names of which an API key is not valid any more."""
     return {name for name, digests in old.api_keys.items() if set(digests) - set(new.api_keys.get(name, ()))}
@@ -286,13 +296,15 @@ def _lost_keys(old: GatewaySettings, new: GatewaySettings) -> set[str]:
 
 
 def _state_of(files: Iterable[Path]) -> tuple[int, ...]:
-    """Return numbers that change with the content of files, or with the target of a link to one; empty if a file is
-    missing, as for a moment while it is replaced."""
+    """Return numbers that change with the content of files, or with the target of a link to one; empty if one is no
+    regular file, as for a moment while it is replaced."""
     state: list[int] = []
     for file in files:
         try:
             found = file.stat()
         except OSError:
+            return ()
+        if not stat.S_ISREG(found.st_mode):
             return ()
         state += (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     return tuple(state)

@@ -53,26 +53,22 @@ class MemoryDirectory:
         self._leases.pop(replica, None)
 
     async def hold_configuration(
-        self, replica: str, digest: str, *, epoch: int, is_edited: bool, hold_s: float
+        self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
     ) -> ConfigurationEpochs:
-        now = self._clock()
+        now, known = self._clock(), self._configurations
         self._held = {name: held for name, held in self._held.items() if now < held[1] and name != replica}
-        newest = max((number for number, _ in self._held.values()), default=0)
-        last = max([epoch, *self._configurations.values()])
-        known = self._configurations.get(digest, 0)
-        if epoch and not known and not is_edited:
-            own = epoch
-        elif not (is_edited and epoch >= newest) and known and (known < newest or known == last):
-            own = known
+        newest = max((its for its, _ in self._held.values()), default=0)
+        if digest in known and not (is_edited and number >= newest):
+            own = known[digest]
+        elif number and digest not in known and not is_edited and number not in known.values():
+            own = number
         else:
-            own = last + 1
-        self._configurations[digest] = own
-        self._held[replica] = (own, now + hold_s)
-        newest = max(newest, own)
+            own = max([number, *known.values()]) + 1
+        if hold_s:
+            known[digest] = own
+            self._held[replica] = (own, now + hold_s)
+            newest = max(newest, own)
         return ConfigurationEpochs(own, newest, tuple(name for name, held in self._held.items() if held[0] == newest))
-
-    async def drop_configuration(self, replica: str) -> None:
-        self._held.pop(replica, None)
 
     async def address(self, replica: str) -> str | None:
         return (await self.replicas()).get(replica)

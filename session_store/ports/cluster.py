@@ -36,18 +36,15 @@ class Directory(Protocol):
     """Record which replicas are live, which of them owns each session, and which configuration each has."""
 
     async def hold_configuration(
-        self, replica: str, digest: str, *, epoch: int, is_edited: bool, hold_s: float
+        self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
     ) -> ConfigurationEpochs:
         """Record for `hold_s` seconds that the replica has the configuration with this digest. Number configurations
-        in the order in which replicas first had them.
+        in the order in which replicas first had them. `hold_s` 0: the replica holds none any more, and only reads.
 
-        `epoch`: the number that the replica holds; 0: it has just started. `is_edited`: its configuration has changed
-        since. A configuration that is edited to an earlier one gets a new number, and so does an earlier one of which
-        no later one is held any more: nothing else is left. A number that the store has lost is recorded again.
+        `number`: the one that the replica has; 0: it has just started. `is_edited`: its configuration has changed since
+        it got that number. A known configuration keeps its number, unless the newest one was edited to it: then it is
+        the newest. A number that the store has lost is recorded again.
         """
-
-    async def drop_configuration(self, replica: str) -> None:
-        """Record that the replica holds no configuration any more."""
 
     async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
         """Renew the replica's lease for `lease_s` seconds. Return the sessions that other replicas have claimed from it

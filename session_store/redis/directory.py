@@ -99,14 +99,11 @@ class RedisDirectory:
         return [session_id.decode() for session_id in lost]
 
     async def hold_configuration(
-        self, replica: str, digest: str, *, epoch: int, is_edited: bool, hold_s: float
+        self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
     ) -> ConfigurationEpochs:
-        given = (self._sessions.now(), replica, digest, epoch, int(is_edited), hold_s, _NAMES_KEPT_S)
+        given = (self._sessions.now(), replica, digest, number, int(is_edited), hold_s, _NAMES_KEPT_S)
         own, newest, *holders = await self._commands.call(_HOLD_CONFIGURATION, [keys.CONFIGURATIONS], *given)
         return ConfigurationEpochs(own, newest, tuple(name.decode() for name in holders))
-
-    async def drop_configuration(self, replica: str) -> None:
-        await self._commands.run("HDEL", keys.CONFIGURATIONS, f"r:{replica}")
 
     async def end_lease(self, replica: str) -> None:
         await self._commands.run("DEL", keys.lease(replica))

@@ -104,10 +104,10 @@ class BackendContract(SessionStoreContract):
     async def test_configurations_are_numbered_as_replicas_got_them(self, backend: Backend, clock: FakeClock) -> None:
         had: dict[str, tuple[int, str]] = {}
 
-        async def hold(replica: str, digest: str) -> tuple[int, int, list[str]]:
-            epoch, before = had.get(replica, (0, digest))
+        async def hold(replica: str, digest: str, hold_s: float = 60.0) -> tuple[int, int, list[str]]:
+            number, before = had.get(replica, (0, digest))
             found = await backend.directory.hold_configuration(
-                replica, digest, epoch=epoch, is_edited=digest != before, hold_s=60.0
+                replica, digest, number=number, is_edited=digest != before, hold_s=hold_s
             )
             had[replica] = (found.own, digest)
             return found.own, found.newest, sorted(found.holders)
@@ -117,17 +117,21 @@ class BackendContract(SessionStoreContract):
         del had["two"]
         assert await hold("two", "a") == (1, 2, ["one"]), "a replica that starts again with the older file"
         assert await hold("two", "b") == (2, 2, ["one", "two"])
-        assert await hold("one", "a") == (3, 3, ["one"]), "an edit to what was before is a new one"
+        assert await hold("one", "a") == (3, 3, ["one"]), "an edit of the newest to what was before"
         assert await hold("two", "b") == (2, 3, ["one"]) and await hold("two", "a") == (3, 3, ["one", "two"])
         assert await hold("two", "c") == (4, 4, ["two"])
-        await backend.directory.drop_configuration("two")
-        assert await hold("one", "a") == (5, 5, ["one"]), "the newer one is gone, nothing else is left"
-        had["three"] = (9, "d")
+        assert await hold("two", "c", 0.0) == (4, 3, ["one"])
+        assert await hold("one", "a") == (3, 3, ["one"]), "no replica holds the newer one"
+        del had["two"]
+        assert await hold("two", "c") == (4, 4, ["two"]), "a replica that starts again with the newer file"
+        had |= {"three": (9, "d"), "four": (9, "e")}
         assert await hold("three", "d") == (9, 9, ["three"]), "the store had lost it"
+        assert await hold("four", "e") == (10, 10, ["four"]), "another one has got its number since"
         clock.pass_time(59.0)
-        assert await hold("one", "a") == (5, 9, ["three"])
+        assert await hold("one", "a") == (3, 10, ["four"])
         clock.pass_time(2.0)
-        assert await hold("one", "a") == (10, 10, ["one"]), "the newer one has been silent for a minute"
+        assert await hold("two", "c") == (4, 4, ["two"]), "the newer ones have been silent for a minute"
+        assert await hold("one", "a") == (3, 4, ["two"])
 
     async def test_a_rate_lets_so_many_through_at_once_and_then_one_by_one(
         self, backend: Backend, clock: FakeClock

@@ -58,8 +58,49 @@ async def test_a_replica_that_drains_holds_no_other_back(caplog: pytest.LogCaptu
     newest.start_leaving()
     await newest.beat()
     assert await older.may_claim()
-    assert caplog.messages[-1] == "this replica has the newest configuration file again (epoch 3)"
+    assert caplog.messages[-1] == "no replica has a newer configuration file than this one any more (epoch 1)"
+    newest.stop_leaving()
+    await newest.beat()
+    assert not await older.may_claim(), "it is the newest again"
     await newest.leave()
+    assert await older.may_claim()
+
+
+async def test_a_replica_that_others_do_not_reach_holds_no_other_back() -> None:
+    older, newest = replicas(MemoryBackend(clock=FakeClock()), "a", "b")
+    await older.beat()
+    newest.set_reachable(False)
+    await newest.beat()
+    assert await older.may_claim() and not await newest.may_claim()
+    newest.set_reachable(True)
+    await newest.beat()
+    assert not await older.may_claim()
+
+
+async def test_a_replica_that_drains_learns_of_newer_configurations() -> None:
+    older, newer, newest = replicas(MemoryBackend(clock=FakeClock()), "a", "a", "b")
+    for one in (older, newer):
+        one.advertise("127.0.0.1:1")
+        await one.beat()
+    older.start_leaving()
+    assert await older.another() == (newer.replica, "127.0.0.1:1")
+    newest.advertise("127.0.0.1:2")
+    await newest.beat()
+    assert not await older.may_claim(), "nor the sessions of a dead owner"
+    assert await older.another() == (newest.replica, "127.0.0.1:2")
+
+
+async def test_an_edit_during_a_drain_gets_its_number_after_it() -> None:
+    one, other = replicas(MemoryBackend(clock=FakeClock()), "a", "a")
+    await one.beat()
+    await other.beat()
+    one.start_leaving()
+    one.configuration.use("b")
+    await one.beat()
+    assert await other.may_claim() and one.configuration.own == 1
+    one.stop_leaving()
+    await one.beat()
+    assert one.configuration.own == 2 and not await other.may_claim()
 
 
 async def test_a_replica_without_a_file_takes_no_part() -> None:
@@ -81,8 +122,8 @@ async def test_an_edit_that_the_store_did_not_take_is_told_again(monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(type(other._directory), "hold_configuration", away)
         with pytest.raises(StoreUnavailable):
-            await other.configuration.renew()
-    await other.configuration.renew()
+            await other.renew_configuration()
+    await other.renew_configuration()
     assert other.configuration.own == 3, "it is an edit still: back to the first file, which is the newest now"
-    await one.configuration.renew()
+    await one.renew_configuration()
     assert one.configuration.own == 3 and not one.configuration.is_outdated

@@ -1,11 +1,13 @@
 """The difference of two configurations: servers, settings that a reload applies, and those that need a restart."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.difference import applied, difference
+from gateway.config.difference import applied, difference, digest
 from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.credentials import sha256
@@ -26,6 +28,28 @@ def test_servers_are_added_removed_and_changed() -> None:
     assert (found.added, found.removed, found.changed) == (("four",), ("three",), ("two",))
     assert found.text == "servers added: four; servers removed: three; servers changed: two"
     assert difference(new, settings({"one": ONE, "two": new.mcpServers["two"], "four": ONE})).is_empty, "their order"
+
+
+def in_file(path: Path, document: Any) -> Settings:
+    path.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
+    return Settings.load(path)
+
+
+@requirement("live.reload")
+def test_replicas_compare_what_a_reload_applies_of_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(options: Any, servers: Any = None, name: str = "mcp.json") -> str:
+        return digest(in_file(tmp_path / name, {"mcpServers": servers or {"one": ONE}, "gateway": options}))
+
+    monkeypatch.setenv("A", "1")
+    slow, entry = {"policy": {"slow_s": 3}}, {"one": ONE | {"env": {"A": "${A}"}}}
+    known = of(slow, entry)
+    monkeypatch.setenv("A", "2")
+    assert of(slow | {"port": 1, "limits": {"body_bytes": 2_048}}, entry, "other.json") == known
+    assert of({"policy": {"slow_s": 3, "last_output": "all"}}, entry) == known, "it needs a restart"
+    others = [of(slow), of({"policy": {"slow_s": 4}}, entry), of(slow | {"limits": {"exchanges": 3}}, entry)]
+    assert len({known, *others}) == 4
+    assert digest(settings()) == ""
+    assert digest(in_file(tmp_path / "half.json", '{"mcpServers": {"one": {"command": "\\ud83d"}}}'))
 
 
 @requirement("live.reload")
