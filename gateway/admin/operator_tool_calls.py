@@ -9,24 +9,26 @@ import contextlib
 import contextvars
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from gateway.admin.operator_queries import NoSuch, OperatorError
-from gateway.admin.report_types import Attempt, CatalogPage, Outcome, ToolRow, TriedCall, UnapprovedRow
+from gateway.admin.report_types import Approval, Attempt, CatalogPage, Outcome, ToolRow, TriedCall, UnapprovedRow
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
+from gateway.observability.escaped_text import revealed
 from gateway.observability.logs import CORRELATION
 from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.relay.requests_to_self import InternalRequests
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
-from gateway.upstreams.approval import item_difference
+from gateway.upstreams.approval import Unlockable, approve, item_difference
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Principal, Session, StoreUnavailable
@@ -72,8 +74,6 @@ _DECLINED: Final = "An operator tries this tool from the console, where nobody a
 MAX_BYTES: Final = 1 << 20
 """The largest body of a request that tries a call, in bytes."""
 
-_attempts: Final = msgspec.json.Decoder(Attempt)
-
 
 class ToolCatalog:
     """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server. `paths`
@@ -86,6 +86,7 @@ class ToolCatalog:
         unapproved: UnapprovedItems | None = None,
     ) -> None:
         self._unapproved = unapproved
+        self._turn = asyncio.Lock()
         self.replace(upstreams, paths)
 
     def replace(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
@@ -135,6 +136,30 @@ class ToolCatalog:
             for one in found
             if tool is None or (one.kind, one.name) == ("tools", tool)
         ]
+
+    async def approve(self, approval: Approval) -> str:
+        """Write an item that the lock hides into the lock. Return the item's kind, server and name.
+
+        Raises:
+            NoSuch: nothing that the lock hides has this digest.
+            OperatorError: the lock cannot be written.
+        """
+        hidden = self._unapproved
+        found = [] if hidden is None else hidden.of(approval.server)
+        item = next((one for one in found if one.digest == approval.digest and one.digest), None)
+        if hidden is None or item is None:
+            raise NoSuch("the lock hides nothing with this digest here: it may be approved, or have changed again")
+        try:
+            async with self._turn:
+                await asyncio.to_thread(approve, Path(hidden.lock_file), item)
+        except OSError as error:
+            raise OperatorError(
+                f"{hidden.lock_file} cannot be written ({error.strerror}): approve with `mcp-session-gateway lock` "
+                "where the file is made"
+            ) from None
+        except (Unlockable, ValueError) as error:
+            raise OperatorError(str(error)) from None
+        return f"{item.kind.removesuffix('s')} {item.server}/{revealed(item.name)[:_MOST_NAME]}"
 
     def path_of(self, server: str) -> str:
         """Return the path of the endpoint for that server alone. Raises `NoSuch` if there is no such server."""
@@ -487,12 +512,16 @@ def _principal(by: str) -> Principal:
     return Principal(issuer=OPERATOR_ISSUER, subject=by)
 
 
-async def attempt_in(request: Request) -> Attempt:
-    """Read the tool call in a JSON body. Raises `OperatorError` if the body is not a call."""
+T = TypeVar("T")
+
+
+async def sent_in(request: Request, kind: type[T]) -> T:
+    """Read the struct in a JSON body. Raises `OperatorError` if the body is none of this kind."""
     try:
-        return _attempts.decode(await body_of(request))
+        return msgspec.json.decode(await body_of(request), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise OperatorError(f"the body is not a call: {error}") from None
+        what = "a call" if kind is Attempt else "an approval"
+        raise OperatorError(f"the body is not {what}: {error}") from None
 
 
 async def body_of(request: Request) -> bytes:

@@ -493,6 +493,13 @@ class UnapprovedRow(msgspec.Struct, frozen=True, kw_only=True):
     difference: list[str]
 
 
+class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator approves: the item of this server with this digest, which is that of what was shown."""
+
+    server: str
+    digest: str
+
+
 class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of tools, in the order of the configuration. `total`: the number of tools that match. `unknown`: servers
     whose tools are unknown, because they have not answered yet, or answer only with the credentials of a session."""

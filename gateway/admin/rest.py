@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.operator_queries import OperatorError, TooLate
-from gateway.admin.operator_tool_calls import attempt_in, left
-from gateway.admin.report_types import FramesPage, StderrPage
+from gateway.admin.operator_tool_calls import left, sent_in
+from gateway.admin.report_types import Attempt, FramesPage, StderrPage
 from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import VERBS, Verb, openapi
 from gateway.calls.watched_messages import MOST_FRAMES
@@ -110,8 +110,7 @@ class Rest:
             if len(query) < len(query.multi_items()):
                 raise OperatorError("give each parameter once")
         if verb.sends is not None:
-            attempt = await attempt_in(request)
-            return await self.operations.call(attempt, operator, peer=peer_of(request.scope), left=left(request))
+            return await self._done(verb, request, operator)
         given = {**query, **request.path_params}
         if verb.gives in (FramesPage, StderrPage) and not given.get("after"):  # a stream that is read on
             given["after"] = request.headers.get("last-event-id", "")
@@ -125,6 +124,14 @@ class Rest:
             if not answer.watched:
                 raise TooLate("the frames of this session are off: switch them on first (PUT …/frames)")
             return self._frames(answer, lambda after: work(**arguments | {"after": after, "limit": MOST_FRAMES}))
+        return {verb.answers: answer} if verb.answers else answer
+
+    async def _done(self, verb: Verb, request: Request, operator: str) -> Any:
+        """Execute a verb that has a body. Return the answer."""
+        sent = await sent_in(request, verb.sends)
+        if isinstance(sent, Attempt):
+            return await self.operations.call(sent, operator, peer=peer_of(request.scope), left=left(request))
+        answer = await getattr(self.operations, verb.name)(sent, operator)
         return {verb.answers: answer} if verb.answers else answer
 
     async def _events(self, session: str) -> AsyncIterator[bytes]:

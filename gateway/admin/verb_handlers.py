@@ -22,6 +22,7 @@ from gateway.admin.operator_queries import (
 from gateway.admin.operator_tool_calls import EndsSessions, Left, Records, TriedCalls
 from gateway.admin.replica_queries import Replicas
 from gateway.admin.report_types import (
+    Approval,
     Attempt,
     CatalogPage,
     Range,
@@ -32,6 +33,7 @@ from gateway.admin.report_types import (
     SessionRow,
     TaskRow,
     TriedCall,
+    UnapprovedRow,
     UsageRow,
     detached,
 )
@@ -130,6 +132,14 @@ class Operations:
 
     async def catalog(self, query: str = "", server: str = "", limit: int = 100) -> CatalogPage:
         return self.tried.catalog.page(query, server=server, limit=limit)
+
+    async def unapproved(self, server: str = "") -> list[UnapprovedRow]:
+        return self.tried.catalog.unapproved(server)
+
+    async def approve(self, approval: Approval, by: str = "") -> list[ReloadReport]:
+        what = await self.tried.catalog.approve(approval)
+        self._record(reason=f"{_operator(by)} has approved the {what} ({approval.digest})")
+        return await self._replicas.reload()
 
     async def call(self, attempt: Attempt, by: str = "", *, peer: str = "", left: Left | None = None) -> TriedCall:
         return await self.tried.call(attempt, by, peer=peer, left=left)

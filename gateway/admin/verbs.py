@@ -24,6 +24,7 @@ from gateway.admin.operator_queries import (
 )
 from gateway.admin.report_types import (
     RANGES,
+    Approval,
     Attempt,
     CatalogPage,
     FramesPage,
@@ -38,6 +39,7 @@ from gateway.admin.report_types import (
     StderrPage,
     TaskRow,
     TriedCall,
+    UnapprovedRow,
     UsageBy,
     UsageRow,
 )
@@ -306,6 +308,21 @@ class Operators(Protocol):
         limit: Annotated[int, About("Maximum number of items: 100 by default, at most 1000", most=1_000)] = 100,
     ) -> CatalogPage:
         """The tools of all servers, with their schemas, as the servers have listed them to the gateway."""
+        ...
+
+    @verb("GET", "/lock", answers="unapproved")
+    async def unapproved(
+        self, server: Annotated[str, About("The items of this server only")] = ""
+    ) -> list[UnapprovedRow]:
+        """Tools, prompts and templates that servers list and the lock hides, as the asked replica has seen them."""
+        ...
+
+    @verb("POST", "/lock", answers="replicas", sends=Approval)
+    async def approve(self, approval: Approval, by: By = "") -> list[ReloadReport]:
+        """Write one of these, named by its digest, into the lock of the asked replica, and have all replicas load it.
+
+        Returns what each of them did. Raises `OperatorError` if the lock cannot be written.
+        """
         ...
 
     @verb("POST", "/calls", sends=Attempt)

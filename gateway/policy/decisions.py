@@ -125,6 +125,11 @@ class Policy:
         object: its program is the operator's."""
         return server in self._locked
 
+    @property
+    def lock_file(self) -> str:
+        """Return the path of the lock; empty if there is none."""
+        return "" if self._settings.lock is None else self._settings.lock.file
+
     def why_unapproved(self, server: str, kind: str, name: str, digest: str) -> str:
         """Return the reason why the lock hides an item of a server from all sessions; empty if it does not. `kind`: one
         of `gateway.config.tools_lock.KINDS`. `digest`: that of the listed item, empty if it is not known."""

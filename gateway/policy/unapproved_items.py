@@ -63,6 +63,11 @@ class UnapprovedItems:
         self._audit.blocked(session="", server=server, reason=what, count=1)
         self._counted[kind] += 1
 
+    @property
+    def lock_file(self) -> str:
+        """Return the path of the lock; empty if there is none."""
+        return self._policy.lock_file
+
     def of(self, server: str = "") -> list[Unapproved]:
         """Return the items that are hidden by the lock as it is now, of one server or of all."""
         found = []

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.tools_lock import KINDS, Lists, document
+from gateway.config.tools_lock import KINDS, Lists, document, read_lock
 from gateway.observability.escaped_text import revealed, revealed_json, revealed_lines
+from gateway.policy.unapproved_items import Unapproved
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.item_digests import compared_part, digest_of
 from gateway.protocol.merged_lists import MOST_TOOLS, Tools
@@ -107,9 +108,28 @@ def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
         OSError: the file cannot be written.
         ValueError: an item cannot be compared.
     """
+    file = file.resolve()  # a link stays one
     new = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
+        new.touch(file.stat().st_mode & 0o777 if file.exists() else 0o644)
         new.write_text(f"{revealed_json(document(servers))}\n", encoding="utf-8")
         os.replace(new, file)
     finally:
         new.unlink(missing_ok=True)
+
+
+def approve(file: Path, item: Unapproved) -> None:
+    """Add an item to the lock, in place of the one of this name.
+
+    Raises:
+        Unlockable: the item is not kept whole, or the lock does not lock its server any more.
+        OSError, ValueError: the lock cannot be read or written.
+    """
+    servers = dict(read_lock(file).servers)
+    lists = servers.get(item.server, {})
+    if lists is None:
+        raise Unlockable("its server is not locked any more")
+    if not item.digest or digest_of(item.item) != item.digest:
+        raise Unlockable("it cannot be approved here: use the command `lock`")
+    items = {**lists.get(item.kind, {}), item.name: item.item}
+    write_lock(file, {**servers, item.server: {**lists, item.kind: items}})

@@ -3,19 +3,21 @@ processes."""
 
 import asyncio
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import NoSuch
+from gateway.admin.operator_queries import NoSuch, OperatorError
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of_history, range_of
-from gateway.admin.pages.page import ConsolePage
+from gateway.admin.pages.page import ConsolePage, posted_form
+from gateway.admin.report_types import Approval
 from gateway.admin.verb_handlers import Operations
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     over, name = range_of(request, "1h"), request.query_params.get("server", "")
-    servers, history, replicas = await asyncio.gather(
-        operators.servers(over), operators.history(over, name), operators.replicas()
+    servers, history, replicas, unapproved = await asyncio.gather(
+        operators.servers(over), operators.history(over, name), operators.replicas(), operators.unapproved(name)
     )
     if name and name not in [server.server for server in servers]:
         raise NoSuch(f"no server is called {name[:64]!r}")
@@ -28,11 +30,21 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
         "died": [(server.server, dead) for server in shown for dead in server.died],
         "restarted": any(server.restarts for server in shown),
         "silent": sum(replica.silent for replica in replicas),
-        "unapproved": operators.tried.catalog.unapproved(name),
+        "unapproved": unapproved,
         "name": name,
         "range": over,
         "ranges": RANGE_CHOICES,
     }
+
+
+async def _approve(operators: Operations, request: Request, operator: str) -> str:
+    """Approve an item that the lock hides. The form has the digest of what was shown."""
+    given = dict(await posted_form(request))
+    approval = Approval(server=given.get("server", ""), digest=given.get("digest", ""))
+    found = await operators.approve(approval, operator)
+    if faults := [f"{one.replica}: {one.fault or 'no answer'}" for one in found if not one.difference]:
+        raise OperatorError("\n".join(["It is in the lock now, but is not loaded:", *faults]))
+    return f"{PAGE.path}?{urlencode({'server': approval.server})}"
 
 
 PAGE: Final = ConsolePage(
@@ -42,6 +54,7 @@ PAGE: Final = ConsolePage(
     shortcut="v",
     icon="M2.5 3h11v4h-11zM2.5 9h11v4h-11zM5 5h.01M5 11h.01",
     facts=_facts,
+    actions={"/admin/servers/approve": _approve},
     title="Servers",
     head="""\
 <div class="head"><div><h1>{% if name %}Server <span class="id">{{ name }}</span>{% else %}Servers{% endif %}</h1>
