@@ -25,6 +25,7 @@ from gateway.policy.decisions import ANNOTATIONS
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway
+from gateway.upstreams.approval import Unlockable, lists_of
 from gateway.upstreams.configuration_review import asking, listed_names
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import ANONYMOUS, ClientFacts, Context, KeyRing, MemoryBackend, Principal, Session
@@ -227,8 +228,25 @@ class _Servers:
         ):
             if not self._tool and (names := await listed_names(upstream, kind)):
                 reasons = {name: why_hidden(self._context, upstream.name, name) for name in names}
+                reasons |= {
+                    name: why for name, why in (await self._unapproved(upstream, kind)).items() if name in names
+                }
                 found[kind] = [{"name": name, "visible": not why, "why": why} for name, why in reasons.items()]
         return found
+
+    async def _unapproved(self, upstream: ConfiguredUpstream, kind: str) -> dict[str, str]:
+        """Return why the lock hides prompts or templates (`kind` is `prompts` or `resources`), by name."""
+        policy, locked = self._gateway.policy, "templates" if kind == "resources" else kind
+        if not policy.locks(upstream.name):
+            return {}
+        try:
+            items = (await lists_of(upstream)).get(locked, {})
+        except Unlockable as error:
+            return {name: str(error) for name in await listed_names(upstream, kind) or []}
+        reasons = {
+            name: policy.why_unapproved(upstream.name, locked, name, digest_of(it)) for name, it in items.items()
+        }
+        return {name: why for name, why in reasons.items() if why}
 
     def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
         """Explain each pattern in `methods`. Servers do not list methods, so a pattern stands for them."""

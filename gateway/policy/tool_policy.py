@@ -17,7 +17,7 @@ from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
 from gateway.policy.unapproved_items import UnapprovedItems
-from gateway.protocol.item_digests import digest_of
+from gateway.protocol.item_digests import digest_of, digests_of
 from gateway.protocol.merged_lists import Tools, arguments_of, is_mirrored, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
@@ -88,7 +88,8 @@ class ToolCalls:
         `gateway.config.tools_lock.KINDS`."""
         if not self._policy.locks(server):
             return items
-        return [item for item in items if not self.unapproved.is_hidden(server, kind, item)]
+        digests = zip(items, digests_of(items), strict=True)
+        return [item for item, digest in digests if not self.unapproved.is_hidden(server, kind, item, digest)]
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
         """Return the names of the tools whose schemas cannot be used, each with the reason. Log each tool once."""

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
 from gateway.policy.decisions import Policy
-from gateway.protocol.item_digests import compared_part, digest_of
+from gateway.protocol.item_digests import compared_part
 from transports.jsonrpc import encode
 
 logger = logging.getLogger(__name__)
@@ -45,10 +45,10 @@ class UnapprovedItems:
             _HELD_BYTES, getsizeof=lambda found: found[0]
         )
 
-    def is_hidden(self, server: str, kind: str, item: Mapping[str, Any]) -> bool:
-        """Return True if the lock hides this item of the server, and tell operators of it. Only for servers of which
-        `Policy.locks` is True."""
-        name, digest = item[_NAMES_OF[kind]], digest_of(item)
+    def is_hidden(self, server: str, kind: str, item: Mapping[str, Any], digest: str) -> bool:
+        """Return True if the lock hides this item of the server, which has this digest, and tell operators of it. Only
+        for servers of which `Policy.locks` is True."""
+        name = item[_NAMES_OF[kind]]
         reason = self._policy.why_unapproved(server, kind, name, digest)
         if reason and (key := (server, kind, name, digest)) not in self._found:
             part = compared_part(item)

@@ -2,7 +2,8 @@
 however a server orders or spaces their JSON (RFC 8785). Pure: no I/O."""
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,14 @@ _OF_APPS: Final = ("ui", "ui/resourceUri")
 """The keys in `_meta` that say which app shows a tool's results (`gateway.protocol.merged_lists.app_of`)."""
 _EXACT: Final = 2**53 - 1
 """The largest integer of which every reader of JSON has the exact value (RFC 8785, section 3.2.2.3)."""
+
+_MOST_SLOW: Final = 256 << 10
+"""Maximum number of bytes of a list that Python code brings into their canonical form: a third of a second."""
+
+_TEXT: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_EXPONENT: Final = re.compile(rb"[0-9]e")
+_LONG: Final = re.compile(rb"[0-9]{16}")
+_ASTRAL: Final = re.compile(rb"[\xf0-\xf4]")
 
 # Sessions get the same items again and again. The key is a hash of the item as it was received.
 _known: LRUCache[bytes, str] = LRUCache(16_384)
@@ -32,17 +41,45 @@ def compared_part(item: Mapping[str, Any]) -> dict[str, Any]:
 def digest_of(item: Mapping[str, Any]) -> str:
     """Return the digest of an item, as `sha256:HEX`; empty if it has no canonical form. Numbers beyond 2**53 count as
     the nearest float, as most readers of JSON read them."""
-    try:
-        key = hashlib.sha256(encode(item)).digest()
-        found = _known.get(key)
-        if found is None:
-            import rfc8785  # only locks need it
+    return digests_of((item,))[0]
 
-            canonical = rfc8785.dumps(_as_floats(compared_part(item)))
-            found = _known[key] = f"sha256:{hashlib.sha256(canonical).hexdigest()}"
-    except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return ""
+
+def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the digests of a list's items, as `digest_of` does. After `_MOST_SLOW` bytes of items that take long, new
+    ones have none: no list of a server holds up the calls of others."""
+    left, found = _MOST_SLOW, []
+    for item in items:
+        try:
+            digest, cost = _digest(item, left)
+        except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+            digest, cost = "", 0
+        left -= cost
+        found.append(digest)
     return found
+
+
+def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
+    """Return the digest of an item, and how many bytes took long."""
+    key = hashlib.sha256(encode(item)).digest()
+    if (known := _known.get(key)) is not None or left <= 0:
+        return known or "", 0
+    part, cost = compared_part(item), 0
+    canonical = msgspec.json.encode(part, order="sorted")
+    # This is canonical already, unless a number is written otherwise, or keys are sorted otherwise.
+    if (not canonical.isascii() and _ASTRAL.search(canonical)) or _has_other_number(_TEXT.sub(b"", canonical)):
+        import rfc8785  # only locks need it
+
+        cost = len(canonical)
+        if cost > left:
+            return "", cost
+        canonical = rfc8785.dumps(_as_floats(part))
+    found = _known[key] = f"sha256:{hashlib.sha256(canonical).hexdigest()}"
+    return found, cost
+
+
+def _has_other_number(rest: bytes) -> bool:
+    """Return True if JSON without its texts has a number of which ECMAScript may write another form."""
+    return b"." in rest or _EXPONENT.search(rest) is not None or _LONG.search(rest) is not None
 
 
 def _as_floats(value: Any) -> Any:

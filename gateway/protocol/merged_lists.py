@@ -3,14 +3,14 @@ and cursors. Pure. Policy is not applied here."""
 
 import base64
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from gateway.protocol.item_digests import digest_of
+from gateway.protocol.item_digests import digests_of
 from gateway.protocol.methods import METHODS
 from gateway.protocol.schemas import Schema
 from transports.inbound_port import Refused
@@ -77,11 +77,10 @@ class Names(frozenset[str]):
         return sum(map(len, self))
 
 
-def _digests(items: Iterable[dict[str, Any]], key: str) -> dict[str, str]:
+def _digests(items: Sequence[dict[str, Any]], key: str) -> dict[str, str]:
     """Return the digests of items by name; an empty digest if items of the same name differ."""
     found: dict[str, str] = {}
-    for item in items:
-        digest = digest_of(item)
+    for item, digest in zip(items, digests_of(items), strict=True):
         found[item[key]] = digest if found.get(item[key], digest) == digest else ""
     return found
 
@@ -239,9 +238,10 @@ class Tools:
         app. Title and description may differ."""
         return self._declared.get(tool["name"]) == Called.of(tool)
 
-    def is_same(self, tool: dict[str, Any]) -> bool:
-        """Return True if the list has a tool with the digest of this one."""
-        return self.digest(tool["name"]) == digest_of(tool) != ""
+    def are_same(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Return True if the list has tools with the digests of all of these."""
+        pairs = zip(tools, digests_of(tools), strict=True)
+        return all(self.digest(tool["name"]) == digest != "" for tool, digest in pairs)
 
 
 def _size(tool: dict[str, Any]) -> int:

@@ -11,7 +11,7 @@ from gateway.config.tools_lock import KINDS, Lists, document, read_lock
 from gateway.observability.escaped_text import revealed, revealed_json, revealed_lines
 from gateway.policy.unapproved_items import Unapproved
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.item_digests import compared_part, digest_of
+from gateway.protocol.item_digests import compared_part, digest_of, digests_of
 from gateway.protocol.merged_lists import MOST_TOOLS, Tools
 from gateway.protocol.methods import LOCKED_LISTS, METHODS
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -60,14 +60,13 @@ def _by_name(kind: str, key: str, items: list[dict[str, Any]]) -> dict[str, dict
     if len(items) > MOST_TOOLS or (kind == "tools" and len(Tools(items).listed) < len(items)):
         raise Unlockable(f"it lists more {kind} than the gateway keeps")
     found: dict[str, dict[str, Any]] = {}
-    for item in items:
+    for item, digest in zip(items, digests_of(items), strict=True):
         name = item[key]
         if name in found:
             raise Unlockable(f"it lists the {_TITLES[kind]} {revealed(name)} twice")
-        if not digest_of(item):
-            raise Unlockable(
-                f"the {_TITLES[kind]} {revealed(name)} cannot be compared: it is no valid JSON of RFC 8785"
-            )
+        if not digest:
+            what = f"{_TITLES[kind]} {revealed(name)}"
+            raise Unlockable(f"the {what} has no canonical form (RFC 8785), or the list is too large to be compared")
         found[name] = compared_part(item)
     return found
 

@@ -122,8 +122,7 @@ class ServerLists:
             return
         known = self.known(method, conversation)
         if isinstance(known, Tools):
-            is_known = known.is_same if self._has_lock else known.has
-            if all(is_known(tool) for tool in items):
+            if known.are_same(items) if self._has_lock else all(known.has(tool) for tool in items):
                 return
             items = list({tool["name"]: tool for tool in (*known.listed, *items)}.values())
         else:
@@ -142,7 +141,7 @@ class ServerLists:
         probed = self._probed()
         if probed is None or probed is self._outdated:
             return
-        if not all(probed.is_same(tool) for tool in items if tool["name"] in probed):
+        if not probed.are_same([tool for tool in items if tool["name"] in probed]):
             self._outdated = probed
             self._on_outdated()
 
