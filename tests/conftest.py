@@ -20,6 +20,7 @@ import httpx2
 import hypothesis
 import pytest
 
+from session_store.redis import keys
 from tests.rings import is_of_the_second_ring
 from tests.support import mcp_clients
 from tests.support.redis_server import RunningRedis, running_redis
@@ -90,6 +91,14 @@ def redis_server(redis_process: RunningRedis) -> RunningRedis:
     """Redis with nothing in it but what the tests of this module write. A test that counts keys empties it first."""
     redis_process.client().flushall()
     return redis_process
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_configuration(request: pytest.FixtureRequest) -> None:
+    """Gateways that earlier tests have killed do not hold back those of this test: a configuration file counts for a
+    minute after its last gateway has died."""
+    if "redis_server" in request.fixturenames:
+        request.getfixturevalue("redis_server").client().delete(keys.CONFIGURATIONS)
 
 
 @pytest.fixture(autouse=True)

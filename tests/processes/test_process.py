@@ -128,7 +128,8 @@ async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_end
     for _ in range(64):
         assert process.stdin.write(b"x" * 65_535 + b"\n")
     assert len(process.stdin.pending) > 3 << 20
-    assert await process.shutdown(grace_s=0.05) == -signal.SIGTERM
+    ended = await process.shutdown(grace_s=0.05)
+    assert ended in (-signal.SIGTERM, -signal.SIGKILL), "by how busy the machine is"
     assert not process.stdin.pending
     assert not process.stdin.write(b"late\n")
 
