@@ -19,7 +19,7 @@
 #define CLAIMS 3
 #endif
 #ifndef KINDS
-#define KINDS 127        /* of faults: the sum of those that may happen */
+#define KINDS 127        /* of faults: the sum of those that may happen (all but JUMP) */
 #endif
 #define PAUSE 1
 #define DEATH 2
@@ -28,6 +28,7 @@
 #define DRAIN 16
 #define FAILOVER 32      /* the store forgets a claim */
 #define LOST_ANSWER 64   /* of the store, to a claim */
+#define JUMP 128         /* of the store's clock, by a lease: not among those that the protocol withstands */
 #define may(kind) (faults > 0 && (KINDS & kind))
 #define REPLICAS 3
 #define NOBODY REPLICAS
@@ -389,6 +390,7 @@ end:
     :: atomic { may(OUTAGE) && !away[r] -> faults--; away[r] = true }
     :: atomic { away[r] -> away[r] = false }
     :: atomic { may(DRAIN) && runs(r) && !is_leaving[r] -> faults--; is_leaving[r] = true }
+    :: atomic { may(JUMP) && lease[r] != EXPIRED -> faults--; lease[r] = EXPIRED }
       /* SessionLifecycle.release_idle */
     :: atomic { renews(r) && is_leaving[r] && live[r] && working[r] == 0 ->
 #ifdef RELEASED_FIRST
