@@ -57,6 +57,9 @@ def lock(
     for name, why in faults.items():
         _err.print_labelled("error", visible_line(f"server {name} cannot be locked: {why}"))
     if faults:
+        if not check:
+            hint = f"{at} is not written: name the servers that it is for, or leave these out with --without SERVER"
+            _err.print_labelled("error", visible_line(hint))
         raise typer.Exit(1)
     after = wanted.approved(before, lists)
     _finish(at, before, after, check=check)
@@ -152,11 +155,12 @@ async def _lists(settings: Settings, names: list[str]) -> tuple[dict[str, Lists]
     configure_logging("critical")
     lists: dict[str, Lists] = {}
     faults: dict[str, str] = {}
-    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    some = settings.model_copy(update={"mcpServers": {name: settings.mcpServers[name] for name in names}})
+    gateway = Gateway(asking(some), store=MemoryBackend(), ring=KeyRing.ephemeral())
     async with gateway.running():
         await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
         for upstream in gateway.upstreams:
-            if upstream.name in names and not upstream.is_left_out:
+            if not upstream.is_left_out:
                 try:
                     lists[upstream.name] = await lists_of(upstream)
                 except Unlockable as error:

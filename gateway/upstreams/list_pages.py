@@ -12,7 +12,7 @@ from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import CacheKey, ResultCache
 from transports.era import Era
 from transports.inbound.unauthenticated_limits import Limits
-from transports.jsonrpc import encode
+from transports.jsonrpc import METHOD_NOT_FOUND, encode
 
 GATEWAY_META: Final = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -22,6 +22,7 @@ GATEWAY_META: Final = {
 """The `_meta` of the gateway's own requests to a modern server."""
 
 _MAX_PAGES: Final = 100
+_MOST_TEXT: Final = 200
 _LIMITS: Final = Limits()
 MOST_URI_CHARS: Final = _LIMITS.uri_chars
 
@@ -102,7 +103,10 @@ async def _read(
         version = 0 if results is None else results.version(method)
         answer = await conversation.ask(method, encode(params))
         if not isinstance(answer.result, msgspec.Raw):
-            return items, "the server answers with an error"
+            error = msgspec.json.decode(answer.error) if isinstance(answer.error, msgspec.Raw) else None
+            code, text = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, None)
+            has_none = code == METHOD_NOT_FOUND and not items  # many servers know the method only if they have items
+            return items, "" if has_none else f"the server answers with error {code}: {str(text)[:_MOST_TEXT]}"
         size += len(bytes(answer.result))
         if results is not None and conversation.era is Era.MODERN:
             raw = {key: encode(value) for key, value in params.items()}

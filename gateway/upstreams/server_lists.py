@@ -34,7 +34,8 @@ class ServerLists:
     `timeout_s`: how long the server may take to send a list. `probed` returns the tools that the server listed to the
     probe, which are valid for a conversation until it has received a list itself. `listed` is called with each list of
     tools, and `outdated` when the probed tools are not valid any more. `results` caches the server's fresh results: a
-    list found there is not requested. `has_lock`: there is a lock, which needs the digests of prompts and templates.
+    list found there is not requested. `has_lock`: there is a lock, which needs the digests of prompts and templates,
+    and lists of the conversation itself.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class ServerLists:
         lists = None if conversation is None else conversation.known_lists
         if lists is not None and method in lists.known:
             return lists.known[method]
-        if method != "tools/list" or (lists is not None and method in lists.changed):
+        # What another process lists says nothing of what this one would do, so a lock is compared with its own list.
+        if self._has_lock or method != "tools/list" or (lists is not None and method in lists.changed):
             return None
         probed = self._probed()
         return None if probed is self._outdated else probed
@@ -82,7 +84,7 @@ class ServerLists:
         is_old = monotonic() - lists.asked_at.get(method, float("-inf")) >= AGAIN_S
         if found is not None and (name in found or not name or not is_old):
             return found
-        if found is None and METHODS[method].kind not in lists.announced:
+        if found is None and not self._has_lock and METHODS[method].kind not in lists.announced:
             kept = cached_items(method, self.results)
             if kept is not None:
                 found = self._shared_list(method, kept)
