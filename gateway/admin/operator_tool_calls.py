@@ -23,7 +23,8 @@ from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.escaped_text import revealed
 from gateway.observability.logs import CORRELATION
-from gateway.policy.unapproved_items import UnapprovedItems
+from gateway.policy.unapproved_items import Unapproved, UnapprovedItems
+from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.relay.requests_to_self import InternalRequests
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
@@ -124,18 +125,7 @@ class ToolCatalog:
         """Return what the lock hides of a server (empty: of all), as this replica has seen it. `tool`: only that
         tool."""
         found = [] if self._unapproved is None else self._unapproved.of(server)
-        return [
-            UnapprovedRow(
-                server=one.server,
-                kind=one.kind,
-                name=one.name,
-                digest=one.digest,
-                reason=one.reason,
-                difference=item_difference(one.server, one.kind, one.name, one.approved, one.item)[:_MOST_LINES],
-            )
-            for one in found
-            if tool is None or (one.kind, one.name) == ("tools", tool)
-        ]
+        return [_hidden(one) for one in found if tool is None or (one.kind, one.name) == ("tools", tool)]
 
     async def approve(self, approval: Approval) -> str:
         """Write an item that the lock hides into the lock. Return the item's kind, server and name.
@@ -146,9 +136,10 @@ class ToolCatalog:
         """
         hidden = self._unapproved
         found = [] if hidden is None else hidden.of(approval.server)
-        item = next((one for one in found if one.digest == approval.digest and one.digest), None)
-        if hidden is None or item is None:
-            raise NoSuch("the lock hides nothing with this digest here: it may be approved, or have changed again")
+        wanted = (approval.server, approval.kind, approval.digest)
+        item = next((one for one in found if (one.server, one.kind, one.digest) == wanted), None)
+        if hidden is None or item is None or not _hidden(item).digest:
+            raise NoSuch("the lock hides nothing here of which all was shown with this digest: look again")
         try:
             async with self._turn:
                 await asyncio.to_thread(approve, Path(hidden.lock_file), item)
@@ -186,6 +177,23 @@ class ToolCatalog:
         if server not in self._upstreams:
             raise NoSuch(f"there is no server {server[:128]!r}")
         return self._upstreams[server]
+
+
+def _hidden(one: Unapproved) -> UnapprovedRow:
+    """Return how an item differs from what is approved. It has a digest, by which it can be approved, only if all of
+    it is shown."""
+    lines = item_difference(one.server, one.kind, one.name, one.approved, one.item)
+    is_whole = len(lines) <= _MOST_LINES and digest_of(one.item) == one.digest
+    if not is_whole:
+        lines = [*lines[:_MOST_LINES], "  too large to be shown here: use the command `lock`"]
+    return UnapprovedRow(
+        server=one.server,
+        kind=one.kind,
+        name=one.name,
+        digest=one.digest if is_whole else "",
+        reason=one.reason,
+        difference=lines,
+    )
 
 
 def _row(server: str, tool: Mapping[str, Any]) -> ToolRow:

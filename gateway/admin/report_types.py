@@ -494,9 +494,11 @@ class UnapprovedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator approves: the item of this server with this digest, which is that of what was shown."""
+    """What an operator approves: the item of this server and kind with this digest, which is that of what was shown.
+    `kind`: as in `UnapprovedRow`."""
 
     server: str
+    kind: str
     digest: str
 
 

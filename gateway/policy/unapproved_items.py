@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
@@ -16,6 +16,13 @@ from transports.jsonrpc import encode
 logger = logging.getLogger(__name__)
 
 _HELD_BYTES: Final = 4 << 20
+_MOST_TOLD: Final = 16_384
+_MOST_IN_A_MINUTE: Final = 100
+"""Lines and audit events about one server. The metric counts all."""
+
+_Key = tuple[str, str, str]
+"""The kind, name and digest of an item."""
+
 _MOST_NAME: Final = 128
 _NAMES_OF: Final = {"tools": "name", "prompts": "name", "templates": "uriTemplate"}
 _TOLD_AS: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
@@ -35,33 +42,46 @@ class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnapprovedItems:
-    """Log, audit and count each hidden item once, and keep it for operators. `counted` counts them by kind."""
+    """Log, audit and count each hidden item once, and keep it for operators. `counted` counts them by kind. A server
+    that lists many fills neither the log nor what is kept of others."""
 
     def __init__(self, policy: Policy, audit: Audit, counted: dict[str, int]) -> None:
         self._policy = policy
         self._audit = audit
         self._counted = counted
-        self._found: LRUCache[tuple[str, str, str, str], tuple[int, dict[str, Any]]] = LRUCache(
-            _HELD_BYTES, getsizeof=lambda found: found[0]
-        )
+        # For each server, so that none hides what others list: its hidden items, and those that were told.
+        self._found: dict[str, LRUCache[_Key, tuple[int, dict[str, Any]]]] = {}
+        self._told: dict[str, LRUCache[_Key, None]] = {}
+        self._recent: dict[str, TTLCache[_Key, None]] = {}
 
     def is_hidden(self, server: str, kind: str, item: Mapping[str, Any], digest: str) -> bool:
         """Return True if the lock hides this item of the server, which has this digest, and tell operators of it. Only
         for servers of which `Policy.locks` is True."""
         name = item[_NAMES_OF[kind]]
         reason = self._policy.why_unapproved(server, kind, name, digest)
-        if reason and (key := (server, kind, name, digest)) not in self._found:
-            part = compared_part(item)
-            size = 512 + len(name) + _size(part)
-            self._found[key] = (size, part) if size < _HELD_BYTES // 16 else (512, {_NAMES_OF[kind]: name[:_MOST_NAME]})
-            self._tell(server, kind, name, reason)
+        if reason:
+            self._keep(server, (kind, name, digest), item)
+            told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
+            if (kind, name, digest) not in told:
+                told[kind, name, digest] = None
+                self._tell(server, kind, name, reason)
         return bool(reason)
+
+    def _keep(self, server: str, key: _Key, item: Mapping[str, Any]) -> None:
+        found = self._found.setdefault(server, LRUCache(_HELD_BYTES, getsizeof=lambda one: one[0]))
+        if key not in found:
+            part = compared_part(item)
+            size = 512 + len(key[1]) + _size(part)
+            found[key] = (size, part) if size < _HELD_BYTES // 16 else (512, {_NAMES_OF[key[0]]: key[1][:_MOST_NAME]})
 
     def _tell(self, server: str, kind: str, name: str, reason: str) -> None:
         what = f"{_TOLD_AS[kind]} {server}/{shortened_line(name, _MOST_NAME)} is hidden from clients: {reason}"
-        logger.warning("%s", what, extra={"server": server})
-        self._audit.blocked(session="", server=server, reason=what, count=1)
         self._counted[kind] += 1
+        recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
+        if len(recent) < _MOST_IN_A_MINUTE:
+            recent[kind, name, ""] = None
+            logger.warning("%s", what, extra={"server": server})
+            self._audit.blocked(session="", server=server, reason=what, count=1)
 
     @property
     def lock_file(self) -> str:
@@ -71,8 +91,9 @@ class UnapprovedItems:
     def of(self, server: str = "") -> list[Unapproved]:
         """Return the items that are hidden by the lock as it is now, of one server or of all."""
         found = []
-        for (of, kind, name, digest), (_, item) in self._found.items():
-            reason = self._policy.why_unapproved(of, kind, name, digest) if server in ("", of) else ""
+        kept = [(of, *each) for of, some in self._found.items() if server in ("", of) for each in some.items()]
+        for of, (kind, name, digest), (_, item) in kept:
+            reason = self._policy.why_unapproved(of, kind, name, digest)
             if reason:
                 found.append(
                     Unapproved(

@@ -149,6 +149,10 @@ class _ListNeeded(msgspec.Struct, frozen=True):
     name: str
 
 
+_OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cacheScope"})
+"""The members of a page of a list, beside the items (MCP 2026-07-28)."""
+
+
 class _Lists(msgspec.Struct, frozen=True):
     """The lists of one server that a decision uses. Those in `asked` were requested for this decision. Other lists were
     received earlier."""
@@ -247,7 +251,7 @@ class Admission:
             return call.params
         missing = None
         if row.kind == "completions":
-            missing = self._completion(upstream.name, lists, call)
+            return self._completion(upstream.name, lists, call)
         elif row.kind not in restricted:
             pass
         elif method == "subscriptions/listen":
@@ -331,19 +335,22 @@ class Admission:
         self._compare(lists.upstream, "resources", frozenset(resources) | frozenset(templates) | frozenset(skills))
         return None
 
-    def _completion(self, server: str, lists: _Lists, call: Call) -> _ListNeeded | None:
+    def _completion(self, server: str, lists: _Lists, call: Call) -> _ListNeeded | Object:
         """Apply policy to a completion request, by the prompt or resource in its `ref`. Return the list to request
-        first; None if the request is admitted."""
+        first, or the params for the server."""
         restricted = self._policy.restricts(server)
+        if not restricted:
+            return call.params
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
-        ref = ref if isinstance(ref, dict) else {}
-        if ref.get("type") == "ref/prompt" and isinstance(ref.get("name"), str):
-            return self._prompt(server, lists, call, ref["name"]) if "prompts" in restricted else None
-        if ref.get("type") == "ref/resource" and isinstance(ref.get("uri"), str):
-            return self._resource(server, lists, call, ref["uri"]) if "resources" in restricted else None
-        if restricted:
-            raise Refused(200, INVALID_PARAMS, "params.ref must name a prompt, or a resource by its URI")
-        return None
+        match ref:
+            case {"type": "ref/prompt", "name": str(name)}:
+                missing = self._prompt(server, lists, call, name) if "prompts" in restricted else None
+            case {"type": "ref/resource", "uri": str(uri)}:
+                missing = self._resource(server, lists, call, uri) if "resources" in restricted else None
+            case _:
+                raise Refused(200, INVALID_PARAMS, "params.ref must name a prompt, or a resource by its URI")
+        # The server gets what was decided: a key that stands twice has two readings.
+        return call.params | {"ref": msgspec.Raw(encode(ref))} if missing is None else missing
 
     def _prompt(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
         prompts = lists.names("prompts/list", name)
@@ -472,6 +479,9 @@ class Admission:
             # Else it stays as the server has written it. Of a locked server, clients get what was compared: a key that
             # an object has twice has two readings.
             is_compared = method in LOCKED_LISTS and self._policy.locks(upstream.name)
+            if is_compared or row.kind in self._policy.restricts(upstream.name):
+                # Some clients read `Tools` as `tools`.
+                result = {name: value for name, value in result.items() if name == key or name in _OF_PAGES}
             if is_compared or key not in result or page.get(key) != listed:
                 result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
             if "cacheScope" in result and self.filters(upstream, method):

@@ -40,7 +40,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 async def _approve(operators: Operations, request: Request, operator: str) -> str:
     """Approve an item that the lock hides. The form has the digest of what was shown."""
     given = dict(await posted_form(request))
-    approval = Approval(server=given.get("server", ""), digest=given.get("digest", ""))
+    approval = Approval(**{name: given.get(name, "") for name in ("server", "kind", "digest")})
     found = await operators.approve(approval, operator)
     if faults := [f"{one.replica}: {one.fault or 'no answer'}" for one in found if not one.difference]:
         raise OperatorError("\n".join(["It is in the lock now, but is not loaded:", *faults]))
