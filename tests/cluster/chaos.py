@@ -38,7 +38,7 @@ from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gat
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.sentinels import Sentinels, running_sentinels
 from tests.support.tcp_relay import running_relay
-from tests.support.waiting import eventually
+from tests.support.waiting import descendants, eventually
 
 SESSIONS: Final = 50
 LEASE_S: Final = 5.0
@@ -111,8 +111,8 @@ class Arena:
 
     def children(self) -> set[int]:
         """The processes of the server that no reload changes."""
-        found = subprocess.run(["pgrep", "-f", f"^{self._echo}"], capture_output=True, text=True, check=False)
-        return {int(pid) for pid in found.stdout.split()}
+        found = [each for gateway in self.gateways for each in descendants(gateway.pid)]
+        return {each.pid for each in found if [*each.cmdline()[:1]] == [str(self._echo)]}
 
     async def replace(self, n: int) -> None:
         """Start a gateway where another one was, as an orchestrator does."""
@@ -234,6 +234,7 @@ def reloaded(times: int, every_s: float = 1.0) -> Fault:
 
     async def fault(arena: Arena) -> list[float]:
         children = arena.children()
+        assert len(children) >= SESSIONS
         for n in range(times):
             extra = {"command": sys.executable, "args": ["-m", "tests.support.probe_server"], "env": {"N": str(n // 4)}}
             arena.more_servers = {"extra": extra} if n % 4 < 2 else {}

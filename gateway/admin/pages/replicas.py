@@ -56,7 +56,7 @@ to the others and takes no new ones.</p></div></div>
 {% else %}
 <td><span class="badge {{ "warn" if r.draining else "good" if r.ready else "bad" }}">
 {{- "draining" if r.draining else "ready" if r.ready else "not ready" }}</span>
-{% if r.outdated %}<span class="badge warn">older configuration</span>{% endif %}</td>
+{%- if r.outdated %}<small>older file</small>{% endif %}</td>
 {% if several %}<td class="id wrap">{{ r.address or "none" }}</td>{% endif %}
 <td>{{ r.version }}</td><td class="n">{{ r.up_s | span }}</td>
 <td>{% if several %}{{ tables.meter(r.sessions, most) }}{% endif %}
