@@ -236,7 +236,7 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
     }
     faults = [*(f"{path}: {fault}" for fault in found.findings.faults), *misspelt]
     if faults:
-        raise ConfigurationError("\n".join([*(fault for entry in faulty.values() for fault in entry.faults), *faults]))
+        raise ConfigurationError("\n".join([*faults, *(fault for entry in faulty.values() for fault in entry.faults)]))
     notes += tuple(Note(level=note.level, text=f"{path}: {note.text}") for note in found.findings.notes)
     document, environment = found.document, variables(model)
     gateway = document.get("gateway", {})

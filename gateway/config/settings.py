@@ -526,8 +526,10 @@ def _validated(found: Gathered) -> Settings:
         except ValidationError as error:
             lines = [*fault_lines(error, found.origins, Settings)]
         if any(not server for server, _ in lines):
-            known = [line for entry in faulty.values() for line in entry.faults]
-            raise ConfigurationError("\n".join([*known, *(line for _, line in lines)]))
+            # First what is to be corrected: faults of single servers alone would only leave these out.
+            of_servers = [line for entry in faulty.values() for line in entry.faults]
+            lines.sort(key=lambda each: bool(each[0]))
+            raise ConfigurationError("\n".join([*(line for _, line in lines), *of_servers]))
         servers: dict[str, list[str]] = {}
         for server, line in lines:
             servers.setdefault(server, []).append(line)

@@ -114,10 +114,10 @@ def test_all_faults_of_file_and_variables_are_told_at_once(refusal: Refusal, mon
     entries = {"a": {"command": "x", "env": {"T": "${UNSET_1}", "U": "${UNSET_2}"}}, "b": {"command": "x", "arg": []}}
     monkeypatch.setenv("MCP_GATEWAY_PROT", "1")
     assert [line.split(": ")[:2] for line in refusal({"mcpServers": entries}).splitlines()] == [
+        ["the variable MCP_GATEWAY_PROT", "no such setting; did you mean MCP_GATEWAY_PORT?"],
         ["mcp.json", "mcpServers.a.env.T"],
         ["mcp.json", "mcpServers.a.env.U"],
         ["mcp.json", "mcpServers.b.arg"],
-        ["the variable MCP_GATEWAY_PROT", "no such setting; did you mean MCP_GATEWAY_PORT?"],
     ]
 
 
@@ -314,3 +314,14 @@ def test_a_server_that_is_the_gateway_itself_is_left_out(url: str, is_own: bool,
         again = {"command": "mcp-session-gateway", "args": ["stdio", *option]}
         path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": again}}))
         assert [*load(path).settings.mcpServers] == ["a"], "it would start itself, and that itself"
+
+
+@requirement("ops.config")
+def test_what_refuses_a_file_stands_before_what_leaves_a_server_out(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    for servers in ({"one": {"command": "one", "env": {"A": "${NOT_SET}"}}}, {"one": {"comand": "one"}}):
+        file.write_text(json.dumps({"mcpServers": servers, "gateway": {"sesion": {}}}), encoding="utf-8")
+        with pytest.raises(ConfigurationError) as refused:
+            load(file, {})
+        first, second = str(refused.value).splitlines()
+        assert "gateway.sesion: no such setting" in first and "mcpServers.one" in second
