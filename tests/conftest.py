@@ -97,8 +97,8 @@ def redis_server(redis_process: RunningRedis) -> RunningRedis:
 def no_earlier_configuration(request: pytest.FixtureRequest) -> None:
     """Gateways that earlier tests have killed do not hold back those of this test: a configuration file counts for a
     minute after its last gateway has died."""
-    if "redis_server" in request.fixturenames:
-        request.getfixturevalue("redis_server").client().delete(keys.CONFIGURATIONS)
+    for name in {"redis_server", "own_redis"} & {*request.fixturenames}:
+        request.getfixturevalue(name).client().delete(keys.CONFIGURATIONS)
 
 
 @pytest.fixture(autouse=True)
