@@ -25,7 +25,8 @@ _Key = tuple[str, str, str]
 
 _MOST_NAME: Final = 128
 _NAMES_OF: Final = {"tools": "name", "prompts": "name", "templates": "uriTemplate"}
-_TOLD_AS: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
+TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
+"""The kinds of items, in messages."""
 
 
 class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ class UnapprovedItems:
             found[key] = (size, part) if size < _HELD_BYTES // 16 else (512, {_NAMES_OF[key[0]]: key[1][:_MOST_NAME]})
 
     def _tell(self, server: str, kind: str, name: str, reason: str) -> None:
-        what = f"{_TOLD_AS[kind]} {server}/{shortened_line(name, _MOST_NAME)} is hidden from clients: {reason}"
+        what = f"{TITLES[kind]} {server}/{shortened_line(name, _MOST_NAME)} is hidden from clients: {reason}"
         self._counted[kind] += 1
         recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
         if len(recent) < _MOST_IN_A_MINUTE:

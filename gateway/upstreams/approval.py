@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gateway.config.tools_lock import KINDS, Lists, document, read_lock
 from gateway.observability.escaped_text import revealed, revealed_json, revealed_lines
-from gateway.policy.unapproved_items import Unapproved
+from gateway.policy.unapproved_items import TITLES, Unapproved
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.item_digests import compared_part, digest_of, digests_of
 from gateway.protocol.merged_lists import MOST_TOOLS, Tools
@@ -20,7 +20,6 @@ from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 _WAIT_S: Final = 30.0
-_TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
 
 
 class Unlockable(Exception):
@@ -63,9 +62,9 @@ def _by_name(kind: str, key: str, items: list[dict[str, Any]]) -> dict[str, dict
     for item, digest in zip(items, digests_of(items), strict=True):
         name = item[key]
         if name in found:
-            raise Unlockable(f"it lists the {_TITLES[kind]} {revealed(name)} twice")
+            raise Unlockable(f"it lists the {TITLES[kind]} {revealed(name)} twice")
         if not digest:
-            what = f"{_TITLES[kind]} {revealed(name)}"
+            what = f"{TITLES[kind]} {revealed(name)}"
             raise Unlockable(f"the {what} has no canonical form (RFC 8785), or the list is too large to be compared")
         found[name] = compared_part(item)
     return found
@@ -90,7 +89,7 @@ def item_difference(
     if before is not None and now is not None and digest_of(before) == digest_of(now):
         return []
     what = "is new" if before is None else "is gone" if now is None else "has changed"
-    return [f"{_TITLES[kind]} {server}/{revealed(name)} {what}", *(f"  {line}" for line in _diff(before, now))]
+    return [f"{TITLES[kind]} {server}/{revealed(name)} {what}", *(f"  {line}" for line in _diff(before, now))]
 
 
 def _diff(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Iterator[str]:
