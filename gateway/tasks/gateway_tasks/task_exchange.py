@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.exchange import Exchange, ExchangeConversation, fallback_id
-from gateway.calls.lifecycles import ExchangeEvent
+from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
@@ -127,6 +127,8 @@ class TaskExchange(Exchange):
     task_at_server: TaskAtServer | None = None
     _is_quiet = False  # the client has not asked for progress
     _progress: bytes | None = None  # the last notification before it became a task
+    _holds_questions = False
+    _held: Object | None = None  # the result with the server's questions
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
         if self.request is None:
@@ -158,7 +160,23 @@ class TaskExchange(Exchange):
             self.suspended = TaskQuestions(self, self.asked_before)
         return self.suspended
 
+    def hold_questions(self) -> None:
+        """Ask the client nothing until `release_questions`. Else a server that asks at once would have its question
+        answer the request that the handle of the task is to answer."""
+        self._holds_questions = True
+
+    def release_questions(self) -> None:
+        """Ask what was held back, unless it was withdrawn or the call has left the server meanwhile. If the call has
+        become a task, the task asks."""
+        self._holds_questions = False
+        held, self._held = self._held, None
+        if held is not None and self.state is ExchangeState.SENT and self.suspendable().questions:
+            self.suspend(held)
+
     def suspend(self, result: Object) -> None:
+        if self._holds_questions:
+            self._held = result
+            return
         if self.work is None:
             super().suspend(result)
             return

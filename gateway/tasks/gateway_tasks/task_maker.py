@@ -216,11 +216,21 @@ class TaskMaker:
         reply = TaskableReply(exchange, headers)
         tool = tool_of()
         is_at_once = tool.needs_task or self._settings.is_at_once(tool.server, tool.name)
+        if is_at_once:
+            exchange.hold_questions()
         reply.begin_after(
             0.0 if is_at_once else self._settings.after_s,
-            lambda: self._tasks.spawn(self._make(exchange, request, reply, tool_of)),
+            lambda: self._tasks.spawn(self._make_or_not(exchange, request, reply, tool_of)),
         )
         return reply
+
+    async def _make_or_not(
+        self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf
+    ) -> None:
+        try:
+            await self._make(exchange, request, reply, tool_of)
+        finally:
+            exchange.release_questions()
 
     async def begin(self, exchange: TaskExchange, request: Request, tool: Called) -> RunningTask:
         """Create and store the task of a call that is about to be sent. The client is answered with the task, not by

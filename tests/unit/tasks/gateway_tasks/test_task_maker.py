@@ -7,13 +7,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gateway.calls.suspended_call import InputRequest
 from gateway.errors import UPSTREAM_UNAVAILABLE, OutOfMemory, unreachable
 from gateway.protocol.merged_lists import Called
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import StoredCall
 from session_store import StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.calls.parts import turns
+from tests.unit.calls.parts import Server, turns
 from tests.unit.tasks.parts import HANDLES, Replica, Store, an_exchange, result
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -159,6 +160,27 @@ async def test_a_call_that_ends_while_its_task_is_stored_has_no_task(*, leaves: 
     await parts.goes_on()
     assert await parts.stored() is None, "nobody has its handle"
     assert parts.exchange.is_over and (parts.exchange.work is None or not leaves)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_question_before_the_task_is_stored_is_asked_by_the_task_or_the_call(*, is_stored: bool) -> None:
+    parts = Parts()
+    parts.store.tasks.failures = [] if is_stored else [StoreUnavailable("away")]
+    answer = await parts.waiting()
+    server = Server()
+    parts.exchange.sent_as(server.conversation, 1, None, 0.0)
+    question = InputRequest(server.conversation, b"1", "elicitation/create", {"message": msgspec.Raw(b'"?"')})
+    parts.exchange.suspendable().add(question)
+    parts.exchange.suspend({"resultType": msgspec.Raw(b'"input_required"')})
+    await turns()
+    assert not parts.exchange.is_suspended and not parts.exchange.replies.is_closed
+    await parts.goes_on()
+    assert (await parts.first(answer))["resultType"] == ("task" if is_stored else "input_required")
+    assert parts.exchange.is_suspended
+    if is_stored:
+        await parts.table.settled()
+        stored = await parts.stored()
+        assert stored is not None and stored.status == "input_required"
 
 
 async def test_a_call_that_is_refused_is_refused() -> None:
