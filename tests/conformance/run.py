@@ -49,12 +49,13 @@ def main() -> int:
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [(name, run) for name, run in runs() if only in name]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        good = sum(pool.map(lambda each: _is_as_expected(*each), chosen))
-    print(f"{good} runs as expected, {len(chosen) - good} not")
-    return int(good != len(chosen))
+        found = [line for lines in pool.map(lambda each: _differences(*each), chosen) for line in lines]
+    print("\n".join(found) or f"{len(chosen)} runs, all as expected")  # last, because CI shows the end
+    return int(bool(found))
 
 
-def _is_as_expected(name: str, run: Callable[[], Result]) -> bool:
+def _differences(name: str, run: Callable[[], Result]) -> list[str]:
+    """Run and print; return a line for each difference."""
     begun = time.monotonic()
     result = run()
     lines = [f"{name}: {result.summary} ({time.monotonic() - begun:.0f} s)"]
@@ -65,7 +66,7 @@ def _is_as_expected(name: str, run: Callable[[], Result]) -> bool:
         log.write_text(result.output, encoding="utf-8")
         lines.append(f"  the run's own output: {log.relative_to(CACHE.parent)}")
     print("\n".join(lines), flush=True)
-    return not result.found
+    return [f"{name}: not as expected: {line}" for line in result.found]
 
 
 if __name__ == "__main__":
