@@ -14,7 +14,7 @@ from gateway.config.difference import Difference
 from gateway.config.settings import Settings
 from gateway.context.session_assertions import HEADER
 from gateway.context.state_api import StateAccess, state_api
-from gateway.serving.composition import compose
+from gateway.serving.composition import Parts
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.reload import Reload
 from gateway.serving.url_paths import HEALTH, READY
@@ -45,7 +45,7 @@ class Gateway:
                 "the variables",
                 ", ".join(unread),
             )
-        parts = compose(settings, store=store, servers=servers, ring=ring, clock=clock, link=link)
+        parts = Parts(settings, store=store, objects=servers, ring=ring, clock=clock, link=link)
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts
         self._lifecycle = Lifecycle(parts, strict=strict)

@@ -11,7 +11,7 @@ from gateway.calls.server_start_failures import with_output_tail
 from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
-from gateway.serving.gateway_parts import Parts
+from gateway.serving.composition import Parts
 from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.ownership_reconciliation import Reconciliation

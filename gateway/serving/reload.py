@@ -27,9 +27,8 @@ from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_un
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.serving.build_servers import any_is_required, sandboxes_by_name, with_objects
 from gateway.serving.build_sessions import is_usable_for
-from gateway.serving.composition import environment_sources
+from gateway.serving.composition import Parts, environment_sources
 from gateway.serving.drain import COMPLETE
-from gateway.serving.gateway_parts import Parts
 from gateway.serving.url_paths import ALL, path_of, served_paths
 from gateway.serving.workers import has_terminal
 from gateway.upstreams.configuration_review import compare

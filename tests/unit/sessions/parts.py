@@ -16,8 +16,9 @@ from gateway.observability.audit import Audit
 from gateway.observability.metrics import Metrics
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
-from gateway.serving.build_sessions import build_resolution, build_sessions
-from gateway.serving.gateway_parts import Listeners
+from gateway.serving.build_http import Resolution
+from gateway.serving.build_sessions import SessionParts
+from gateway.serving.foundation import Listeners
 from gateway.sessions.session_aliases import Aliases
 from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.prestart import PrestartedProcesses
@@ -132,9 +133,9 @@ class Parts:
             endpoints={path: SimpleNamespace(prestartable=lambda _: []) for path in ("/mcp", "/servers/a/mcp")},
             prestarted=PrestartedProcesses(),
         )
-        sessions = build_sessions(base)
+        sessions = SessionParts(base)
         sessions.closed.add(self.closed.append)
-        resolution = build_resolution(base, sessions, served)
+        resolution = Resolution(base, sessions, served)
         self.lifecycle, self.attacher, self.records = sessions.lifecycle, sessions.attacher, sessions.records
         self.resolver, self.initializer = resolution.resolver, resolution.initializer
         self.carriers, self.returns = resolution.carriers, resolution.returns
