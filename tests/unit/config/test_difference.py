@@ -12,6 +12,8 @@ from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 
+pytestmark = requirement("live.reload")
+
 ONE: Any = {"command": "one"}
 KEYS: Any = {"api_keys": {"ann": sha256("ann")}}
 
@@ -20,7 +22,6 @@ def settings(servers: Any = None, **options: Any) -> Settings:
     return Settings.model_validate({"mcpServers": {"one": ONE} if servers is None else servers, "gateway": options})
 
 
-@requirement("live.reload")
 def test_servers_are_added_removed_and_changed() -> None:
     old = settings({"one": ONE, "two": ONE, "three": ONE})
     new = settings({"four": ONE, "one": ONE, "two": {"command": "one", "args": ["x"]}})
@@ -35,7 +36,6 @@ def in_file(path: Path, document: Any) -> Settings:
     return Settings.load(path)
 
 
-@requirement("live.reload")
 def test_replicas_compare_what_a_reload_applies_of_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def of(options: Any, servers: Any = None, name: str = "mcp.json") -> str:
         return digest(in_file(tmp_path / name, {"mcpServers": servers or {"one": ONE}, "gateway": options}))
@@ -52,7 +52,6 @@ def test_replicas_compare_what_a_reload_applies_of_their_files(tmp_path: Path, m
     assert digest(in_file(tmp_path / "half.json", '{"mcpServers": {"one": {"command": "\\ud83d"}}}'))
 
 
-@requirement("live.reload")
 def test_a_server_changes_with_a_secret_that_it_names() -> None:
     entry = {"command": "one", "env": {"TOKEN": "x-${secret:token}"}}
     old, new = (
@@ -62,7 +61,6 @@ def test_a_server_changes_with_a_secret_that_it_names() -> None:
     assert found.changed == ("one",) and found.settings == ("gateway.secrets",)
 
 
-@requirement("live.reload")
 def test_what_needs_a_restart_is_named_and_keeps_its_value() -> None:
     old = settings(port=1, limits={"exchanges": 1, "body_bytes": 4_096}, admin={"keys": {"a": sha256("a")}})
     new = settings(
@@ -91,14 +89,12 @@ def test_what_needs_a_restart_is_named_and_keeps_its_value() -> None:
     assert left.settings == found.settings and left.restart == ()
 
 
-@requirement("live.reload")
 @pytest.mark.parametrize(("before", "after"), [({}, KEYS), (KEYS, {})])
 def test_a_reload_never_decides_whether_callers_need_a_credential(before: Any, after: Any) -> None:
     with pytest.raises(ConfigurationError, match="whether callers need a credential"):
         applied(settings(**before), settings(**after))
 
 
-@requirement("live.reload")
 def test_the_mixture_is_validated_whole() -> None:
     old = settings({"one": ONE, "two": ONE}, discovery={"url": "https://a.example"})
     cards = {"two": {"name": "com.example/two", "description": "two"}}
@@ -108,7 +104,6 @@ def test_the_mixture_is_validated_whole() -> None:
         applied(with_card, settings({"one": ONE}, discovery={"url": "https://a.example"}))
 
 
-@requirement("live.reload")
 def test_an_entry_that_has_become_faulty_refuses_the_reload() -> None:
     new, before = settings({"one": ONE, "two": ONE}), settings({"one": ONE, "two": ONE})
     faulty = new.mcpServers["two"].without_server("mcpServers.two: no such setting")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.config.effective_settings import DEFAULT, EffectiveSetting, effective
-from gateway.config.settings import Settings, load
+from gateway.config.settings import Settings
 from tests.requirements import requirement
+from tests.unit.config.conftest import Loading
 
 SECRET = "hunter2-hunter2"
 GATEWAY: dict[str, Any] = {
@@ -28,16 +29,17 @@ SERVER: dict[str, Any] = {
 REMOTE: dict[str, Any] = {"url": f"https://b.example/mcp?api_key={SECRET}", "headers": {"X-Any": SECRET}}
 
 
-def loaded(tmp_path: Path, overrides: dict[str, Any] | None = None) -> dict[str, EffectiveSetting]:
-    file = tmp_path / "mcp.json"
-    file.write_text(json.dumps({"mcpServers": {"files": SERVER, "far": REMOTE}, "gateway": GATEWAY}), encoding="utf-8")
-    sections = effective(load(file, overrides).settings)
-    return {setting.name: setting for section in sections for setting in section.settings}
+def shown(settings: Settings) -> dict[str, EffectiveSetting]:
+    return {setting.name: setting for section in effective(settings) for setting in section.settings}
+
+
+def loaded(loading: Loading, overrides: dict[str, Any] | None = None) -> dict[str, EffectiveSetting]:
+    return shown(loading({"mcpServers": {"files": SERVER, "far": REMOTE}, "gateway": GATEWAY}, overrides).settings)
 
 
 @requirement("ops.configuration-page")
-def test_no_credential_is_shown(tmp_path: Path) -> None:
-    found = loaded(tmp_path)
+def test_no_credential_is_shown(loading: Loading) -> None:
+    found = loaded(loading)
     assert SECRET not in "".join(setting.value for setting in found.values())
     assert found["mcpServers.files.args"].value.endswith(" plain")
     assert json.loads(found["mcpServers.files.env"].value)["KEY"] == "${secret:files}"
@@ -46,22 +48,22 @@ def test_no_credential_is_shown(tmp_path: Path) -> None:
 
 
 @requirement("ops.configuration-page", "ops.partial")
-def test_a_server_that_is_left_out_has_its_fault(tmp_path: Path) -> None:
-    file = tmp_path / "mcp.json"
-    file.write_text(
-        json.dumps({"mcpServers": {"good": SERVER | {"env": {}}, "bad": {"command": "x", "env": {"T": "${UNSET_1}"}}}})
-    )
-    (shown,) = effective(load(file, {}).settings)[-1].settings
-    assert shown.name == "mcpServers.bad" and shown.value.startswith(f"left out: {file}: mcpServers.bad.env.T: ")
+def test_a_server_that_is_left_out_has_its_fault(loading: Loading, tmp_path: Path) -> None:
+    servers = {"good": SERVER | {"env": {}}, "bad": {"command": "x", "env": {"T": "${UNSET_1}"}}}
+    (bad,) = effective(loading({"mcpServers": servers}).settings)[-1].settings
+    fault = f"left out: {tmp_path / 'mcp.json'}: mcpServers.bad.env.T: "
+    assert bad.name == "mcpServers.bad" and bad.value.startswith(fault)
 
 
 @requirement("ops.configuration-page", "ops.precedence")
-def test_each_setting_has_the_place_that_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_setting_has_the_place_that_wins(
+    loading: Loading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "70")
     monkeypatch.setenv("MCP_GATEWAY_PORT", "99")
     monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["b.example"]')
-    assert loaded(tmp_path)["gateway.allowed_hosts"].value == "b.example"
-    found = loaded(tmp_path, {"port": 98, "allowed_hosts": ["c.example"]})
+    assert loaded(loading)["gateway.allowed_hosts"].value == "b.example"
+    found = loaded(loading, {"port": 98, "allowed_hosts": ["c.example"]})
     assert found["gateway.allowed_hosts"].value == "c.example", "lists do not add up"
     ttl, port = found["gateway.session.idle_ttl_s"], found["gateway.port"]
     assert (ttl.value, ttl.origin) == ("70", "the variable MCP_GATEWAY_SESSION__IDLE_TTL_S")
@@ -74,7 +76,6 @@ def test_each_setting_has_the_place_that_wins(tmp_path: Path, monkeypatch: pytes
 
 
 def test_settings_of_a_program_have_no_file() -> None:
-    settings = Settings.model_validate({"mcpServers": {"a": {"command": "x"}}, "gateway": {"port": 1}})
-    found = {one.name: one for section in effective(settings) for one in section.settings}
+    found = shown(Settings.model_validate({"mcpServers": {"a": {"command": "x"}}, "gateway": {"port": 1}}))
     assert found["gateway.port"].origin == found["mcpServers.a.command"].origin == "the program"
     assert found["gateway.host"].origin == DEFAULT

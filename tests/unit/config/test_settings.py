@@ -1,6 +1,5 @@
 """Settings are validated when they are loaded, and an error names the field."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from gateway.config.policy import PolicySettings, RateSettings
 from gateway.config.settings import ConfigurationError, Settings, load
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, sha256
-from tests.unit.config.conftest import Refusal
+from tests.unit.config.conftest import Loading, Refusal
 
 pytestmark = requirement("ops.config")
 
@@ -70,21 +69,19 @@ def test_an_expression_that_is_not_linear_is_a_configuration_error(word: str, re
     ],
 )
 def test_tools_that_evaluate_whatever_they_get_are_warned_of(
-    tools: Any, is_on: bool, words: str, tmp_path: Path
+    tools: Any, is_on: bool, words: str, loading: Loading
 ) -> None:
-    file = tmp_path / "mcp.json"
-    file.write_text(json.dumps({"mcpServers": {"s": {"command": "x", "tools": tools}}}))
-    notes = load(file, {"policy": {"eval_tools": True}} if is_on else {}).notes
+    servers = {"s": {"command": "x", "tools": tools}}
+    notes = loading({"mcpServers": servers}, {"policy": {"eval_tools": True}} if is_on else {}).notes
     assert [(note.level, words in note.line, "Expressions to start with" in note.do) for note in notes] == (
         [("warning", True, True)] if words else []
     )
 
 
 @requirement("pol.operation")
-def test_tools_of_a_server_that_is_left_out_are_not_missed(tmp_path: Path) -> None:
-    file, good, faulty = tmp_path / "mcp.json", {"command": "x"}, {"ur": 1, "tools": {"run": {"operation": "eval"}}}
-    file.write_text(json.dumps({"mcpServers": {"good": good, "faulty": faulty}}))
-    loaded = load(file, {"policy": {"eval_tools": True}})
+def test_tools_of_a_server_that_is_left_out_are_not_missed(loading: Loading) -> None:
+    good, faulty = {"command": "x"}, {"ur": 1, "tools": {"run": {"operation": "eval"}}}
+    loaded = loading({"mcpServers": {"good": good, "faulty": faulty}}, {"policy": {"eval_tools": True}})
     assert loaded.settings.left_out and not loaded.notes
 
 
