@@ -20,6 +20,8 @@ from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 from tests.support.wire import flood, request
 
+pytestmark = requirement("wall.audit")
+
 BAD = 3_000
 SERVERS = {"main": server(DEMO, shared=True)}
 ADMIN = bearer("operator-key")
@@ -52,7 +54,7 @@ def bad_keys(url: str, many: int) -> Iterator[bytes]:
         yield request("POST", "/mcp", {**headers, **bearer(f"bad-{number}")}, body)
 
 
-@requirement("wall.audit", "life.events")
+@requirement("life.events")
 @pytest.mark.parametrize("store", ["memory", "sqlite", "redis"])
 def test_thousands_of_bad_keys_flush_nothing_and_are_all_counted(
     store: str, redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
@@ -71,7 +73,6 @@ def test_thousands_of_bad_keys_flush_nothing_and_are_all_counted(
         assert {e["client"] for e in of_strangers} == {"127.0.0.1"}
 
 
-@requirement("wall.audit")
 def test_a_refused_value_of_every_kind_is_in_the_trail(http: httpx.Client) -> None:
     proxies = {"networks": ["127.0.0.0/8"]}
     with running_gateway(SERVERS, options=options("memory://", auth={"proxies": proxies})) as gateway:
@@ -95,7 +96,6 @@ def test_a_refused_value_of_every_kind_is_in_the_trail(http: httpx.Client) -> No
         assert [e["client"] for e in kept(gateway, http) if "API key" in e.get("reason", "")] == ["198.51.100.7"]
 
 
-@requirement("wall.audit")
 def test_a_forged_token_at_the_stdio_front_is_in_the_trail(tmp_path: Path) -> None:
     file, config = tmp_path / "audit.jsonl", tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": SERVERS, "gateway": {"audit": {"to": ["store", str(file)]}}}))

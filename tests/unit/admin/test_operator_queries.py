@@ -9,6 +9,8 @@ from gateway.admin.verbs import VERBS
 from session_store import TimelineEntry, TimelineHead
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.console-search")
+
 DAY = 20_000 * 86_400.0
 """A midnight, in UTC."""
 
@@ -21,7 +23,6 @@ def hours(since: str = "", until: str = "", zone: str = "") -> DayHours:
     return DayHours(since=since, until=until, zone=zone)
 
 
-@requirement("ops.console-search")
 @pytest.mark.parametrize(
     ("given", "inside", "outside"),
     [
@@ -42,7 +43,6 @@ def test_hours_of_the_day_are_those_of_the_readers_clock(
     assert not any(given.meet(one, one) for one in outside)
 
 
-@requirement("ops.console-search")
 def test_what_lasts_is_in_the_hours_that_it_touches() -> None:
     given = hours("14:00", "15:00")
     assert given.meet(at(10), at(14)) and given.meet(at(15), at(20)) and given.meet(at(14, 20), at(14, 30))
@@ -50,14 +50,12 @@ def test_what_lasts_is_in_the_hours_that_it_touches() -> None:
     assert not given.meet(at(10), at(13)) and not given.meet(at(16), at(24 + 13))
 
 
-@requirement("ops.console-search")
 @pytest.mark.parametrize("given", [{"since": "24:00"}, {"until": "1:30"}, {"since": "14:30:00"}, {"zone": "0x1"}])
 def test_what_is_no_time_of_day_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(OperatorError, match=r"^(from|to|zone): must be"):
         DayHours(**given)
 
 
-@requirement("ops.console-search")
 def test_a_clock_has_a_name() -> None:
     assert [hours(zone=zone).clock for zone in ("", "0", "345", "-210")] == ["UTC", "UTC", "UTC+05:45", "UTC-03:30"]
 
@@ -68,7 +66,6 @@ HEAD = TimelineHead(
 )  # fmt: skip
 
 
-@requirement("ops.console-search")
 @pytest.mark.parametrize(
     ("asked", "matches"),
     [
@@ -84,13 +81,11 @@ def test_a_session_of_the_last_day_is_found_by_parts_of_names(asked: PastQuery, 
     assert asked.matches(HEAD) is matches
 
 
-@requirement("ops.console-search")
 def test_only_sessions_with_failures_are_kept_where_these_are_asked_for() -> None:
     fine = TimelineHead(session="bbbbbbbb", updated_at=at(12))
     assert PastQuery().matches(fine) and not PastQuery(failed=True).matches(fine)
 
 
-@requirement("ops.console-search")
 @pytest.mark.parametrize(
     ("asked", "is_found"),
     [
@@ -112,7 +107,6 @@ def test_one_entry_has_the_server_the_tool_the_failure_and_the_time(asked: dict[
     assert asked_for.is_of_entries and asked_for.has_entry(entries) is is_found
 
 
-@requirement("ops.console-search")
 @pytest.mark.parametrize(
     ("given", "words"),
     [({"failed": "false"}, "failed: must be true, or left out"), ({"from": "noon"}, "from: must be a time of day")],

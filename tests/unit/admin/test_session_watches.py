@@ -16,7 +16,7 @@ from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.unit.admin.test_verb_handlers import FakeReplicas, operations_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ops.frames-reason")]
 
 THEIRS, OWN = "aaaaaaaa-of-a-client", "bbbbbbbb-of-olga"
 FRAME = SeenFrame(number=1, at=1.0, direction="client to gateway", kind="request", body="an argument")
@@ -84,7 +84,6 @@ class Watching:
         return shown[0]
 
 
-@requirement("ops.frames-reason")
 async def test_a_session_of_others_is_seen_for_a_reason_by_the_operator_who_gave_it() -> None:
     it = await Watching("with_reason").begun()
     for reason in ("", " \n", "x" * (MOST_REASON_CHARS + 1)):
@@ -108,7 +107,6 @@ async def test_a_session_of_others_is_seen_for_a_reason_by_the_operator_who_gave
         await it.operations.switch_frames_on(THEIRS, "olga")
 
 
-@requirement("ops.frames-reason")
 async def test_one_operator_at_a_time_sees_the_session_and_every_operator_may_end_that() -> None:
     it = await Watching("with_reason").begun()
     await it.operations.switch_frames_on(THEIRS, "olga", "one")
@@ -118,7 +116,7 @@ async def test_one_operator_at_a_time_sees_the_session_and_every_operator_may_en
     assert not it.replica.by and it.recorded[-1] == "aaaaaaaa: the operator olga has switched off its frames"
 
 
-@requirement("ops.frames", "ops.frames-reason")
+@requirement("ops.frames")
 @pytest.mark.parametrize(
     ("frames", "of_others", "of_own"),
     [("any", True, True), ("with_reason", False, True), ("own", False, True), ("off", False, False)],
@@ -137,7 +135,6 @@ async def test_the_setting_decides_without_a_reason_and_only_one_of_them_takes_r
         assert await it.sees("olga", session) is may
 
 
-@requirement("ops.frames-reason")
 async def test_the_default_takes_reasons_unless_operator_and_client_are_one_person() -> None:
     alone = await Watching(None).begun()
     assert (await alone.operations.switch_frames_on(THEIRS, "olga")).watched
@@ -147,7 +144,6 @@ async def test_the_default_takes_reasons_unless_operator_and_client_are_one_pers
             await served.operations.switch_frames_on(THEIRS, "olga")
 
 
-@requirement("ops.frames-reason")
 async def test_what_may_have_begun_is_recorded() -> None:
     it = await Watching("with_reason").begun()
     it.replica.answers = False

@@ -12,6 +12,8 @@ from gateway.doctor import servers
 from gateway.upstreams.server_facts import ServerState
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.check")
+
 
 class Fetching:
     """A gateway with one server, which starts once its package is fetched. It is fetched at the second look."""
@@ -45,7 +47,6 @@ class Fetching:
 
 
 @pytest.mark.anyio
-@requirement("ops.check")
 async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise the fetch would end with `check`, and no `check` would ever find the server."""
     gateway = Fetching(ends=True)
@@ -58,7 +59,6 @@ async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFi
 
 
 @pytest.mark.anyio
-@requirement("ops.check")
 @pytest.mark.parametrize(
     ("is_fetched", "line"),
     [
@@ -86,13 +86,11 @@ async def test_check_names_servers_that_are_late(is_fetched: bool, line: str, mo
     assert lines == [line], "once, and before the server answers"
 
 
-@requirement("ops.check")
 def test_a_server_whose_package_is_fetched_is_no_error_of_the_doctor() -> None:
     found = servers._finding(cast(Any, Fetching(ends=False)), "package-of-notes")
     assert found.state == "warning" and "package-of-notes is being fetched" in found.what and "check" in found.do
 
 
-@requirement("ops.check")
 def test_what_many_sandboxes_have_in_common_is_one_line() -> None:
     told = [(f"s{number}", "this kernel has no Landlock") for number in range(21)] + [("s0", "/etc: too much")]
     assert of_sandboxes(told) == [

@@ -11,7 +11,7 @@ import pytest
 from gateway.context.session_folders import SessionFolders
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ctx.temp-dir")]
 
 
 @pytest.fixture
@@ -42,7 +42,6 @@ def end(folders: SessionFolders, session_id: str) -> None:
     folders.forget(session_id)
 
 
-@requirement("ctx.temp-dir")
 async def test_a_folder_is_private_and_ends_with_the_last_link_of_an_ended_session(folders: SessionFolders) -> None:
     one, other = folders.path("s1"), folders.path("s2")
     assert one != other and not one.exists()
@@ -60,7 +59,6 @@ async def test_a_folder_is_private_and_ends_with_the_last_link_of_an_ended_sessi
     assert not one.exists()
 
 
-@requirement("ctx.temp-dir")
 async def test_whatever_a_server_leaves_is_removed_and_a_session_that_comes_back_at_once_gets_an_empty_folder(
     tmp_path: Path, folders: SessionFolders
 ) -> None:
@@ -78,7 +76,6 @@ async def test_whatever_a_server_leaves_is_removed_and_a_session_that_comes_back
     assert (tmp_path / "kept").exists()
 
 
-@requirement("ctx.temp-dir")
 async def test_deep_folders_are_removed_with_few_descriptors(folders: SessionFolders) -> None:
     folders.use("s1")
     deep = os.open(folders.path("s1"), os.O_RDONLY)
@@ -98,7 +95,6 @@ async def test_deep_folders_are_removed_with_few_descriptors(folders: SessionFol
         os.close(deep)
 
 
-@requirement("ctx.temp-dir")
 async def test_the_next_process_removes_what_a_killed_one_left_and_nothing_of_a_living_one(
     folders: SessionFolders,
 ) -> None:
@@ -112,7 +108,6 @@ async def test_the_next_process_removes_what_a_killed_one_left_and_nothing_of_a_
     await living.close()
 
 
-@requirement("ctx.temp-dir")
 async def test_a_folder_that_somebody_else_has_made_is_not_used(
     base: Path, folders: SessionFolders, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.support.issuer import Issuer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("pol.auth")]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@requirement("wall.authority", "pol.auth")
+@requirement("wall.authority")
 @pytest.mark.parametrize("bad", BAD)
 async def test_a_token_that_is_not_for_this_gateway_now_is_refused(issuer: Issuer, bad: str) -> None:
     change, why = BAD[bad]
@@ -97,7 +97,6 @@ async def test_a_token_that_is_not_for_this_gateway_now_is_refused(issuer: Issue
     assert tokens.cached(token) is None
 
 
-@requirement("pol.auth")
 async def test_the_operator_chooses_the_algorithms(issuer: Issuer) -> None:
     with pytest.raises(InvalidToken, match="InvalidAlgorithmError"):
         await trusting(issuer, algorithms=["ES256"]).verify(issuer.token())
@@ -108,7 +107,6 @@ async def test_the_operator_chooses_the_algorithms(issuer: Issuer) -> None:
             await trusting(issuer).verify(token)
 
 
-@requirement("pol.auth")
 async def test_a_verified_token_is_known_until_it_expires_and_not_for_long(issuer: Issuer) -> None:
     clock = FakeClock(time.time())
     tokens = trusting(issuer, clock)
@@ -126,7 +124,6 @@ async def test_a_verified_token_is_known_until_it_expires_and_not_for_long(issue
     assert tokens.cached(lasting) is None, "its key may have been withdrawn"
 
 
-@requirement("pol.auth")
 async def test_forged_tokens_do_not_flood_the_issuer(issuer: Issuer) -> None:
     tokens = trusting(issuer)
     for n in range(5):

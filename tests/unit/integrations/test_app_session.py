@@ -9,10 +9,9 @@ from session_store import StoreUnavailable
 from tests.requirements import requirement
 from tests.unit.integrations.apps import Client, FailingStore, app_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("app.rotate")]
 
 
-@requirement("app.rotate")
 async def test_a_session_gets_a_new_id_with_all_that_is_in_it_and_the_old_one_leads_nowhere() -> None:
     async def handler(session: AppSession) -> Any:
         if rotates:
@@ -35,7 +34,6 @@ async def test_a_session_gets_a_new_id_with_all_that_is_in_it_and_the_old_one_le
     assert (await client.get()).body.startswith(b"(3, ")
 
 
-@requirement("app.rotate")
 async def test_at_sign_in_a_session_goes_to_the_user_whom_the_app_names_and_without_a_session_nothing_does() -> None:
     async def handler(session: AppSession) -> Any:
         if signs_in:
@@ -56,7 +54,6 @@ async def test_at_sign_in_a_session_goes_to_the_user_whom_the_app_names_and_with
     assert len(list(store.sessions.records.scan())) == known
 
 
-@requirement("app.rotate")
 async def test_a_session_that_cannot_be_moved_whole_stays_where_it_is() -> None:
     async def handler(session: AppSession) -> Any:
         if await session.state.increment("visits") > 1:

@@ -9,17 +9,17 @@ from gateway.observability import process_memory as module
 from gateway.observability.process_memory import machine_memory, proportional_bytes, resident_bytes, tree_bytes
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.memory")
+
 MIB = 1 << 20
 
 
-@requirement("ops.memory")
 def test_a_process_has_its_share_of_pages_that_it_has_in_common() -> None:
     own, resident = proportional_bytes(os.getpid()), resident_bytes()
     assert own is not None and resident is not None and MIB < own <= resident
     assert proportional_bytes(2**22 + 1) is resident_bytes(2**22 + 1) is None
 
 
-@requirement("ops.memory")
 def test_of_many_processes_the_largest_are_read_and_no_other_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = range(100, 600), range(600, 662)  # the small ones were started first
     resident = dict.fromkeys(small, MIB) | dict.fromkeys(large, 8 * MIB)
@@ -35,7 +35,6 @@ def test_of_many_processes_the_largest_are_read_and_no_other_counts_more(monkeyp
     assert tree_bytes([7])[7] == module.REAPER_BYTES + 62 * 7 * MIB + 2 * MIB // 8 + 498 * 4096
 
 
-@requirement("ops.memory")
 def test_the_limit_of_a_cgroup_counts_where_it_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = machine_memory()
     assert whole is not None and 0 < whole.available <= whole.total

@@ -12,7 +12,7 @@ from tests.requirements import requirement
 from transports.inbound.unauthenticated_limits import Limited, Refusals
 from transports.inbound_port import Refused
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("ops.memory")]
 
 MIB = 1 << 20
 
@@ -61,7 +61,6 @@ class Memory(ServerMemory):
             await self.sample()
 
 
-@requirement("ops.memory")
 async def test_each_session_and_server_is_counted_and_what_has_ended_is_not() -> None:
     memory = Memory()
     files, other = memory.run()[0], memory.run(2, "s2", "notes")
@@ -75,7 +74,6 @@ async def test_each_session_and_server_is_counted_and_what_has_ended_is_not() ->
     assert not [*memory] and memory.state().used == 50 * MIB
 
 
-@requirement("ops.memory")
 async def test_a_process_that_grew_beyond_the_limit_shuts_its_server_off_only_while_it_runs() -> None:
     memory = Memory(250)
     [large] = memory.run()
@@ -87,7 +85,6 @@ async def test_a_process_that_grew_beyond_the_limit_shuts_its_server_off_only_wh
     assert memory.run(1, "s2") and memory.expected("files") == ASSUMED_BYTES
 
 
-@requirement("ops.memory")
 async def test_processes_that_seem_larger_than_all_that_is_in_use_take_nothing_from_others() -> None:
     memory = Memory()
     [inflated] = memory.run()
@@ -97,7 +94,6 @@ async def test_processes_that_seem_larger_than_all_that_is_in_use_take_nothing_f
     assert memory.run(1, "s2", "notes"), "another server starts"
 
 
-@requirement("ops.memory")
 async def test_what_has_not_grown_counts_as_much_as_the_servers_others() -> None:
     memory = Memory(0)
     assert memory.bytes_of(memory.run()[0]) == ASSUMED_BYTES, "none was read yet"
@@ -111,7 +107,6 @@ async def test_what_has_not_grown_counts_as_much_as_the_servers_others() -> None
     assert memory.expected("notes") == ASSUMED_BYTES
 
 
-@requirement("ops.memory")
 async def test_a_process_grows_from_its_start_and_not_while_its_package_is_fetched() -> None:
     memory = Memory(0)
     [first] = memory.run()
@@ -127,7 +122,6 @@ async def test_a_process_grows_from_its_start_and_not_while_its_package_is_fetch
     assert memory.bytes_of(late) == 1 * MIB
 
 
-@requirement("ops.memory")
 async def test_a_sample_reads_few_processes_and_each_in_its_turn() -> None:
     memory = Memory(0)
     processes = memory.run(3 * READ_AT_ONCE - 1)
@@ -138,7 +132,6 @@ async def test_a_sample_reads_few_processes_and_each_in_its_turn() -> None:
     assert {*memory.asked} == {process.top for process in processes}
 
 
-@requirement("ops.memory")
 async def test_what_has_grown_is_read_before_what_starts_faster_than_it_is_read() -> None:
     memory = Memory(0)
     memory.run()
@@ -149,7 +142,6 @@ async def test_what_has_grown_is_read_before_what_starts_faster_than_it_is_read(
     assert memory.expected("files") == 20 * MIB
 
 
-@requirement("ops.memory")
 async def test_a_new_server_is_read_before_many_others_are_read_again() -> None:
     memory = Memory(0)
     memory.run(3 * READ_AT_ONCE)
@@ -160,7 +152,6 @@ async def test_a_new_server_is_read_before_many_others_are_read_again() -> None:
     assert memory.expected("notes") == 20 * MIB
 
 
-@requirement("ops.memory")
 async def test_what_grows_later_is_read_again_however_fast_others_start_and_end() -> None:
     memory = Memory(0)
     [large] = memory.run()
@@ -175,7 +166,6 @@ async def test_what_grows_later_is_read_again_however_fast_others_start_and_end(
     assert memory.bytes_of(large) == 600 * MIB
 
 
-@requirement("ops.memory")
 async def test_reading_takes_a_twentieth_of_the_time_at_most() -> None:
     memory = Memory(0)
     memory.run()
@@ -186,7 +176,6 @@ async def test_reading_takes_a_twentieth_of_the_time_at_most() -> None:
         assert len(memory.asked) == count
 
 
-@requirement("ops.memory")
 @pytest.mark.parametrize(
     ("limit_mb", "workers", "available", "most"),
     [
@@ -214,7 +203,6 @@ async def test_a_machine_that_tells_nothing_sets_no_limit() -> None:
     assert len(Memory(50 + 640, has_machine=False).run(10)) == 10, "what cannot be read counts as assumed"
 
 
-@requirement("ops.memory")
 async def test_shortage_is_told_once_before_a_process_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     memory = Memory(250)
     await memory.sample()
@@ -243,7 +231,6 @@ async def test_shortage_is_told_once_before_a_process_is_refused(caplog: pytest.
     assert not memory.is_short
 
 
-@requirement("ops.memory")
 @pytest.mark.parametrize("size", [80, 400, 660])
 async def test_however_large_a_server_is_a_shortage_ends_once_there_is_room_again(size: int) -> None:
     memory = Memory(700)
@@ -267,7 +254,6 @@ async def test_however_large_a_server_is_a_shortage_ends_once_there_is_room_agai
     assert not memory.is_short, "no large server runs any more"
 
 
-@requirement("ops.memory")
 async def test_a_third_of_what_servers_may_have_is_enough_for_more() -> None:
     memory = Memory(700)
     memory.size = 200 * MIB

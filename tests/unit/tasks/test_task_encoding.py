@@ -19,6 +19,8 @@ from tests.requirements import requirement
 from tests.unit.tasks.parts import a_task
 from transports.jsonrpc import encode
 
+pytestmark = requirement("task.asked")
+
 COMMON = {
     "taskId": "handle",
     "createdAt": "2023-11-14T22:13:20.250Z",
@@ -48,7 +50,7 @@ def test_each_state_has_what_the_extension_says() -> None:
     assert told(status="cancelled") == working | {"status": "cancelled"}
 
 
-@requirement("task.make", "task.asked")
+@requirement("task.make")
 def test_the_handle_comes_in_place_of_a_result() -> None:
     created = msgspec.json.decode(encode(created_result(a_task(), "handle")))
     assert created == COMMON | {"resultType": "task", "status": "working"}
@@ -80,7 +82,6 @@ FAILED = {"status": "failed", "message": "m", "error": b'{"code":-1,"message":"m
 TOOL_ERROR = {"status": "completed", "is_tool_error": True}
 
 
-@requirement("task.asked")
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -97,7 +98,6 @@ def test_each_state_has_what_2025_11_25_says(fields: dict[str, Any], told: dict[
     assert legacy_task(a_task(**fields), "handle") == LEGACY | told
 
 
-@requirement("task.asked")
 def test_the_outcome_is_what_the_call_would_have_been_answered_with() -> None:
     modern = {"resultType": "complete", "content": [], "_meta": {"own": 1}}
     assert outcome(status="completed", result=encode(modern)) == ({"content": [], "_meta": {"own": 1} | RELATED}, None)
@@ -113,7 +113,6 @@ OURS: Any = {"list": {}, "cancel": {}, "requests": CALL}
 MORE: Any = {"requests": CALL | {"own": {}}}
 
 
-@requirement("task.asked")
 @pytest.mark.parametrize(
     ("declared", "expected"), [(None, OURS), (MORE, OURS | MORE), ({"list": {"x": 1}}, OURS | {"list": {"x": 1}})]
 )

@@ -53,7 +53,6 @@ TEXTS = st.one_of(
 )
 
 
-@requirement("ops.try-tools")
 @given(schemas(), st.data())
 def test_whatever_stands_in_the_controls_is_sent_as_the_declared_types_or_refused(
     schema: dict[str, Any], data: st.DataObject
@@ -77,7 +76,6 @@ def a_form(**properties: Any) -> Form:
     return form_of({"type": "object", "properties": properties})
 
 
-@requirement("ops.try-tools")
 def test_each_type_has_its_control_and_required_ones_come_first() -> None:
     properties = {
         "city": {"type": "string", "description": "Where"},
@@ -114,7 +112,6 @@ def test_an_empty_control_leaves_the_argument_out_unless_it_is_required() -> Non
     assert arguments_in(form, empty) == {"b": "", "c": None}
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -156,7 +153,6 @@ def test_json_that_cannot_be_sent_is_refused(text: str, why: str) -> None:
     assert why in str(error.value)
 
 
-@requirement("ops.try-tools")
 def test_a_control_that_the_tool_does_not_have_any_more_is_named() -> None:
     with pytest.raises(FormFaults, match="gone: the tool has no such argument now"):
         arguments_in(a_form(), {f"{PREFIX}gone": "x"})
@@ -172,7 +168,6 @@ def image(kind: str, data: str) -> dict[str, Any]:
     return {"content": [{"type": "image", "mimeType": kind, "data": data}]}
 
 
-@requirement("ops.try-tools")
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
