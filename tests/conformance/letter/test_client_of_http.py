@@ -1,6 +1,5 @@
 """What a client has to do on Streamable HTTP, seen by servers that are told what to answer."""
 
-import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conformance.letter.test_http_endpoint import encoded
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway, running_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
@@ -168,10 +168,6 @@ def test_each_message_is_a_post_that_accepts_both_answers_and_repeats_what_proxi
     named = [seen.headers["mcp-name"] for seen in new.posted("tools/call")]
     assert named[0] == "good" and encoded("käse") in named
     assert {"server/discover", "tools/list"} <= {seen.body["method"] for seen in new.seen}
-
-
-def encoded(text: str) -> str:
-    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
 def test_both_kinds_of_answers_are_read_and_a_servers_request_is_not_answered(

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
+from gateway.admin.local_gateways import announced
 from gateway.cli.main import app
 from gateway.cli.sandbox import name_of, said_of
 from gateway.config.hosts.client_snippets import CLIENTS
@@ -21,6 +21,7 @@ from gateway.config.settings import load
 from gateway.doctor import running_gateways
 from gateway.version import __version__
 from tests.requirements import requirement
+from tests.unit.cli.test_options import running
 
 
 def ran(*arguments: str, **environment: str) -> Result:
@@ -272,14 +273,10 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
         done = ran("connect", "claude-code", *options)
         return shlex.split(done.stdout)[-1] if done.exit_code == 0 else " ".join(done.output.split())
 
-    def runs(port: int) -> LocalGateway:
-        base = f"http://127.0.0.1:{port}"
-        return LocalGateway(url=base, endpoint=f"{base}/mcp", key="k", pid=1, network=network_namespace())
-
     assert url() == "http://127.0.0.1:8080/mcp"
     warned = "neither one that you run at a terminal nor at http://127.0.0.1:8080/mcp, where one"
     assert warned in " ".join(ran("connect", "cursor").stderr.split())
-    with announced(runs(8080)):
+    with announced(running(8080)):
         assert not ran("connect", "cursor").stderr.count("warning")
     assert "warning" not in ran("connect", "cursor", "--url", "http://127.0.0.1:8080").stderr
     monkeypatch.setattr(running_gateways, "is_gateway", gateways_at("http://127.0.0.1:8080/mcp"))
@@ -288,7 +285,7 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
     everywhere = {"host": "0.0.0.0", "port": 9000, "anonymous": True, "allowed_hosts": ["*"]}
     (here / "mcp.json").write_text(json.dumps({"gateway": everywhere}))
     (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')
-    with announced(runs(9002)):
+    with announced(running(9002)):
         assert url() == "http://localhost:9000/mcp", "what this folder says comes before what runs elsewhere"
         assert url("--config", "other.json") == "http://[::1]:9001/mcp"
         (here / "mcp.json").unlink()
@@ -296,9 +293,9 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("MCP_GATEWAY_PORT", "9004")
         assert url() == "http://127.0.0.1:9004/mcp"
         monkeypatch.delenv("MCP_GATEWAY_PORT")
-        with announced(runs(9003)):
+        with announced(running(9003)):
             assert "say which" in url() and "--url http://127.0.0.1:9003/mcp" in url()
-            with announced(runs(8080)):
+            with announced(running(8080)):
                 assert url() == "http://127.0.0.1:8080/mcp", "that of this folder"
                 told = "ignored http://127.0.0.1:9002/mcp, http://127.0.0.1:9003/mcp, where you run a gateway too"
                 assert told in " ".join(ran("connect", "cursor").stderr.split())

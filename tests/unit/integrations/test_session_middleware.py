@@ -261,7 +261,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @requirement("app.settings")
-def test_the_environment_gives_what_no_argument_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_gives_what_no_argument_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in (("IDLE_TTL_S", "60"), ("COOKIE", "false"), ("MAX_SESSIONS", "3")):
         monkeypatch.setenv(f"MCP_GATEWAY_SESSION__{name}", value)
     monkeypatch.setenv("MCP_GATEWAY_STORE", "redis://there:6379/0")
@@ -272,15 +272,11 @@ def test_the_environment_gives_what_no_argument_gives(monkeypatch: pytest.Monkey
     settings = settings_of("memory://", {"idle_ttl_s": 5.0})
     assert settings.store == "memory://" and settings.session.idle_ttl_s == 5.0
     assert backend_of(settings).sessions._max_sessions == 3
-
-
-@requirement("app.settings")
-def test_the_stores_url_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "url"
-    file.write_text("redis://:secret@there:6379/0\n")
-    monkeypatch.setenv("MCP_GATEWAY_STORE_FILE", str(file))
-    assert settings_of(None, {}).store == "redis://:secret@there:6379/0"
-    assert settings_of("memory://", {}).store == "memory://"
+    monkeypatch.delenv("MCP_GATEWAY_STORE")
+    (tmp_path / "url").write_text("redis://:secret@there:6379/0\n")
+    monkeypatch.setenv("MCP_GATEWAY_STORE_FILE", str(tmp_path / "url"))
+    for given, store in ((None, "redis://:secret@there:6379/0"), ("memory://", "memory://")):
+        assert settings_of(given, {}).store == store, "the URL of the store may be in a file"
 
 
 @requirement("app.settings")

@@ -11,6 +11,7 @@ from gateway.upstreams.server_facts import KnownFacts, ServerFacts
 from gateway.upstreams.server_probe import AGAIN_S, WAIT_S, Probe
 from session_store.testing import FakeClock
 from tests.requirements import requirement
+from tests.unit.calls.parts import turns
 from tests.unit.upstreams.parts import NO_METHOD, Server
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -27,11 +28,6 @@ BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are yo
 
 def probe_of(server: Any, clock: FakeClock | None = None, *, is_remote: bool = False) -> Probe:
     return Probe("demo", KnownFacts(), server, start_s=5.0, is_remote=is_remote, clock=clock or FakeClock())
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @requirement("ext.relay")
@@ -117,9 +113,9 @@ async def test_concurrent_callers_share_one_probe() -> None:
     server = Server(discover=DISCOVERED, is_busy=True)
     probe = probe_of(server)
     asked = [asyncio.ensure_future(probe.facts()) for _ in range(3)]
-    await settle()
+    await turns(20)
     asked[0].cancel()
-    await settle()
+    await turns(20)
     server.gate.set()
     assert [each.discover for each in await asyncio.gather(*asked[1:])] == [DISCOVERED] * 2
     assert server.log == [f"ready {Era.MODERN}"] and asked[0].cancelled()
@@ -234,13 +230,13 @@ async def test_what_a_server_says_of_itself_is_passed_on_with_the_time_that_is_l
     clock.pass_time(50)
     server.discover = UpstreamUnavailable("away")
     assert b'"ttlMs":0' in (probe.discovery(facts) or b"")
-    await settle()
+    await turns(20)
     assert (await probe.facts()) is facts, "a server that cannot be asked again keeps its answer"
     server.discover = b'{"capabilities":{"tools":{}},"ttlMs":60000}'
     for passed_s, is_same in ((0, True), (AGAIN_S, False)):  # not so soon
         clock.pass_time(passed_s)
         probe.discovery(facts)
-        await settle()
+        await turns(20)
         assert ((await probe.facts()) is facts) is is_same
     again = await probe.facts()
     assert again.capabilities == {"tools": {}} and b'"ttlMs":60000' in (probe.discovery(again) or b"")
@@ -267,7 +263,7 @@ async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked
     learned = ServerFacts(discover=DISCOVERED, needs_credentials=True)
     server.gate.clear()
     running = probe.start()
-    await settle()
+    await turns(20)
     probe.learn(learned)
     assert probe.answered.is_set() and probe.failures.count == 0
     server.gate.set()
