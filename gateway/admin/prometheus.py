@@ -1,7 +1,7 @@
 """Export the metrics to Prometheus. They are collected for each scrape."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import get_args
 
@@ -25,6 +25,9 @@ from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_opener import Start
 from gateway.version import __version__
 from session_store.ports.accounting import StepName
+
+Row = tuple[tuple[str, ...], float]
+"""The values of a metric's labels, and its value."""
 
 _EVENTS = frozenset(get_args(StepName)) - {"operated"}
 
@@ -60,170 +63,137 @@ class PrometheusExporter:
         yield from self._store()
 
     def _requests(self) -> Iterator[Metric]:
-        metrics = self._replica.metrics
-        requests = CounterMetricFamily(
-            "mcp_gateway_requests",
-            "Requests of clients by outcome",
-            labels=["server", "method", "era", "outcome"],
-        )
+        metrics, audit = self._replica.metrics, self._audit
+        requests: list[Row] = []
         own: dict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(BUCKETS_S))
         conventional: dict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(BUCKETS_S))
         for (*labels, kind), series in metrics.series.items():
             ended = kind.replace(" ", "_")
-            requests.add_metric([*labels, ended], series.count)
+            requests.append(((*labels, ended), series.count))
             own[*labels].include(series)
             conventional[*labels, ended if kind in FAILURES else ""].include(series)
-        yield requests
-        durations = HistogramMetricFamily(
+        yield _counter("requests", "Requests of clients by outcome", requests, "server", "method", "era", "outcome")
+        yield _histogram(
             "mcp_gateway_request_duration_seconds",
             "Time from the arrival of a request to its answer, without subscriptions",
-            labels=["server", "method", "era"],
+            own.items(),
+            *("server", "method", "era"),
         )
-        operations = HistogramMetricFamily(
+        yield _histogram(
             "mcp_server_operation_duration_seconds",
             "The same times under OpenTelemetry's name, by failure",
-            labels=["server", "mcp_method_name", "era", "error_type"],
+            conventional.items(),
+            *("server", "mcp_method_name", "era", "error_type"),
         )
-        for family, found in ((durations, own), (operations, conventional)):
-            for values, took in found.items():
-                family.add_metric(values, _buckets(took), took.total)
-            yield family
         for name, row in COUNTERS.items():
-            counted = CounterMetricFamily(f"mcp_gateway_{name}", row.help, labels=[row.label])
-            for value in dict.fromkeys([*row.known, *metrics.counters[name]]):
-                counted.add_metric([value], metrics.counters[name][value])
-            yield counted
-        events = CounterMetricFamily(
-            "mcp_gateway_session_events", "Session events and refusals by kind", labels=["event"]
+            values = dict.fromkeys([*row.known, *metrics.counters[name]])
+            yield _counter(name, row.help, [((value,), metrics.counters[name][value]) for value in values], row.label)
+        events = [((event,), audit.counts[event]) for event in _EVENTS | audit.counts.keys()]
+        yield _counter("session_events", "Session events and refusals by kind", events, "event")
+        yield _histogram(
+            "mcp_server_session_duration_seconds",
+            "Ages at which sessions ended, by how they ended",
+            (((how,), lasted) for how, lasted in audit.durations.items()),
+            "event",
         )
-        for event in _EVENTS | self._audit.counts.keys():
-            events.add_metric([event], self._audit.counts[event])
-        yield events
-        ages = HistogramMetricFamily(
-            "mcp_server_session_duration_seconds", "Ages at which sessions ended, by how they ended", labels=["event"]
-        )
-        for how, lasted in self._audit.durations.items():
-            ages.add_metric([how], _buckets(lasted), lasted.total)
-        yield ages
-        each = self._audit.calls_each
-        yield HistogramMetricFamily(
-            "mcp_gateway_session_calls",
-            "Calls answered in sessions that ended here",
-            buckets=_buckets(each),
-            sum_value=each.total,
-        )
-        yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
-        yield CounterMetricFamily(
-            "mcp_gateway_log_lines_dropped", "Lines for stderr that were dropped", value=dropped_lines()
-        )
+        calls = "Calls answered in sessions that ended here"
+        yield _histogram("mcp_gateway_session_calls", calls, [((), audit.calls_each)])
+        yield _counter("audit_lost", "Audit events that were dropped", [((), audit.lost)])
+        yield _counter("log_lines_dropped", "Lines for stderr that were dropped", [((), dropped_lines())])
 
     def _held(self) -> Iterator[Metric]:
-        held = self._counted
-        yield GaugeMetricFamily("mcp_gateway_sessions", "Sessions that this process serves", value=held.sessions)
-        yield GaugeMetricFamily(
-            "mcp_gateway_sessions_without_workspace",
-            "Those of them that have no workspace",
-            value=held.without_workspace,
-        )
-        yield GaugeMetricFamily("mcp_gateway_exchanges_in_flight", "Requests in flight", value=held.in_flight)
-        yield GaugeMetricFamily(
-            "mcp_gateway_calls_parked", "Calls that wait for input from their client", value=held.suspended
-        )
-        yield GaugeMetricFamily("mcp_gateway_streams", "Open event streams", value=held.streams)
-        yield GaugeMetricFamily(
-            "mcp_gateway_draining", "1 while sessions are handed over", value=int(self._replica.is_draining)
-        )
-        yield GaugeMetricFamily(
-            "mcp_gateway_configuration_outdated",
-            "1 while another replica has a newer configuration file",
-            value=int(self._replica.is_outdated),
-        )
-        lag = self._replica.metrics.loop_lag_s
-        yield GaugeMetricFamily("mcp_gateway_loop_lag_seconds", "Delay of the event loop in the last second", value=lag)
-        stalls = self._replica.metrics.stalls
-        yield HistogramMetricFamily(
-            "mcp_gateway_loop_stall_seconds",
-            "How late the event loop was, measured 20 times a second",
-            buckets=_buckets(stalls),
-            sum_value=stalls.total,
-        )
-        pauses = HistogramMetricFamily(
+        held, metrics = self._counted, self._replica.metrics
+        for name, text, value in (
+            ("sessions", "Sessions that this process serves", held.sessions),
+            ("sessions_without_workspace", "Those of them that have no workspace", held.without_workspace),
+            ("exchanges_in_flight", "Requests in flight", held.in_flight),
+            ("calls_parked", "Calls that wait for input from their client", held.suspended),
+            ("streams", "Open event streams", held.streams),
+            ("draining", "1 while sessions are handed over", self._replica.is_draining),
+            (
+                "configuration_outdated",
+                "1 while another replica has a newer configuration file",
+                self._replica.is_outdated,
+            ),
+            ("loop_lag_seconds", "Delay of the event loop in the last second", metrics.loop_lag_s),
+        ):
+            yield _gauge(name, text, value)
+        stalls = "How late the event loop was, measured 20 times a second"
+        yield _histogram("mcp_gateway_loop_stall_seconds", stalls, [((), metrics.stalls)])
+        yield _histogram(
             "mcp_gateway_collector_pause_seconds",
             "Time for which the garbage collector stopped the process, by generation",
-            labels=["generation"],
+            (((str(generation),), pause) for generation, pause in enumerate(metrics.collections)),
+            "generation",
         )
-        for generation, pause in enumerate(self._replica.metrics.collections):
-            pauses.add_metric([str(generation)], _buckets(pause), pause.total)
-        yield pauses
         yield InfoMetricFamily("mcp_gateway_build", "Version of the gateway", value={"version": __version__})
 
     def _servers(self) -> Iterator[Metric]:
-        processes = GaugeMetricFamily("mcp_gateway_server_processes", "Server processes", labels=["server"])
-        for server, count in self._counted.processes.items():
-            processes.add_metric([server], count)
-        yield processes
-        up = GaugeMetricFamily(
-            "mcp_gateway_server_up", "Whether the server has answered the gateway", labels=["server"]
-        )
-        for upstream in self._replica.upstreams:
-            up.add_metric([upstream.name], float(upstream.has_answered))
-        yield up
-        restarts = CounterMetricFamily(
-            "mcp_gateway_server_restarts", "Restarts of servers by reason", labels=["server", "reason"]
-        )
-        for upstream in self._replica.upstreams:
-            # With those that have not happened: of what begins at 1 the increase is not seen.
-            for reason in LOSSES | upstream.restarts.keys():
-                restarts.add_metric([upstream.name, reason], upstream.restarts[reason])
-        yield restarts
-        starts = CounterMetricFamily(
-            "mcp_gateway_server_starts",
+        upstreams = self._replica.upstreams
+        processes = [((server,), count) for server, count in self._counted.processes.items()]
+        yield _gauge("server_processes", "Server processes", processes, "server")
+        up = [((u.name,), u.has_answered) for u in upstreams]
+        yield _gauge("server_up", "Whether the server has answered the gateway", up, "server")
+        # With those that have not happened: of what begins at 1 the increase is not seen.
+        restarts = [((u.name, why), u.restarts[why]) for u in upstreams for why in LOSSES | u.restarts.keys()]
+        yield _counter("server_restarts", "Restarts of servers by reason", restarts, "server", "reason")
+        yield _counter(
+            "server_starts",
             "Starts of servers: those that answered, and those that failed before",
-            labels=["server", "outcome"],
+            [((u.name, outcome), u.starts[outcome]) for u in upstreams for outcome in get_args(Start)],
+            *("server", "outcome"),
         )
-        for upstream in self._replica.upstreams:
-            for outcome in get_args(Start):
-                starts.add_metric([upstream.name, outcome], upstream.starts[outcome])
-        yield starts
-        hits = CounterMetricFamily(
-            "mcp_gateway_cache_hits",
+        yield _counter(
+            "cache_hits",
             "Lists and resources that clients got from results kept within their ttlMs",
-            labels=["server", "method"],
+            [
+                ((u.name, method), u.server_lists.results.hits[method])
+                for u in upstreams
+                for method in sorted(CACHEABLE)
+            ],
+            *("server", "method"),
         )
-        for upstream in self._replica.upstreams:
-            for method in sorted(CACHEABLE):
-                hits.add_metric([upstream.name, method], upstream.server_lists.results.hits[method])
-        yield hits
 
     def _memory(self) -> Iterator[Metric]:
         memory, state = self._replica.memory.by_server(), self._replica.memory.state()
-        taken = GaugeMetricFamily(
-            "mcp_gateway_server_memory_bytes", "Memory of server processes, estimated", labels=["server"]
-        )
-        for upstream in self._replica.upstreams:
-            taken.add_metric([upstream.name], memory[upstream.name])
-        yield taken
-        yield GaugeMetricFamily(
-            "mcp_gateway_memory_bytes", "Memory of the gateway and its server processes, estimated", value=state.used
-        )
+        taken = [((u.name,), memory[u.name]) for u in self._replica.upstreams]
+        yield _gauge("server_memory_bytes", "Memory of server processes, estimated", taken, "server")
+        yield _gauge("memory_bytes", "Memory of the gateway and its server processes, estimated", state.used)
         if state.most:
-            yield GaugeMetricFamily("mcp_gateway_memory_limit_bytes", "What these may have now", value=state.most)
-        is_short = self._replica.memory.is_short
-        yield GaugeMetricFamily("mcp_gateway_memory_short", "1 while too little of it is left", value=int(is_short))
+            yield _gauge("memory_limit_bytes", "What these may have now", state.most)
+        yield _gauge("memory_short", "1 while too little of it is left", self._replica.memory.is_short)
 
     def _store(self) -> Iterator[Metric]:
-        is_up = self._store_s is not None
-        yield GaugeMetricFamily("mcp_gateway_store_up", "1 while the session store accepts writes", value=int(is_up))
+        yield _gauge("store_up", "1 while the session store accepts writes", self._store_s is not None)
         if self._store_s is not None:
-            yield GaugeMetricFamily(
-                "mcp_gateway_store_ping_seconds",
-                "Response time of the store's last write of a probe",
-                value=self._store_s,
-            )
-        yield GaugeMetricFamily("mcp_gateway_replicas", "Live replicas on the store", value=self._replicas)
+            yield _gauge("store_ping_seconds", "Response time of the store's last write of a probe", self._store_s)
+        yield _gauge("replicas", "Live replicas on the store", self._replicas)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """Return the upper bounds of a histogram, each with the count of all values up to it."""
     ends = (*map(repr, histogram.bounds), "+Inf")
     return [*zip(ends, accumulate(histogram.counts), strict=True)]
+
+
+def _gauge(name: str, text: str, value: float | Iterable[Row], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"mcp_gateway_{name}", text, labels=labels)
+    for values, number in [((), value)] if isinstance(value, int | float) else value:
+        family.add_metric(values, float(number))
+    return family
+
+
+def _counter(name: str, text: str, rows: Iterable[Row], *labels: str) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"mcp_gateway_{name}", text, labels=labels)
+    for values, count in rows:
+        family.add_metric(values, count)
+    return family
+
+
+def _histogram(
+    name: str, text: str, rows: Iterable[tuple[tuple[str, ...], Histogram]], *labels: str
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, one in rows:
+        family.add_metric(values, _buckets(one), one.total)
+    return family
