@@ -96,22 +96,18 @@ those for which nothing is left are refused. <a href="{{ root }}/admin/sessions?
 <p class="soft">Requests, failures and restarts are counted since each replica has started.</p>
 {{ tables.charts(charts) }}
 {% if unavailable %}
-<section class="panel" aria-labelledby="unavailable">
-<header><h2 id="unavailable">Servers that cannot be used</h2></header>
-<div class="wide"><table>
-{{ tables.head(["Server", "State"] + (["Replica"] if replicas | length > 1 else []) + ["Reason", "#Attempts"]) }}
-<tbody>
-{% for replica, s in unavailable %}
+{% set several = ["Replica"] if replicas | length > 1 else [] %}
+{% call(row) tables.panel("unavailable", "Servers that cannot be used",
+["Server", "State"] + several + ["Reason", "#Attempts"], unavailable) %}
+{% set replica, s = row %}
 <tr>
 <th scope="row">{{ s.server }}</th>
 <td><span class="badge {{ "warn" if s.state == "starting" else "bad" }}">{{ s.state }}</span></td>
-{% if replicas | length > 1 %}<td class="id" title="{{ replica }}">{{ replica[:12] }}</td>{% endif %}
+{% if several %}<td class="id" title="{{ replica }}">{{ replica[:12] }}</td>{% endif %}
 <td class="words">{{ s.reason }}{% if s.output %}<pre>{{ s.output | join("\n") }}</pre>{% endif %}</td>
 <td class="n">{{ s.attempts }}</td>
 </tr>
-{% endfor %}
-</tbody></table></div>
-</section>
+{% endcall %}
 {% endif %}
 <section class="panel" aria-labelledby="failing">
 <header><h2 id="failing">Sessions with failures</h2>
@@ -120,66 +116,41 @@ those for which nothing is left are refused. <a href="{{ root }}/admin/sessions?
 failed.</p>{% endif %}
 </section>
 <div class="grid">
-<section class="panel" aria-labelledby="slow">
-<header><h2 id="slow">Slowest tools</h2><a href="{{ root }}/admin/servers?range={{ range }}">All</a></header>
-{% if tools %}<div class="wide"><table>
-{{ tables.head(["Tool", "#Calls", "#p50", "#p99"]) }}
-<tbody>
-{% for u in tools %}
+{% call(u) tables.panel("slow", "Slowest tools", ["Tool", "#Calls", "#p50", "#p99"], tools,
+all="/admin/servers?range=" ~ range, empty="No call in this time.") %}
 <tr data-key="{{ u.server }}/{{ u.name }}">
 <th scope="row" class="wrap"><a href="{{ root }}/admin/servers?{{ {"server": u.server, "range": range} | urlencode }}">
 {{- u.name }}</a><small>{{ u.server }}</small></th>
 {{ tables.count(u.calls) }}<td class="n">{{ u.p50_s | took }}</td><td class="n">{{ u.p99_s | took }}</td>
 </tr>
-{% endfor %}
-</tbody></table></div>{% else %}<p class="empty">No call in this time.</p>{% endif %}
-</section>
-<section class="panel" aria-labelledby="memory">
-<header><h2 id="memory">Memory of servers</h2><a href="{{ root }}/admin/servers">All</a></header>
-{% if memory %}<div class="wide"><table>
-{{ tables.head(["Server", "#Memory"]) }}
-<tbody>
-{% for server, bytes in memory %}
-<tr data-key="memory-{{ server }}"><th scope="row" class="wrap">
-<a href="{{ root }}/admin/sessions?{{ {"server": server, "sort": "memory"} | urlencode }}">{{ server }}</a></th>
-<td class="n">{{ bytes | bytes }}</td></tr>
-{% endfor %}
-</tbody></table></div>{% else %}<p class="empty">No server process runs.</p>{% endif %}
-</section>
+{% endcall %}
+{% call(row) tables.panel("memory", "Memory of servers", ["Server", "#Memory"], memory,
+all="/admin/servers", empty="No server process runs.") %}
+<tr data-key="memory-{{ row[0] }}"><th scope="row" class="wrap">
+<a href="{{ root }}/admin/sessions?{{ {"server": row[0], "sort": "memory"} | urlencode }}">{{ row[0] }}</a></th>
+<td class="n">{{ row[1] | bytes }}</td></tr>
+{% endcall %}
 {% for by, rows in used %}
-<section class="panel" aria-labelledby="most-{{ by }}">
-<header><h2 id="most-{{ by }}">Most active {{ by }}s</h2>
-<a href="{{ root }}/admin/usage?by={{ by }}&amp;range={{ range }}">All</a></header>
-{% if rows %}<div class="wide"><table>
-{{ tables.head([by | capitalize, "#Calls", "#Failed"]) }}
-<tbody>
-{% for u in rows %}
+{% call(u) tables.panel("most-" ~ by, "Most active " ~ by ~ "s", [by | capitalize, "#Calls", "#Failed"], rows,
+all="/admin/usage?by=" ~ by ~ "&range=" ~ range, empty="No call in this time.") %}
 <tr data-key="{{ u.name }}">
 <th scope="row" class="wrap"><a href="{{ root }}/admin/sessions?{{ {"when": "day", by: u.name} | urlencode }}">
 {{- u.name or "unnamed" }}</a></th>
 {{ tables.count(u.calls) }}{{ tables.count(u.failed, bad=true) }}
 </tr>
-{% endfor %}
-</tbody></table></div>{% else %}<p class="empty">No call in this time.</p>{% endif %}
-</section>
+{% endcall %}
 {% endfor %}
 </div>
 {% if warnings %}
-<section class="panel" aria-labelledby="warnings">
-<header><h2 id="warnings">Clients that need a session key</h2></header>
-<div class="wide"><table>
-{{ tables.head(["Client", "User-Agent", "Principal", "#Sessions", "Last", "Setting that fixes it"]) }}
-<tbody>
-{% for w in warnings %}
+{% call(w) tables.panel("warnings", "Clients that need a session key",
+["Client", "User-Agent", "Principal", "#Sessions", "Last", "Setting that fixes it"], warnings) %}
 <tr>
 <th scope="row" class="wrap">{{ w.client or "no name" }}</th><td class="wrap">{{ w.agent or "none" }}</td>
 <td class="wrap">{{ w.principal }}</td>
 <td class="n">{{ "shared" if w.shared else w.sessions }}</td>
 <td>{{ w.last | moment }}</td><td class="words"><code>{{ w.line }}</code></td>
 </tr>
-{% endfor %}
-</tbody></table></div>
-</section>
+{% endcall %}
 {% endif %}
 <section class="panel" aria-labelledby="latest">
 <header><h2 id="latest">Latest events</h2><a href="{{ root }}/admin/events">All events</a></header>

@@ -68,11 +68,8 @@ PAGE: Final = ConsolePage(
 {{ tables.charts(charts) }}
 <section class="panel" aria-labelledby="servers">
 <header><h2 id="servers">{{ "State" if name else "All servers" }}</h2></header>
-<div class="wide"><table>
-{{ tables.head(["Server", "State", "Kind", "#Tools", "#Calls", "#Failed", "#p50", "#p99", "#In flight", "#Processes",
-"#Memory", "#Starts", "#Start takes"] + (["Restarts"] if restarted else [])) }}
-<tbody>
-{% for s in servers %}
+{% call(s) tables.table(["Server", "State", "Kind", "#Tools", "#Calls", "#Failed", "#p50", "#p99", "#In flight",
+"#Processes", "#Memory", "#Starts", "#Start takes"] + (["Restarts"] if restarted else []), servers) %}
 <tr data-key="{{ s.server }}">
 <th scope="row" class="wrap"><a href="{{ root }}/admin/servers?{{ {"server": s.server, "range": range} | urlencode }}">
 {{- s.server }}</a></th>
@@ -102,8 +99,7 @@ endif %}</td></tr>
 <tr data-key="why-{{ s.server }}"><td colspan="14" class="words soft">Last failed start
 {%- if s.start_failed_at %}, {{ s.start_failed_at | moment }}{% endif %}: {{ s.start_failure }}</td></tr>
 {% endif %}
-{% endfor %}
-</tbody></table></div>
+{% endcall %}
 </section>
 <section class="panel" aria-labelledby="tools">
 <header><h2 id="tools">Tools and methods, slowest first</h2></header>

@@ -206,12 +206,9 @@ day.</p>
 {% if s.state_bytes %}<div><dt>Stored</dt><dd>{{ s.state_bytes | bytes }}</dd></div>{% endif %}
 </dl>
 {% if failures %}
-<section class="panel" aria-labelledby="failures">
-<header><h2 id="failures">Failures</h2></header>
-<div class="wide"><table>
-{{ tables.head(["When", "Request", "Server", "Outcome", "Why", "Correlation"]) }}
-<tbody>
-{% for f, refused in failures %}
+{% call(row) tables.panel("failures", "Failures",
+["When", "Request", "Server", "Outcome", "Why", "Correlation"], failures) %}
+{% set f, refused = row %}
 <tr data-key="{{ f.at }}-{{ f.correlation }}">
 <td>{{ f.at | moment }}</td><td class="wrap">{{ f.name }}</td><td class="wrap">{{ f.server }}</td>
 <td><span class="badge bad">{{ f.outcome }}</span></td>
@@ -220,24 +217,16 @@ day.</p>
 {%- if r.allows %}; <code>{{ r.allows }}</code> allows it{% endif %}.</p>{% endfor %}</td>
 <td>{{ tables.correlation(f.correlation, has_calls) }}</td>
 </tr>
-{% endfor %}
-</tbody></table></div>
-</section>
+{% endcall %}
 {% endif %}
 {% if s.refused %}
-<section class="panel" aria-labelledby="blocked">
-<header><h2 id="blocked">Refused by sandboxes</h2></header>
-<div class="wide"><table>
-{{ tables.head(["Last", "Server", "What", "Why", "#Times", "Setting that allows it"]) }}
-<tbody>
-{% for r in s.refused %}
+{% call(r) tables.panel("blocked", "Refused by sandboxes",
+["Last", "Server", "What", "Why", "#Times", "Setting that allows it"], s.refused) %}
 <tr>
 <td>{{ r.at | moment }}</td><td class="wrap">{{ r.server }}</td><td class="words">{{ r.kind }} {{ r.what }}</td>
 <td class="words">{{ r.why }}</td><td class="n">{{ r.count }}</td><td class="words"><code>{{ r.allows }}</code></td>
 </tr>
-{% endfor %}
-</tbody></table></div>
-</section>
+{% endcall %}
 {% endif %}
 {% if failures %}{{ watched.stderr_panel(stderr, exceptions, frames, may_be_refused) }}{% endif %}
 {{ timeline }}

@@ -47,10 +47,7 @@ not answered, or answer sessions only.</p>
 {% endif %}
 <section class="panel" aria-label="Tools">
 {% if tools %}
-<div class="wide"><table class="cards">
-{{ tables.head(["Tool", "Server", "Operation", "What it does"]) }}
-<tbody>
-{% for t in tools %}
+{% call(t) tables.table(["Tool", "Server", "Operation", "What it does"], tools, "cards") %}
 <tr>
 <th scope="row"><a href="{{ root }}/admin/tools/{{ t.server | urlencode }}?name={{ t.name | urlencode }}
 {%- if session %}&amp;session={{ session | urlencode }}{% endif %}">{{ t.name }}</a></th>
@@ -58,8 +55,7 @@ not answered, or answer sessions only.</p>
 <td>{{ tables.operation(t.operation) }}</td>
 <td class="words">{{ t.description | truncate(200) }}</td>
 </tr>
-{% endfor %}
-</tbody></table></div>
+{% endcall %}
 {% else %}
 <p class="empty">No tool{% if query %} matches{% else %} is known{% endif %}.</p>
 {% endif %}
