@@ -237,7 +237,9 @@ class Access:
         keys only: an attacker in the operator's network cannot lock the operator out."""
         name = self._keys.holder(key)
         if name is None:
-            network = self._guard.client(request.scope, _forwarded(request))
+            # Some proxies add a line of their own.
+            forwarded = {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}
+            network = self._guard.client(request.scope, forwarded)
             self._attempts.check(network)
             self._attempts.wrong(network)
             CLIENT.set(network)
@@ -309,8 +311,3 @@ class Access:
 
 def _flag(sign_in: str) -> str:
     return f"operator/{sign_in}"
-
-
-def _forwarded(request: Request) -> Mapping[str, str]:
-    """Return the values of all `X-Forwarded-For` lines as one, because some proxies add a line of their own."""
-    return {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}

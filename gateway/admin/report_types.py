@@ -236,13 +236,8 @@ class SessionTotals(msgspec.Struct, kw_only=True):
 
     def count(self, part: SessionPart) -> None:
         """Add one session to the totals."""
-        self.states[part.state] = self.states.get(part.state, 0) + 1
-        self.sessions += 1
-        self.failing += part.failed > 0
-        self.calls += part.calls
-        self.failed += part.failed
-        self.in_flight += part.in_flight
-        self.memory_bytes += part.memory_bytes
+        counts = {name: getattr(part, name) for name in ("calls", "failed", "in_flight", "memory_bytes")}
+        self.add(SessionTotals(sessions=1, states={part.state: 1}, failing=part.failed > 0, **counts))
 
     def add(self, other: "SessionTotals") -> None:
         """Add the totals of further sessions to these."""

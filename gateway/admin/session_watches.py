@@ -55,7 +55,10 @@ class SessionWatches:
         if len(why) > MOST_REASON_CHARS:
             raise OperatorError(f"reason: must have at most {MOST_REASON_CHARS} characters")
         if not may_use(self.where, session.principal, by):
-            self._check_reason(why, by)
+            if not self._takes_reasons:
+                raise OperatorError(_ONLY_OWN)
+            if not why or not by:
+                raise OperatorError("this session is not yours: give a `reason` to see its frames, for the audit trail")
         report, done = None, "tried to switch on"
         try:
             report = _best(await self._replicas.ask(Replica.watch, session.id, by))
@@ -112,13 +115,6 @@ class SessionWatches:
         if self.where == "off":
             raise OperatorError(_OFF)
         return await self._finder.find(prefix)
-
-    def _check_reason(self, why: str, by: str) -> None:
-        """Raise `OperatorError` unless this operator may watch a session of others for that reason."""
-        if not self._takes_reasons:
-            raise OperatorError(_ONLY_OWN)
-        if not why or not by:
-            raise OperatorError("this session is not yours: give a `reason` to see its frames, for the audit trail")
 
     def _sees(self, session: Session, by: str, page: WatchPage) -> bool:
         """Return True if `by` may see what a watch has seen."""

@@ -216,11 +216,10 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
     """
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
-    from gateway.upstreams.configuration_review import CORRECT, MEND, asking, review
-    from session_store import KeyRing, MemoryBackend
+    from gateway.upstreams.configuration_review import CORRECT, MEND, review
 
     configure_logging("critical")
-    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    gateway = Gateway.to_ask(settings)
     async with gateway.running():
         policy = settings.gateway.policy
         unfetched = await until_fetched(gateway, settings.gateway.limits.start_timeout_s)

@@ -26,9 +26,9 @@ from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.approval import Unlockable, lists_of
-from gateway.upstreams.configuration_review import asking, listed_names
+from gateway.upstreams.configuration_review import listed_names
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from session_store import ANONYMOUS, ClientFacts, Context, KeyRing, MemoryBackend, Principal, Session
+from session_store import ANONYMOUS, ClientFacts, Context, Principal, Session
 from transports.inbound_port import Refused
 
 _LATER: Final = ("session_id", "agent", "endpoint", CORRELATION_ID, TEMP_DIR)
@@ -116,7 +116,7 @@ async def explanation(settings: Settings, caller: Caller, *, tool: str = "", off
     Raises:
         ConfigurationError: `context_of` fails; there is no such tool; or the settings cannot be served.
     """
-    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    gateway = Gateway.to_ask(settings)
     who, derived = await context_of(gateway, settings, caller)
     found = _of_context(gateway, settings, who, derived)
     explained = _Servers(gateway, settings, who, derived, tool)
@@ -407,7 +407,7 @@ async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
     Raises:
         ConfigurationError: the settings cannot be served.
     """
-    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    gateway = Gateway.to_ask(settings)
     tools, failed = [], {}
     context = None if caller == Caller() else (await context_of(gateway, settings, caller))[1].context
     async with gateway.running():

@@ -149,14 +149,12 @@ async def _lists(settings: Settings, names: list[str]) -> tuple[dict[str, Lists]
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.approval import Unlockable, lists_of
-    from gateway.upstreams.configuration_review import asking
-    from session_store import KeyRing, MemoryBackend
 
     configure_logging("critical")
     lists: dict[str, Lists] = {}
     faults: dict[str, str] = {}
     some = settings.model_copy(update={"mcpServers": {name: settings.mcpServers[name] for name in names}})
-    gateway = Gateway(asking(some), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    gateway = Gateway.to_ask(some)
     async with gateway.running():
         await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
         for upstream in gateway.upstreams:

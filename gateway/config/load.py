@@ -117,7 +117,9 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
         text, name = os.environ[variable], variable.upper()
         first, *below = name.removeprefix(PREFIX).lower().split("__")
         field = model.model_fields.get(first)
-        if field is None or not text or not name.startswith(PREFIX) or (below and not _is_object(field.annotation)):
+        if field is None or not text or not name.startswith(PREFIX):
+            continue
+        if below and not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
             continue
         if _is_in_text(given, [first, *below]):
             continue  # validation refuses what is no object
@@ -136,10 +138,6 @@ def _is_in_text(given: Any, path: list[str]) -> bool:
         if not isinstance(given, dict):
             return name not in _SHORT
     return False
-
-
-def _is_object(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-eval"}
@@ -310,7 +308,8 @@ def fault_lines(error: ValidationError, origins: Origins, model: type[BaseModel]
                 else f"must be {'an' if shape == 'object' else 'a'} {shape}"
             )
         elif fault["type"] in _NUMBER_FAULTS:
-            what = f"must be a number{_unit(str(fault['loc'][-1]))}"
+            setting = str(fault["loc"][-1])
+            what = f"must be a number{next((unit for end, unit in _UNITS.items() if setting.endswith(end)), '')}"
         yield _server_of(fault), ": ".join(part for part in (place, where, what) if part)
 
 
@@ -333,10 +332,6 @@ _SHAPES: Final = {
 """The expected type of a value and an example in JSON, by the type of pydantic's error."""
 _NUMBER_FAULTS: Final = frozenset({"float_type", "float_parsing"})
 _UNITS: Final = {"_s": " of seconds", "_ms": " of milliseconds"}
-
-
-def _unit(setting: str) -> str:
-    return next((unit for end, unit in _UNITS.items() if setting.endswith(end)), "")
 
 
 def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

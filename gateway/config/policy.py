@@ -4,17 +4,9 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 
-from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust
+from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, or_says
 from gateway.config.tools_lock import ToolsLock, read_lock
 
 
@@ -88,13 +80,6 @@ Rate = Annotated[RateSettings | None, BeforeValidator(_off)]
 Quota = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, BeforeValidator(_off)]
 
 
-def _lenient_or_not(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return known(value)
-    except ValidationError:
-        raise ValueError("must be lenient, true or false") from None
-
-
 def _locked(value: Any, info: ValidationInfo) -> ToolsLock | None:
     """Read the lock that a path names. It is relative to the folder of the configuration."""
     if value is None or isinstance(value, ToolsLock):
@@ -114,7 +99,7 @@ class PolicySettings(Frozen):
     read_only: frozenset[Trust] = frozenset()
     """Trust levels whose sessions are read-only: tools whose operation is `write` or `eval` do not exist for them. Both
     levels make all sessions read-only."""
-    check_arguments: Annotated[Literal["lenient"] | bool, WrapValidator(_lenient_or_not)] = "lenient"
+    check_arguments: Annotated[Literal["lenient"] | bool, or_says("must be lenient, true or false")] = "lenient"
     """Check the arguments of a call against the tool's input schema before the call is sent to the server. `lenient`
     leaves it to the server to read a number or truth value that is written as text, and `null` for an argument that is
     not required: many servers take them. `true` refuses these too, `false` checks nothing."""

@@ -6,18 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, fault_of_header, whole
+from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, fault_of_header, or_says, whole
 from session_store.session import checked_metadata
 
 PersonalData = Literal["email", "phone", "card"]
@@ -36,13 +27,6 @@ KEY_HEADER: Final = "MCP-Gateway-Session-Key"
 KEY_VARIABLE: Final = "MCP_SESSION_KEY"
 """The variable in which `mcp-session-gateway stdio` finds the session key unless `key_variables` names others."""
 METADATA_FIELDS: Final = ("principal", "agent", "workspace", "trust", "endpoint")
-
-
-def _clients_or_not(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return known(value)
-    except ValidationError:
-        raise ValueError('must be true, false, "refuse" or a list of names of clients') from None
 
 
 class SessionSettings(Frozen):
@@ -64,7 +48,10 @@ class SessionSettings(Frozen):
     key_variables: tuple[str, ...] = (KEY_VARIABLE,)
     """Variables of its own environment in which `mcp-session-gateway stdio` finds the session key; the first one that
     is set counts. Name the one that your orchestrator sets already."""
-    default_session: Annotated[tuple[str, ...] | bool | Literal["refuse"], WrapValidator(_clients_or_not)] = True
+    default_session: Annotated[
+        tuple[str, ...] | bool | Literal["refuse"],
+        or_says('must be true, false, "refuse" or a list of names of clients'),
+    ] = True
     """Whether a 2026-07-28 client that sends a credential and is known to bring no session back gets the session of its
     principal, client name and version ([which clients](clients.md#the-default-session)). `refuse`: such a client is
     refused until it sends a session key. A list names further such clients, by client name or by the product in their

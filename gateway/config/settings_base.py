@@ -11,7 +11,15 @@ from string import ascii_letters
 from typing import Annotated, Any, Final, Literal
 
 import re2
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 _MEMORY: Final = 8 << 20
 """The memory of one RE2 expression, in bytes. An expression that needs more is slower, but still linear."""
@@ -107,6 +115,19 @@ Trust = Literal["direct", "sandboxed"]
 
 Pattern = Annotated[str, AfterValidator(usable)]
 """A shell pattern with `*`, `?`, `[abc]` and `[!abc]`."""
+
+
+def or_says(words: str) -> WrapValidator:
+    """Return a validator whose error says what a value of several types may be. Each of the types would have its
+    own."""
+
+    def validated(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return known(value)
+        except ValidationError:
+            raise ValueError(words) from None
+
+    return WrapValidator(validated)
 
 
 class Frozen(BaseModel):

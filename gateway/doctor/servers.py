@@ -14,9 +14,8 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.memory_forecast import check_memory
 from gateway.serving.gateway import Gateway
-from gateway.upstreams.configuration_review import asking, review
+from gateway.upstreams.configuration_review import review
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from session_store import KeyRing, MemoryBackend
 
 _SLOW_START_S: Final = 1.0
 AT_ONCE: Final = 3
@@ -26,9 +25,8 @@ AT_ONCE: Final = 3
 async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
     """Start each server with a command, connect to each with a URL, and list their tools. Then check memory and
     policy."""
-    quiet = asking(settings)
     try:
-        gateway = Gateway(quiet, store=MemoryBackend(), ring=KeyRing.ephemeral())
+        gateway = Gateway.to_ask(settings)
     except ConfigurationError as error:
         yield failure("configuration", str(error), "see docs/configuration.md")
         return
@@ -40,7 +38,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
             await task
             yield _finding(upstream, gateway.parts.servers.packages.fetching(upstream.name))
         yield await check_memory(gateway, settings)
-        async for finding in _policy(gateway, quiet):
+        async for finding in _policy(gateway):
             yield finding
 
 
@@ -85,9 +83,9 @@ def _is_missing(entry: UpstreamSettings) -> bool:
     return shutil.which(program, path=entry.env.get("PATH")) is None
 
 
-async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding]:
-    policy = settings.gateway.policy
-    found = await review(gateway.upstreams, settings.gateway, gateway.calls)
+async def _policy(gateway: Gateway) -> AsyncIterator[Finding]:
+    options, policy = gateway.settings.gateway, gateway.settings.gateway.policy
+    found = await review(gateway.upstreams, options, gateway.calls)
     for fault in found.unmatched:
         yield failure("policy", fault, "correct the pattern: it matches nothing, so it protects nothing")
     mend = "correct the schema in the server; until then"

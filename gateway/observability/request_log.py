@@ -136,7 +136,22 @@ class RequestLog:
         self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
         if self._left > 0:
             self._left -= 1
-            self._line_of(exchange, outcome, took_s, server, why)
+            of_session: dict[str, Any] = {}
+            if session is not None:
+                of_session = {"session": redact(session.id), "principal": str(session.principal)}
+                of_session["context"] = self._fields(session)
+            self._line(
+                exchange.method,
+                outcome,
+                took_s,
+                era=exchange.era,
+                server=server,
+                tool=exchange.tool,
+                correlation=exchange.correlation,
+                reason=why,
+                about=exchange.log_facts,
+                **of_session,
+            )
         else:
             self._left_out += 1
 
@@ -163,23 +178,6 @@ class RequestLog:
             principal=str(session.principal),
             correlation=call.correlation,
             context=context,
-        )
-
-    def _line_of(self, exchange: ObservedCall, outcome: Outcome, took_s: float, server: str, why: str) -> None:
-        session = exchange.session
-        self._line(
-            exchange.method,
-            outcome,
-            took_s,
-            era=exchange.era,
-            server=server,
-            tool=exchange.tool,
-            session="" if session is None else redact(session.id),
-            principal="" if session is None else str(session.principal),
-            correlation=exchange.correlation,
-            reason=why,
-            context={} if session is None else self._fields(session),
-            about=exchange.log_facts,
         )
 
     @contextlib.contextmanager

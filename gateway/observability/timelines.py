@@ -240,7 +240,8 @@ class Timelines:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        for names in slices(self._names(ended_only=ended_only), _WRITTEN_AT_ONCE):
+        wanted = [name for name, waiting in self._waiting.items() if waiting.ended or not ended_only]
+        for names in slices(wanted, _WRITTEN_AT_ONCE):
             # Two may write at once: the regular write, and that for an operator who is looking.
             free = [name for name in names if name in self._waiting and name not in self._written]
             taken = {name: self._waiting.pop(name) for name in free}
@@ -256,9 +257,6 @@ class Timelines:
                 for name in parts:
                     del self._written[name]
             await let_others_run()
-
-    def _names(self, *, ended_only: bool) -> list[str]:
-        return [name for name, waiting in self._waiting.items() if waiting.ended or not ended_only]
 
     def _put_back(self, taken: dict[str, _Waiting]) -> None:
         for name, before in taken.items():

@@ -271,7 +271,10 @@ class Tracing:
 
     def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
         """Begin the span of a request, or decide not to record it. Later spans of the current task are its children."""
-        parent = _parent_of(request)
+        if request.forwarded is None:
+            parent = _parent_in(request.meta) or _parent_in(request.headers)
+        else:
+            parent = _parent_in({"traceparent": request.headers.get(PEER_HEADER)})
         arrived = self._unsampled(parent) or self._begun(request, parent)
         _ARRIVED.set(arrived)
         return arrived
@@ -359,12 +362,6 @@ def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
     if _PARENT.fullmatch(headers["traceparent"]) is None and _parent_in(headers) is None:
         return meta
     return meta | {name: msgspec.Raw(encode(headers[name])) for name in _CONTEXT if name in headers}
-
-
-def _parent_of(request: Request) -> SpanContext | None:
-    if request.forwarded is not None:
-        return _parent_in({"traceparent": request.headers.get(PEER_HEADER)})
-    return _parent_in(request.meta) or _parent_in(request.headers)
 
 
 def _parent_in(carrier: Mapping[str, Any]) -> SpanContext | None:

@@ -18,7 +18,8 @@ from gateway.serving.composition import Parts
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.reload import Reload
 from gateway.serving.url_paths import HEALTH, READY
-from session_store import Backend, KeyRing, Session
+from gateway.upstreams.configuration_review import asking
+from session_store import Backend, KeyRing, MemoryBackend, Session
 from session_store.tool_session import ToolSession
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,11 @@ class Gateway:
         self.operator_routes = parts.operating.routes
         self.has_console = link is not None or bool(settings.gateway.admin.keys)
         self.state_api = state_api(self._asserted_state)
+
+    @classmethod
+    def to_ask(cls, settings: Settings) -> "Gateway":
+        """Build a gateway that serves no client: commands ask the servers of these settings through it."""
+        return cls(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
 
     @property
     def paths(self) -> tuple[str, ...]:

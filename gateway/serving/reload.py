@@ -17,7 +17,7 @@ from typing import Final
 from gateway.config.auth import API_KEY_ISSUER
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import Difference, applied, difference, digest
-from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.policy.decisions import Policy
@@ -82,19 +82,15 @@ class Reload:
                     raise ConfigurationError("the gateway is not running")
                 found = await self._to(await _read_by(read))
             except ConfigurationError as error:
-                self._failed(error)
+                lines = str(error).splitlines()
+                for line in lines:
+                    logger.error("the configuration is not loaded, and nothing has changed: %s", line)
+                self._parts.foundation.audit.record("operated", reason=f"a configuration was refused: {lines[0]}")
                 raise
             logger.info("the configuration was loaded again: %s", found.text)
             if not found.is_empty:
                 self._parts.foundation.audit.record("operated", reason=f"the configuration changed: {found.text}")
             return found
-
-    def _failed(self, error: ConfigurationError) -> None:
-        """Log and audit that a configuration was refused."""
-        lines = str(error).splitlines()
-        for line in lines:
-            logger.error("the configuration is not loaded, and nothing has changed: %s", line)
-        self._parts.foundation.audit.record("operated", reason=f"a configuration was refused: {lines[0]}")
 
     async def _to(self, settings: Settings) -> Difference:
         for each in self._parts.servers.sandboxes.values():
@@ -190,11 +186,12 @@ class Reload:
             self._parts.servers.former.add(upstream, made.get(name), new.gateway.limits.former_server_s)
         if former:
             self._parts.resolution.prestart.drop()
-        lost = _lost_keys(old.gateway, new.gateway)
-        if lost:
+        keys = new.gateway.api_keys
+        if lost := {name for name, digests in old.gateway.api_keys.items() if set(digests) - set(keys.get(name, ()))}:
             self._end_streams(lost)
         if made or found.removed or "policy" in {part.split(".")[1] for part in found.settings}:
-            self._tell()
+            for live in self._parts.foundation.live:  # their lists may have changed
+                self._parts.servers.late.changed(live)
 
     def _replace_decisions(self, old: Settings, new: Settings) -> None:
         """Give each part that decides on requests its new settings."""
@@ -270,11 +267,6 @@ class Reload:
         if self._parts.http.forwarder is not None:
             self._parts.http.forwarder.end_streams()
 
-    def _tell(self) -> None:
-        """Tell the clients of all sessions that their lists may have changed."""
-        for live in self._parts.foundation.live:
-            self._parts.servers.late.changed(live)
-
 
 async def _read_by(read: Callable[[], Settings]) -> Settings:
     """Return the configuration that `read` returns, in a thread. Raises `ConfigurationError`: it cannot be read, or not
@@ -284,11 +276,6 @@ async def _read_by(read: Callable[[], Settings]) -> Settings:
             return await asyncio.to_thread(read)
     except TimeoutError:
         raise ConfigurationError(f"the configuration cannot be read within {_READ_S:.0f} s") from None
-
-
-def _lost_keys(old: GatewaySettings, new: GatewaySettings) -> set[str]:
-    """Return the names of which an API key is not valid any more."""
-    return {name for name, digests in old.api_keys.items() if set(digests) - set(new.api_keys.get(name, ()))}
 
 
 # -- when to reload

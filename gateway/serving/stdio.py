@@ -262,16 +262,12 @@ class _Output:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             while True:
                 line, written = self._lines.get()
-                _write_all(line)
+                with contextlib.suppress(BrokenPipeError):
+                    while line:
+                        line = line[os.write(sys.stdout.fileno(), line) :]
                 loop.call_soon_threadsafe(_done, written)
 
 
 def _done(written: asyncio.Future[None]) -> None:
     if not written.done():
         written.set_result(None)
-
-
-def _write_all(data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]

@@ -334,6 +334,8 @@ def opened(
                 raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
             operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", url_of(host, beside, ADMIN))
+        memory = _memory(gateway) if options.connection_memory else None
+        http: Any = http_connections(connections, memory, siblings)  # uvicorn's types allow only classes
         config = _Config(
             app,
             loop=loop,
@@ -342,7 +344,7 @@ def opened(
             interface="asgi3",
             lifespan="on",
             ws="none",
-            http=_made_by(connections, _memory(gateway) if options.connection_memory else None, siblings),
+            http=http,
             server_header=False,
             proxy_headers=False,  # the gateway reads the headers of trusted proxies itself
             timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
@@ -407,13 +409,6 @@ def _memory(gateway: Gateway) -> ConnectionMemory:
     return ConnectionMemory(counts, lambda: state.is_running and not state.is_draining, gateway.limits)
 
 
-def _made_by(
-    connections: Connections, memory: ConnectionMemory | None = None, siblings: SiblingWorkers | None = None
-) -> Any:
-    """Return the factory of connections for uvicorn. The type is Any, because uvicorn's types allow only classes."""
-    return http_connections(connections, memory, siblings)
-
-
 def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:
     """Return the counter of a listener's connections, with their limits. `other`: limits that replace those of
     clients."""
@@ -424,21 +419,18 @@ def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:
 
 
 def _operators(gateway: Gateway, settings: Settings) -> _Beside:
+    # If few files may be open, idle operators must leave some to servers and the store.
+    most = min(OPERATORS_CONNECTIONS, room_for_connections())
+    of_one = min(gateway.limits.peer_connections, max(1, most // 2))
+    connections = _limited(gateway, settings, connections=most, peer_connections=of_one)
+    http: Any = http_connections(connections)  # uvicorn's types allow only classes
     config = uvicorn.Config(
         operators_app(gateway),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
-        http=_made_by(
-            _limited(
-                gateway,
-                settings,
-                # If few files may be open, idle operators must leave some to servers and the store.
-                connections=(most := min(OPERATORS_CONNECTIONS, room_for_connections())),
-                peer_connections=min(gateway.limits.peer_connections, max(1, most // 2)),
-            )
-        ),
+        http=http,
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=2,

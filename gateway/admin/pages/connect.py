@@ -9,18 +9,20 @@ from gateway.admin.pages.page import BASE_URL, ConsolePage
 from gateway.admin.verb_handlers import Operations
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.hosts.client_snippets import CLIENTS, CREDENTIAL_VARIABLE, snippets
-from gateway.config.settings import Settings
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     settings, given = operators.settings, request.query_params
+    options = settings.gateway
     try:
-        base = base_url(given.get("base", "") or _known_base(settings, request))
+        # The browser knows the base URL for clients, unless the console has a listener of its own.
+        known = url_here(options.host, options.port) if options.admin.listen else str(request.scope[BASE_URL])
+        base = base_url(given.get("base", "") or known)
     except ValueError as error:
         raise OperatorError(str(error)) from None
     server = given.get("server", "")
     path = f"/servers/{server}/mcp" if server in settings.mcpServers else "/mcp"
-    needs_token = not settings.gateway.allows_anonymous
+    needs_token = not options.allows_anonymous
     found = {snippet.client: snippet for snippet in snippets(base + path, needs_token=needs_token)}
     client = given.get("client", "")
     return {
@@ -34,13 +36,6 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
         "chosen": found.get(client, found[CLIENTS[0]]),
         "is_local": is_of_this_machine(base),
     }
-
-
-def _known_base(settings: Settings, request: Request) -> str:
-    """Return the gateway's base URL for clients, as the browser knows it. If the console has its own listener, return
-    the URL of the clients' listener on this machine."""
-    gateway = settings.gateway
-    return url_here(gateway.host, gateway.port) if gateway.admin.listen else str(request.scope[BASE_URL])
 
 
 PAGE: Final = ConsolePage(

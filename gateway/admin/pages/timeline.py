@@ -121,13 +121,11 @@ def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list
 def _notes(row: TimelineRow, starts: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[str]:
     if row.kind != "call" or row.count != 1:
         return []
-    found = [_refused(one) for one in refused_near(row.server, row.at, row.until, refused)] if row.has_failed else []
+    found = []
+    for one in refused_near(row.server, row.at, row.until, refused) if row.has_failed else ():
+        said = f"its sandbox refused {one.kind} {one.what} just before"
+        found.append(f"{said}: {one.allows} allows it" if one.allows else said)
     return [*found, *filter(None, (_waited(row, start) for start in starts if start.server == row.server))]
-
-
-def _refused(row: RefusedRow) -> str:
-    said = f"its sandbox refused {row.kind} {row.what} just before"
-    return f"{said}: {row.allows} allows it" if row.allows else said
 
 
 def _waited(call: TimelineRow, start: TimelineRow) -> str:

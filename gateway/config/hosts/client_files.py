@@ -287,7 +287,7 @@ def with_entry(text: str, file: ClientFile, where: str, *, url: str = "") -> str
     if former:
         edited = text.replace(json.dumps(former), json.dumps(url))
     else:
-        edited = _toml(text, file) if file.language == "toml" else _json(text, file, wanted)
+        edited = f"{text.rstrip()}\n\n{file.text}" if file.language == "toml" else _json(text, file, wanted)
     try:
         is_right = parsed_document(edited, where, is_toml=file.language == "toml") == wanted
     except ConfigurationError:
@@ -306,10 +306,6 @@ def _former_url(before: Any, entry: Any, url: str) -> str:
         if is_gateway and was.replace(f'"{found}"', json.dumps(url)) == wanted:
             return str(found)
     return ""
-
-
-def _toml(text: str, file: ClientFile) -> str:
-    return f"{text.rstrip()}\n\n{file.text}"
 
 
 def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
