@@ -189,12 +189,10 @@ class Console:
         request.scope[BASE_URL] = f"{scheme}://{request.headers.get('host', '')}{_root(request)}"
 
     def _html(self, template: str, request: Request, **facts: Any) -> str:
-        """Render a whole page."""
         page = self._templates.get_template(template)
         return page.render(root=_root(request), navigation=self._navigation, **facts)
 
     def _live_html(self, template: str, request: Request, **facts: Any) -> str:
-        """Render the block `live` of a page."""
         page = self._templates.get_template(template)
         return "".join(page.blocks["live"](page.new_context({"root": _root(request), **facts})))
 

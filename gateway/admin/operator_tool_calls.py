@@ -490,7 +490,6 @@ class TriedCalls:
         contextvars.copy_context().run(record)
 
     async def _end_fresh(self, destination: Destination, by: str) -> None:
-        """End the new session of a call that failed or was cancelled."""
         with contextlib.suppress(StoreUnavailable):
             session = await self._opened(destination)
             if session is not None:

@@ -80,11 +80,10 @@ class PeerQueries:
             if others <= answers.keys():
                 complete.set()
 
-        if others:
-            self._waiting[number] = receive
-            question = _Question(number, self._name, sorted(others), what, args)
+        self._waiting[number] = receive
         try:
             if others:
+                question = _Question(number, self._name, sorted(others), what, args)
                 with contextlib.suppress(StoreUnavailable):
                     await self._bus.publish(ASK, msgspec.json.encode(question))
             if here:
@@ -218,7 +217,6 @@ class Replicas:
         return [found.get(name, ReloadReport(replica=name)) for name in sorted(names)]
 
     async def _addresses(self) -> dict[str, str]:
-        """Return the addresses of all replicas, by name."""
         if self._own is None:
             return {}
         others = await self._backend.directory.replicas() if self._backend.is_shared else {}

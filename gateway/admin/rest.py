@@ -127,7 +127,6 @@ class Rest:
         return {verb.answers: answer} if verb.answers else answer
 
     async def _done(self, verb: Verb, request: Request, operator: str) -> Any:
-        """Execute a verb that has a body. Return the answer."""
         sent = await sent_in(request, verb.sends)
         if isinstance(sent, Attempt):
             return await self.operations.call(sent, operator, peer=peer_of(request.scope), left=left(request))

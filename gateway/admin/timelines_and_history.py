@@ -109,7 +109,6 @@ class Insights:
         return list(found.values())[: query.limit]
 
     async def _with_entry(self, query: PastQuery, heads: Sequence[TimelineHead]) -> list[TimelineHead]:
-        """Return the heads of the timelines that have an entry for the query."""
         found: list[TimelineHead] = []
         for some in slices(heads, _SEARCHED_AT_ONCE):
             timelines = await asyncio.gather(*(self._backend.timelines.read(head.session) for head in some))

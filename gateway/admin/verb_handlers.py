@@ -388,7 +388,5 @@ def task_row(task: Task, now: float) -> TaskRow:
 
 
 class _Error(msgspec.Struct):
-    """A JSON-RPC error."""
-
     code: int = 0
     message: str = ""

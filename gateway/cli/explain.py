@@ -182,8 +182,6 @@ def _missing(field: Mapping[str, Any]) -> str:
 
 
 class _Servers:
-    """Explain for each server what one caller sees of it."""
-
     def __init__(self, gateway: Gateway, settings: Settings, who: Authenticated, derived: Derived, tool: str) -> None:
         self._gateway = gateway
         self._settings = settings
@@ -354,7 +352,6 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _inside(server: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about the tools, prompts, resources, methods and variables of a visible server."""
     for tool in server.get("tools", ()):
         bound = "".join(f" · {argument} = {field}" for argument, field in tool.get("bind", {}).items())
         blocked = "".join(f" · blocked: {expression}" for expression in tool.get("blocked", ()))

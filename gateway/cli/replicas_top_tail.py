@@ -74,8 +74,6 @@ async def reload(operators: Operators, in_json: JsonOption = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The data that `top` shows."""
-
     replicas: list[ReplicaReport]
     failing: list[SessionRow]
     busy: list[SessionRow]

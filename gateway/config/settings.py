@@ -50,7 +50,7 @@ from gateway.config.sessions import (
     is_usable_workspace,
 )
 from gateway.config.settings_base import Frozen, any_matches, sample_of
-from gateway.config.upstreams import ToolSettings, UpstreamSettings
+from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
 
 logger = logging.getLogger(__name__)
@@ -211,16 +211,12 @@ class GatewaySettings(Frozen):
         )
 
     @model_validator(mode="after")
-    def _leads_here(self) -> Self:
+    def _peers_reach_it(self) -> Self:
         if self.advertise and host_and_port(self.advertise)[0] in ("0.0.0.0", "::"):
             raise ValueError(
                 f"advertise is {self.advertise}, where every gateway reaches itself: give the address at which "
                 f"others reach this one, and set internal to {self.advertise} to listen on all addresses"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _two_listeners(self) -> Self:
         peers = self.internal or self.advertise
         if peers and is_same_place(peers, f"{self.host}:{self.port}"):
             name = "internal" if self.internal else "advertise"
@@ -231,16 +227,14 @@ class GatewaySettings(Frozen):
 
     @model_validator(mode="after")
     def _nobody_by_accident(self) -> Self:
-        if self.anonymous is None and self.allows_anonymous and not is_loopback(self.host):
+        if not self.allows_anonymous or is_loopback(self.host):
+            return self
+        if self.anonymous is None:
             raise ValueError(
                 f"host is {self.host}, and callers need no credential: set api_keys or auth, or anonymous = true "
                 "if everyone who can reach this address may use the gateway"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _everybody_by_a_name(self) -> Self:
-        if self.allows_anonymous and not self.allowed_hosts and not is_loopback(self.host):
+        if not self.allowed_hosts:
             raise ValueError(
                 f"host is {self.host}, and callers need no credential: any web page could call this gateway through a "
                 "browser that reaches it (DNS rebinding). Set the host names that clients use, as in allowed_hosts "
@@ -366,28 +360,26 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _fields_are_declared(self) -> Self:
-        if fault := self._unknown_variable("gateway.context.env", self.gateway.context.env or {}):
+        context = self.gateway.context
+        if fault := self._unknown_field("gateway.context.env", BUILT_IN, _fields_in(context.env)):
             raise ValueError(fault)
         for name, entry in self.mcpServers.items():
-            if fault := self._unknown_variable(f"mcpServers.{name}.context_env", entry.context_env or {}):
-                raise ServerFault(name, fault)
-            if fault := self._unknown_binding(f"mcpServers.{name}.tools", entry.tools):
+            at = f"mcpServers.{name}"
+            fault = self._unknown_field(f"{at}.context_env", BUILT_IN, _fields_in(entry.context_env))
+            for pattern, tool in entry.tools.items():
+                fault = fault or self._unknown_field(f"{at}.tools.{pattern}.bind", BOUND, tool.bind)
+            if fault:
                 raise ServerFault(name, fault)
         return self
 
-    def _unknown_variable(self, where: str, variables: Mapping[str, EnvironmentValue]) -> str:
-        known = (*BUILT_IN, *self.gateway.context.fields)
-        for variable, value in variables.items():
-            if value.field and value.field not in known:
-                return _no_field(f"{where}.{variable}", value.field, known)
-        return ""
-
-    def _unknown_binding(self, where: str, tools: Mapping[str, ToolSettings]) -> str:
-        known = (*BOUND, *self.gateway.context.fields)
-        for pattern, tool in tools.items():
-            for argument, field in tool.bind.items():
-                if field not in known:
-                    return _no_field(f"{where}.{pattern}.bind.{argument}", field, known)
+    def _unknown_field(self, where: str, always: Iterable[str], given: Mapping[str, str]) -> str:
+        """Return what is wrong with the first of the `given` fields that does not exist; empty if all do. `always`: the
+        fields that exist without an entry in `gateway.context.fields`."""
+        known = (*always, *self.gateway.context.fields)
+        for name, field in given.items():
+            if field not in known:
+                fix = f"give one of {', '.join(known)}, or add it to gateway.context.fields"
+                return f"{where}.{name}: there is no field {field!r}: {fix}"
         return ""
 
     @model_validator(mode="after")
@@ -439,8 +431,8 @@ def is_server_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and "__" not in name
 
 
-def _no_field(where: str, field: str, known: Iterable[str]) -> str:
-    return f"{where}: there is no field {field!r}: give one of {', '.join(known)}, or add it to gateway.context.fields"
+def _fields_in(variables: Mapping[str, EnvironmentValue] | None) -> dict[str, str]:
+    return {name: value.field for name, value in (variables or {}).items() if value.field}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

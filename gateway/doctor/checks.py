@@ -1,11 +1,15 @@
-"""Run all checks of the doctor in order. A new check is a module of its own, and is called here."""
+"""Run all checks of the doctor in order, and check the store. Other new checks are modules of their own."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.cluster.envelope import Envelopes
+from gateway.cluster.own_reachability import why_not_found
 from gateway.config.configuration_errors import located
+from gateway.config.secrets import key_ring, peer_tls
 from gateway.config.settings import ConfigurationError, Loaded, Settings, load
 from gateway.doctor.announced_workspaces import check_workspaces
 from gateway.doctor.findings import Finding, failure, ok, warning
@@ -13,9 +17,13 @@ from gateway.doctor.machine import check_access, check_keys, check_limits, check
 from gateway.doctor.returning_clients import check_clients, check_clients_at
 from gateway.doctor.running_gateways import check_outside
 from gateway.doctor.servers import check_servers
-from gateway.doctor.stores import check_replicas, check_store
 from session_store import Backend, StoreError, backend_for
-from session_store.connect import BackendOptions
+from session_store.connect import BackendOptions, shown
+from session_store.ports.errors import StoreMissing
+
+_REACH: Final = "check that the store runs, and that this machine reaches it with that name, port and password"
+_ALLOW: Final = "allow the gateway's Redis user +info and the commands that docs/deploying.md lists"
+_DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and this machine, reach it"
 
 OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     check_keys,
@@ -91,7 +99,6 @@ async def check_settings(settings: Settings, config: Path | None = None) -> Asyn
 
 
 async def _stored(settings: Settings) -> AsyncIterator[Finding]:
-    """Check the store, and the replicas and clients that are recorded in it."""
     url = settings.gateway.store
     try:
         backend = _backend(url)
@@ -109,3 +116,46 @@ async def _stored(settings: Settings) -> AsyncIterator[Finding]:
 
 def _backend(url: str) -> Backend:
     return backend_for(url, BackendOptions(exclusive=False, create=False))
+
+
+async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
+    """Open the store, and yield what its backend observes. `url` is only for display."""
+    try:
+        await backend.open()
+        await backend.ping()
+    except StoreMissing:
+        yield ok("store", f"{shown(url)}: there is no such file yet: the gateway creates it when it starts")
+        return
+    except StoreError as error:
+        yield failure("store", f"{shown(url)}: {error}", _REACH)
+        return
+    try:
+        for one in await backend.inspect():
+            yield Finding(check=one.subject, state=one.state, what=one.text, do=one.advice)
+    except StoreError as error:
+        yield failure("store", f"{shown(url)}: {error}", _ALLOW)
+    finally:
+        await backend.close()
+
+
+async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
+    """Send a request to each live gateway on the store. Yield nothing if there is none, or if store or keys cannot be
+    used: other checks report that."""
+    if not backend.is_shared:
+        return
+    with suppress(StoreError, ConfigurationError):
+        envelopes = Envelopes(key_ring(settings.gateway.store), tls=peer_tls(settings.gateway.peer_tls))
+        await backend.open()
+        try:
+            live = await backend.directory.replicas()
+        finally:
+            await backend.close()
+        for name, address in live.items():
+            why = "it reports that other gateways cannot reach it"
+            if address:
+                why = await why_not_found(address, name, envelopes)
+            if why:
+                what = f"{name} is running but cannot be reached at {address or 'any address'}: {why}"
+                yield failure("replicas", what, _DO)
+            else:
+                yield ok("replicas", f"{name} answers at {address}")

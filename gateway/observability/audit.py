@@ -48,7 +48,6 @@ _TITLES: Final = {
 
 
 def _shown(event: AuditEvent) -> dict[str, Any]:
-    """Return the fields of an event for its log line."""
     return {name: value for name in _SHOWN if (value := getattr(event, name)) not in ("", None)}
 
 
@@ -174,7 +173,6 @@ class Audit:
         self._add(event)
 
     def _facts(self, session: Session) -> dict[str, Any]:
-        """Return the fields of an event that come from the record of its session."""
         return {
             "session": redact(session.id),
             "principal": str(session.principal),

@@ -288,7 +288,6 @@ class Lifecycle:
             base.activity.end_second()
 
     async def _follow_ends(self) -> None:
-        """Close the sessions that other replicas end."""
         while True:
             try:
                 bus, lifecycle = self._parts.foundation.backend.bus, self._parts.sessions.lifecycle

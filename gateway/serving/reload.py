@@ -194,7 +194,6 @@ class Reload:
                 self._parts.servers.late.changed(live)
 
     def _replace_decisions(self, old: Settings, new: Settings) -> None:
-        """Give each part that decides on requests its new settings."""
         parts, options, policy = self._parts, new.gateway, new.gateway.policy
         base, servers = parts.foundation, parts.servers
         servers.policy.replace(policy, with_objects(new.mcpServers, self._objects))
@@ -240,7 +239,6 @@ class Reload:
             http.add(path)
 
     def _replace_reports(self, new: Settings) -> None:
-        """Give each part that reports to operators its new settings."""
         servers, operating = self._parts.servers, self._parts.operating
         operating.operations.replace(new)
         operating.replica.replace(servers.upstreams)
@@ -343,7 +341,6 @@ class ReloadTriggers:
         self._tasks.start("reload", self._reload)
 
     async def _watch(self) -> None:
-        """Look at the files each second."""
         before = self._loaded
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)

@@ -50,7 +50,6 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _try(operators: Operations, request: Request, operator: str) -> dict[str, Any]:
-    """Call the tool with the arguments in the form. Return the variables of the template."""
     given = await _controls(request)
     tool = operators.tried.catalog.tool(request.path_params["server"], given.get("name", ""))
     form = form_of(tool.input_schema)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.doctor.memory_forecast import forecast
+from gateway.doctor.servers import forecast
 from gateway.policy.server_memory import MemoryState
 from tests.requirements import requirement
 
