@@ -4,7 +4,8 @@ Legacy is MCP 2025-03-26 to 2025-11-25.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -13,7 +14,17 @@ from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession
-from gateway.calls.session_event_streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
+from gateway.calls.session_event_streams import (
+    STANDALONE,
+    UNKNOWN,
+    KeptCall,
+    LostStreams,
+    answer_lost,
+    call_of_event,
+    call_of_stream,
+    end_lost,
+    id_in_log,
+)
 from gateway.context.client_announcements import Announcements
 from gateway.context.session_facts import traced_error, with_context, with_meta, with_trace
 from gateway.errors import (
@@ -35,11 +46,10 @@ from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.call import FoundSession, Intake
-from gateway.relay.call_recovery import CallRecovery
 from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
-from gateway.relay.reply_delivery import StreamReply
+from gateway.relay.reply_delivery import CallReply, StreamReply
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.resolve import SessionResolver
@@ -48,14 +58,17 @@ from gateway.sessions.session_loading import Resolved
 from gateway.sessions.token_carriers import Carriers, client_facts
 from gateway.tasks.legacy_clients import LegacyTasks
 from gateway.tasks.requested_tasks import RequestedTasks
-from session_store import UnknownEvent, UnwrittenEvent
+from session_store import StoreUnavailable, UnknownEvent, UnwrittenEvent
 from session_store.session import redact
+from transports.background_tasks import Tasks
 from transports.era import LEGACY, LOG_LEVELS
 from transports.inbound_port import Answer, EventSource, HeaderList, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
+    Message,
     Object,
     decode_id,
+    decode_meta,
     decode_object,
     encode,
     encode_error,
@@ -67,6 +80,104 @@ from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
+
+_NOT_AGAIN: Final = f"{UNKNOWN}. It is not made again: {{why}}"
+
+ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
+"""A function that makes the exchange of a call in a session."""
+
+
+class CallRecovery:
+    """Continue streams that an earlier process has left unfinished (`LostStreams`). Send the call again, as if its
+    client had sent it now, and write its messages into the same stream. If several replicas try, only one gets the
+    stored request, so the call is repeated only once."""
+
+    def __init__(self, intake: Intake, events: EventWriter, exchange_of: ExchangeOf) -> None:
+        self._intake = intake
+        self._events = events
+        self._exchange_of = exchange_of
+        self._tasks = Tasks("repeated calls")
+
+    async def go_on(
+        self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
+    ) -> None:
+        """Send the call of an unfinished stream again, in the background. `request` is the client's GET for the rest of
+        the stream, and the call gets the rights of its sender.
+
+        Raises:
+            Refused: 429, as `Intake.accept`.
+            StoreUnavailable: the store does not answer.
+        """
+        session_id = resolved.live.session.id
+        try:
+            await self._intake.admit(resolved.live, request)
+            # From now on, what the earlier process still writes is left out. If it has ended the stream before, it has
+            # deleted the request.
+            await self._events.append(session_id, stream, b"")
+            kept = await self._events.take_request(session_id, stream)
+        except BaseException:
+            lost.wait(stream)
+            raise
+        self._tasks.spawn(self._answer(stream, lost, kept, resolved, request, who))
+
+    async def _answer(
+        self, stream: str, lost: LostStreams, kept: bytes, resolved: Resolved, request: Request, who: RequestContext
+    ) -> None:
+        session_id, call = resolved.live.session.id, call_of_stream(stream) or b"null"
+        fields = {"session": redact(session_id), "correlation": who.correlation}
+        try:
+            if not kept:
+                # The stream has ended, or an earlier attempt has taken the request, with an unknown outcome.
+                if stream in await self._events.unfinished(session_id):
+                    await end_lost(self._events, session_id, stream, call)
+                return
+            try:
+                reply = await self._sent(stream, call, KeptCall.read(kept), resolved, request, who)
+            except Exception as error:
+                if not isinstance(error, Refused):
+                    logger.exception("a call whose gateway is gone cannot be made again", extra=fields)
+                why = str(error) if isinstance(error, Refused) else "the gateway failed"
+                await end_lost(self._events, session_id, stream, call, _NOT_AGAIN.format(why=why))
+                return
+        except StoreUnavailable:
+            lost.wait(stream)  # the next client that asks finds no request, so the stream is ended
+            return
+        logger.warning("a call is made again: its gateway is gone", extra=fields)
+        await _record(reply)
+
+    async def _sent(
+        self, stream: str, call: bytes, kept: KeptCall, resolved: Resolved, request: Request, who: RequestContext
+    ) -> CallReply:
+        """Send the call again, with the same checks as for a new call. Return its reply. Raises as
+        `Intake.accept_counted`."""
+        meta = decode_meta(kept.params["_meta"]) if "_meta" in kept.params else None
+        again = msgspec.structs.replace(
+            request,
+            endpoint=kept.endpoint,
+            message=Message(jsonrpc="2.0", id=decode_id(msgspec.Raw(call)), method="tools/call"),
+            params=kept.params,
+            meta=meta if isinstance(meta, dict) else {},
+            forwarded=None,
+            again=True,
+        )
+        exchange = self._exchange_of(resolved, again, who)
+        reply = await self._intake.accept_counted(exchange, again, who, kept.params, [])
+        assert isinstance(reply, CallReply)
+        reply.go_on(stream)
+        return reply
+
+
+async def _record(reply: CallReply) -> None:
+    """Record the server's messages until its answer. Clients that follow the stream read them from the log."""
+    try:
+        while (frame := await reply.replies.next()) is not None:
+            if reply.is_doubtful:
+                frame = await reply.confirmed(frame)
+            await reply.record([frame])
+            if frame.final:
+                return
+    finally:
+        reply.done()
 
 
 class LegacyHandshake:

@@ -1,5 +1,9 @@
 """A call that was sent to the owner on a channel, when the owner is not found any more: nobody asks it."""
 
+import math
+import time
+from collections.abc import Callable
+from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,14 +11,15 @@ import msgspec
 import pytest
 
 from gateway.cluster.forwarded_answer import RelayedReply
-from gateway.cluster.forwarding import Forwarder
+from gateway.cluster.forwarding import ForwardedCall, Forwarder, ForwardingPath
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.cluster.requests_to_peers import ForwardedRequest, Peer
+from gateway.observability.logs import CLIENT, CORRELATION
 from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
-from transports.inbound_port import Refused
+from transports.inbound_port import OwnedByPeer, Refused
 
 pytestmark = [pytest.mark.anyio, requirement("rep.no-retry")]
 
@@ -115,3 +120,154 @@ async def test_the_route_to_a_session_that_its_owner_has_ended_is_forgotten(stat
         is None
     )
     assert memory.is_stale is is_forgotten
+
+
+JSON = (b"content-type", b"application/json")
+HOLES = (b"7", b"", b'{"n":1}')
+
+
+def answer_of(status: int = 200, *headers: tuple[bytes, bytes]) -> bytes:
+    head = msgspec.msgpack.encode((status, [JSON, (b"content-length", b"2"), *headers]))
+    return len(head).to_bytes(2, "big") + head + b"{}"
+
+
+class Peers:
+    """The channel to the owner, with one call at a time. `is_ready`: it takes one."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+        self.ended: list[str] = []
+        self.answer: bytes | None = None
+        self.wake: Callable[[], None] = lambda: None
+
+    def channel_to(self, route: Route) -> Any:
+        return self if self.is_ready else None
+
+    def send(self, channel: Any, route: Route, traceparent: str, body: bytes, correlation: str) -> Any:
+        self.sent.append((route.is_read, traceparent, body, correlation))
+        return self
+
+    def when_answered(self, callback: Callable[[], None]) -> None:
+        self.wake = callback
+
+    def done(self) -> None:
+        self.ended.append("done")
+
+    def answered(self, route: Route) -> None:
+        self.ended.append("answered")
+
+    def answer_to(self, call: Any, route: Route) -> Any:
+        self.wake = lambda: self.ended.append("told")
+        return "the answer"
+
+
+class Client:
+    """A client's connection. `takes`: it takes an answer."""
+
+    takes = True
+    fault: Exception | None = None
+    told = ("", "")
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[bytes, Any]] = []
+        self.left: list[Any] = []
+
+    def stream_fast(self, *_: Any) -> bool:
+        raise AssertionError("such an answer leaves the path")
+
+    def answer_fast(self, frame: bytes, headers: Any) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        if self.takes:
+            self.answers.append((frame, headers))
+        return self.takes
+
+    def fall_back(self, began: float, become: Callable[[Any], Any]) -> None:
+        context = Context()
+        with pytest.raises(OwnedByPeer) as elsewhere:
+            context.run(become, SimpleNamespace(client="10.0.0.0/24"))
+        self.told = context[CLIENT], context[CORRELATION]
+        self.left.append(elsewhere.value.route.begun)
+
+
+class Way:
+    """A path, what it leads to, and who takes it."""
+
+    is_here = False
+    has_rate = True
+
+    def __init__(self, until: float = math.inf) -> None:
+        self.peers, self.client, self.memory, self.spent = Peers(), Client(), RouteMemory(), list[Any]()
+        route = Route(a_session(FakeClock(), owner="another"), ALICE, None, memory=self.memory, until=until)
+        peers: Any = self.peers
+        self.path = ForwardingPath(peers, self, lambda _: self.is_here, route, "10.0.0.0/24")  # type: ignore[arg-type]  # a fake
+
+    def spend_at_hand(self, *spent: Any) -> bool:
+        self.spent.append(spent)
+        return self.has_rate
+
+    def begin(self, arguments: bytes = HOLES[2], trace: bytes = b"") -> ForwardedCall | None:
+        return self.path.begin(self.client, b"the body", (*HOLES[:2], arguments), trace)
+
+
+@requirement("fast.same", "fast.falls-back", "hot.forwarded")
+def test_a_call_is_sent_as_it_is_and_answered() -> None:
+    way, trace = Way(), b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert way.begin() is not None and way.begin(b"", trace) is not None
+    (first, second), told = way.peers.sent, trace.decode()
+    assert first[:3] == (False, "", b"the body") and len(first[3]) == 32, "the owner decides with its own record"
+    assert second == (False, told, b"the body", told.split("-")[1])
+    assert way.spent == [(ALICE, "10.0.0.0/24", "")] * 2, "the owner counts it as a call of its session"
+    way.peers.answer = answer_of(200, (b"a", b"b"))
+    way.peers.wake()
+    way.peers.wake()
+    assert way.client.answers == [(b"{}", [(b"a", b"b")])] and way.peers.ended == ["done", "answered"]
+
+
+@requirement("fast.same", "fast.falls-back", "hot.forwarded")
+@pytest.mark.parametrize("arguments", [b" ", b'{"n":1,}', b'{"n":1}}', b'{"n":"\xff"}', b"[" * 5_000 + b"]" * 5_000])
+def test_what_is_no_json_is_for_the_general_way(arguments: bytes) -> None:
+    way = Way()
+    assert way.begin(arguments) is None and not way.peers.sent and not way.spent
+
+
+@requirement("fast.same", "fast.falls-back", "hot.forwarded")
+@pytest.mark.parametrize("why", ["stale", "here", "expired", "channel", "rate", "trace"])
+def test_nothing_is_sent_once_something_has_changed(why: str) -> None:
+    way = Way(time.time() + (0.0 if why == "expired" else 60.0))
+    match why:
+        case "stale":
+            way.memory.end()
+        case "here":
+            way.is_here = True
+        case "channel":
+            way.peers.is_ready = False
+        case "rate":
+            way.has_rate = False
+    assert way.begin(trace=b"nonsense" if why == "trace" else b"") is None and not way.peers.sent
+    assert way.path.is_over == (why in ("stale", "here", "expired")) and len(way.spent) == (why == "rate")
+
+
+@requirement("fast.same", "fast.falls-back", "hot.forwarded")
+@pytest.mark.parametrize("answer", [None, answer_of(404), b"\x00\x01\xff", b"refused", b"fault"])
+def test_any_other_answer_and_one_that_the_client_does_not_take_is_for_the_forwarder(answer: bytes | None) -> None:
+    way = Way()
+    assert way.begin() is not None
+    way.client.takes = answer != b"refused"
+    way.client.fault = RuntimeError("a fault") if answer == b"fault" else None
+    way.peers.answer = answer_of() if answer in (b"refused", b"fault") else answer
+    way.peers.wake()
+    assert way.client.left == ["the answer"] and way.peers.ended == ["told"] and not way.client.answers
+
+
+@requirement("fast.same", "fast.falls-back", "hot.forwarded")
+def test_a_call_that_falls_back_does_so_once_and_its_lines_have_its_ids() -> None:
+    way = Way()
+    call = way.begin()
+    assert call is not None
+    call.fall_back()
+    call.fall_back()
+    assert way.client.left == ["the answer"] and not way.peers.ended
+    assert way.client.told == ("10.0.0.0/24", way.peers.sent[0][3])

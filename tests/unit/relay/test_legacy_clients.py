@@ -15,7 +15,7 @@ from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.merged_lists import Called
-from gateway.relay.call_recovery import CallRecovery
+from gateway.relay.legacy_clients import CallRecovery
 from gateway.relay.reply_delivery import CallReply
 from gateway.sessions.session_loading import Resolved
 from session_store import MemoryEventLog, Session, StoreUnavailable
