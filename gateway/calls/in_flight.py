@@ -42,18 +42,14 @@ _LATE: Final = {
 
 
 class CallOnFastPath(Protocol):
-    """A call on the fast path: it repeats an earlier call and skips most steps (`gateway.relay.fast_path`)."""
+    """A call on the fast path: it repeats an earlier call and skips most steps. `gateway.relay.fast_path.FastCall`
+    describes the methods. `falls_back_at`: monotonic time at which it leaves the fast path without an answer."""
 
     falls_back_at: float
-    """Monotonic time at which the call leaves the fast path if it has no answer by then."""
 
     @property
-    def progress_token(self) -> bytes:
-        """Return the client's progress token as JSON; empty if the client has sent none."""
-
-    def emit(self, frame: bytes) -> None:
-        """Send the client a message of this call: with the answer, or in the next iteration of the event loop."""
-
+    def progress_token(self) -> bytes: ...
+    def emit(self, frame: bytes) -> None: ...
     def answer(self, result: msgspec.Raw) -> bool: ...
     def fall_back(self) -> None: ...
 

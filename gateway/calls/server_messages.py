@@ -137,11 +137,14 @@ class _Router(ABC):
             live.link_closed(conversation)
 
     def _cancelled(self, conversation: Conversation, params: Object) -> None:
-        if conversation.era is Era.MODERN:
-            _end_subscription(conversation, params)
+        if conversation.era is Era.LEGACY:
+            for live in self._audience(conversation):
+                live.questions.withdraw(conversation, params)
             return
-        for live in self._audience(conversation):
-            live.questions.withdraw(conversation, params)
+        # The only request that a server may cancel is a subscription (MCP 2026-07-28, Cancellation).
+        exchange = conversation.calls.find(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
+        if exchange is not None and exchange.is_subscription:
+            conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=msgspec.Raw(ENDED)))
 
     def tools_changed(self, conversation: Conversation) -> None:
         self._forget(conversation, _TOOLS_CHANGED)
@@ -364,15 +367,6 @@ def _live_of(task: OwnedTask) -> LiveSession:
     return task.live  # type: ignore[return-value]  # nothing else implements `ExchangeSession`
 
 
-def _end_subscription(conversation: Conversation, params: Object) -> None:
-    """End a subscription that its server has cancelled: the only request that a server may cancel (MCP 2026-07-28,
-    Cancellation). The client's stream ends with a result."""
-    number = decode_id(params.get("requestId", msgspec.Raw(b"null")))
-    exchange = conversation.calls.find(number)
-    if exchange is not None and exchange.is_subscription:
-        conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=msgspec.Raw(ENDED)))
-
-
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
     """Forward a notification of a subscription, with the client's own subscription id. Drop changes to which the client
     has not subscribed (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message is no such
@@ -380,8 +374,7 @@ def _relay_subscribed(conversation: Conversation, method: str, params: Object) -
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:
         return False
-    number = decode_id(meta[SUBSCRIPTION_ID])
-    exchange = conversation.calls.find(number)
+    exchange = conversation.calls.find(decode_id(meta[SUBSCRIPTION_ID]))
     if exchange is None or (method == ACKNOWLEDGED and exchange.takes_acknowledgement()):
         return True
     if exchange.listens_for(method):

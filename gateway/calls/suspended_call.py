@@ -40,14 +40,10 @@ class AskingServer(Protocol):
 
 class MovingQuestion(Protocol):
     """A server's request that does not name its call. It is asked in one possible call after the other until it is
-    answered."""
+    answered. `gateway.bridge.suspended_calls` describes the methods."""
 
-    def take(self) -> bool:
-        """Mark the request as answered. Return True if the server was still waiting."""
-
-    def move(self) -> bool:
-        """Ask the question in the next possible call. Return False if there is none, or the server is not waiting any
-        more."""
+    def take(self) -> bool: ...
+    def move(self) -> bool: ...
 
 
 class InputRequest:

@@ -64,13 +64,12 @@ class PrincipalSecrets:
         Raises:
             UpstreamUnavailable: the principal lacks a secret. The message has the secret's name, never its value.
         """
-        return {name: await self._filled(value, principal) for name, value in values.items()}
-
-    async def _filled(self, value: str, principal: Principal) -> str:
-        for name in secrets_in(value):
-            secret = await self._secret(name, principal)
-            value = value.replace(f"${{secret:{name}}}", secret)
-        return value
+        filled = dict(values)
+        for variable, value in values.items():
+            for name in secrets_in(value):
+                secret = await self._secret(name, principal)
+                filled[variable] = filled[variable].replace(f"${{secret:{name}}}", secret)
+        return filled
 
     async def _secret(self, name: str, principal: Principal) -> str:
         settings = self._secrets.get(name)

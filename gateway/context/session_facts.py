@@ -173,15 +173,12 @@ class SessionFacts:
         """Return the value of a field that the operator has defined, and the value's source."""
         if field.metadata:
             found = session.metadata.get(field.metadata, "")[:FIELD_CHARS]
-            return (found, self._source_of_metadata(field.metadata)) if found else (field.value, "configured")
+            template = self._templates.get(field.metadata, "")
+            has_announced = "{agent" in template or "{workspace" in template  # values that the client chooses
+            source: Source = "announced" if found and has_announced else "configured"
+            return found or field.value, source
         given = session.context.field(name)
         return ("", "configured") if given is None else (given.value, given.source)
-
-    def _source_of_metadata(self, name: str) -> Source:
-        """Return the source of a metadata value: "announced" if its template contains values that the client chooses,
-        else "configured"."""
-        template = self._templates.get(name, "")
-        return "announced" if "{agent" in template or "{workspace" in template else "configured"
 
     def environment(
         self, session: Session, names: Mapping[str, EnvironmentValue], more: Mapping[str, str]

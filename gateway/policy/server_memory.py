@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from statistics import mean
 from time import monotonic
 from typing import Final, NamedTuple
@@ -223,15 +223,11 @@ class ServerMemory:
             found = await asyncio.to_thread(self._read, [process.top for process in due])
             for process in due:
                 process.read_at, process.read_bytes = began, found.get(process.top)
-            self._learn({process.server for process in due})
+            for server in {process.server for process in due}:
+                if grown := [each.read_bytes or 0 for each in self if each.server == server and each.is_grown]:
+                    self._typical[server] = round(mean(grown))
             self._next_at = began + (self._clock() - began) * _REST
         self._judge(self.state())
-
-    def _learn(self, servers: Iterable[str]) -> None:
-        for server in servers:
-            grown = [each.read_bytes or 0 for each in self if each.server == server and each.is_grown]
-            if grown:
-                self._typical[server] = round(mean(grown))
 
     def _judge(self, state: MemoryState) -> None:
         """Set `is_short`: less than a tenth of the memory is free, or not enough for two processes of the largest

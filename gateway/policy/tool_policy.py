@@ -106,15 +106,13 @@ class ToolCalls:
                     if fault_of_header := annotation_fault(tool["inputSchema"]):
                         raise UnusableSchema(fault_of_header)
             except UnusableSchema as fault:
-                faults[tool["name"]] = str(fault)
-                self._warn(server, tool["name"], schema, fault)
+                name = tool["name"]
+                faults[name] = str(fault)
+                key = (server, name, b"" if schema is None else schema.digest)
+                if key not in self._warned:
+                    self._warned[key] = None
+                    logger.warning("the input schema of tool %s/%s is invalid: %s", server, name, fault)
         return faults
-
-    def _warn(self, server: str, tool: str, schema: Schema | None, fault: UnusableSchema) -> None:
-        key = (server, tool, b"" if schema is None else schema.digest)
-        if key not in self._warned:
-            self._warned[key] = None
-            logger.warning("the input schema of tool %s/%s is invalid: %s", server, tool, fault)
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
         """Return the names of the tools whose schemas have regular expressions that are not checked, each with these
@@ -173,9 +171,11 @@ class ToolCalls:
             for name, field in decision.bind
             if tools.takes(decision.tool, name)
         ]
-        check = functools.partial(self._check, tools.schemas.get(decision.tool), decision.tool)
-        problem, lenient = self._problem_of(tools, decision.tool), self._checks == "lenient"
-        blocked, is_checked = decision.blocked, bool(self._checks)
+        schema, problem = tools.schemas.get(decision.tool), None
+        with contextlib.suppress(UnusableSchema):
+            problem = None if schema is None else self._schemas.checker(schema).problem
+        check = functools.partial(self._check, schema, decision.tool)
+        blocked, is_checked, lenient = decision.blocked, bool(self._checks), self._checks == "lenient"
 
         def again(given: bytes) -> bytes:
             arguments = msgspec.json.decode(given)
@@ -189,13 +189,6 @@ class ToolCalls:
             return seen
 
         return again
-
-    def _problem_of(self, tools: Tools, name: str) -> Callable[..., object] | None:
-        """Return the function that finds violations of a tool's schema; None if the tool has no usable schema."""
-        schema = tools.schemas.get(name)
-        with contextlib.suppress(UnusableSchema):
-            return None if schema is None else self._schemas.checker(schema).problem
-        return None
 
     def _steps(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Steps:
         raw = params.get("arguments", msgspec.Raw(b"{}"))

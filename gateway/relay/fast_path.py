@@ -77,22 +77,16 @@ class CallDecision(NamedTuple):
 
 
 class GeneralWay(Protocol):
-    """The part of `gateway.relay.call.Intake` that the fast path uses. `events` stores frames of legacy clients for
-    replay."""
+    """The part of `gateway.relay.call.Intake` that the fast path uses. The methods are described there. `events` stores
+    frames of legacy clients for replay."""
 
     max_exchanges: int
     events: EventWriter
 
-    def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
-        """Return True if later calls like this request may take the fast path, to the same target."""
-        ...
-
+    def may_take_fast_path(self, request: Request, target: CallTarget) -> bool: ...
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
-    ) -> Prepared:
-        """Build the request for the server from these params. Do not send or count it."""
-        ...
-
+    ) -> Prepared: ...
     def begin(
         self,
         exchange: Exchange,
@@ -102,9 +96,7 @@ class GeneralWay(Protocol):
         headers: HeaderList,
         *,
         may_resend: bool = False,
-    ) -> tuple[Answer, Object]:
-        """Begin the reply to a call that was counted. Return the reply, and the `_meta` for the server."""
-        ...
+    ) -> tuple[Answer, Object]: ...
 
 
 class _Forever:

@@ -366,7 +366,9 @@ class LegacyClients:
             logger.info("%s of a client has no id: it is ignored", method, extra={"session": redact(live.session.id)})
             return
         if method == "notifications/cancelled":
-            self._cancel(live, params)
+            for exchange in live.in_flight_as(decode_id(params.get("requestId", msgspec.Raw(b"null")))):
+                reason = msgspec.json.decode(params.get("reason", b'""'))
+                exchange.cancel(str(reason or "the client cancelled"), CANCELLED_BY_CLIENT)
             return
         if method == "notifications/progress" and _progress_of_question(live, params):
             return
@@ -385,12 +387,6 @@ class LegacyClients:
                 logger.info("a notification of a client is for no server: %s", refused)
             return
         await endpoint.notify(live, method, encode(params | {"_meta": msgspec.Raw(encode(meta))}), who.correlation)
-
-    @staticmethod
-    def _cancel(live: LiveSession, params: Object) -> None:
-        for exchange in live.in_flight_as(decode_id(params.get("requestId", msgspec.Raw(b"null")))):
-            reason = msgspec.json.decode(params.get("reason", b'""'))
-            exchange.cancel(str(reason or "the client cancelled"), CANCELLED_BY_CLIENT)
 
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Forward a client's answer to the server that has sent the client a request."""

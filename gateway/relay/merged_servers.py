@@ -25,10 +25,9 @@ from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import Missing, list_result
 from gateway.protocol.skills import SKILLS_LIST, distinct
 from gateway.relay.late_servers import Asker, LateServers
-from gateway.relay.opened_mcp_apps import OpenApps
 from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.relay.requests_to_server import ask, empty_result
-from gateway.relay.resource_owner import ResourceOwners
+from gateway.relay.resource_owner import OpenApps, ResourceOwners
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import listed_items
 from transports.inbound_port import Refused

@@ -155,7 +155,10 @@ class ModernClients:
     # -- calls (`gateway.relay.call.Clients`)
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
-        request = _without_reserved_answers(request)
+        if "inputResponses" in request.params:
+            answers = without_reserved_below(request.params["inputResponses"])
+            params = request.params | {"inputResponses": answers}
+            request = msgspec.structs.replace(request, params=params, offer=None)
         params, method = request.params, str(message_of(request).method)
         endpoint = self._endpoints[request.endpoint]
         if method == "server/discover":
@@ -302,11 +305,3 @@ def _binding_of(request: Request, who: RequestContext) -> Binding | None:
 def _takes_tasks(request: Request) -> bool:
     """Return True if this is a `tools/call`, and its client accepts a task as the result."""
     return message_of(request).method == "tools/call" and declares_tasks(request.meta)
-
-
-def _without_reserved_answers(request: Request) -> Request:
-    """Return the request without keys that are reserved for the gateway in the `_meta` of its `inputResponses`."""
-    if "inputResponses" not in request.params:
-        return request
-    answers = without_reserved_below(request.params["inputResponses"])
-    return msgspec.structs.replace(request, params=request.params | {"inputResponses": answers}, offer=None)

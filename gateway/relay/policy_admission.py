@@ -6,7 +6,7 @@ neither list nor call what policy hides from it: the answer says that the name i
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -382,8 +382,9 @@ class Admission:
             templates = lists.names(_TEMPLATES, uri)
             if isinstance(templates, _ListNeeded):
                 return templates
-            seen = (each for each in self._approved(server, templates) if not hidden(context, server, each))
-            if matches_any_template(uri, seen):
+            why, digests = self._policy.why_unapproved, templates.digests
+            approved = (each for each in templates if not why(server, "templates", each, digests.get(each, "")))
+            if matches_any_template(uri, (each for each in approved if not hidden(context, server, each))):
                 return None
             skills = lists.skills(uri)
             if isinstance(skills, _ListNeeded):
@@ -391,11 +392,6 @@ class Admission:
             if any(skill_fit(uri, (each,)) and not hidden(context, server, each) for each in skills):
                 return None
         raise unknown_resource(uri, call.era, call.method)
-
-    def _approved(self, server: str, templates: Names) -> Iterator[str]:
-        """Yield the templates that the lock does not hide."""
-        why = self._policy.why_unapproved
-        return (each for each in templates if not why(server, "templates", each, templates.digests.get(each, "")))
 
     def _listen(self, server: str, call: Call) -> Object:
         """Return the params of a `subscriptions/listen`, without the resources that policy hides from the session."""

@@ -62,7 +62,11 @@ async def start(
     """Send a call in this conversation. `cache_key` is the key of its result; None if that must not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
-        await _subscribed(upstream, live, call)
+        # Before the call is sent, so that the client is notified of changes.
+        anew = call.method in RECORDED and METHODS[call.method].kind == "resources"
+        if anew or live.session.initialized:
+            await relay_changes(upstream, live, call.correlation, anew=anew)
+            await changes_confirmed(upstream, live)
         if call.method in RECORDED:
             # The session's record has the change. A modern server gets it with the subscription or the next request.
             exchange.finish(empty_result())
@@ -76,14 +80,6 @@ async def start(
             return
         params = seen
     await conversation.start(exchange, params, meta)
-
-
-async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Call) -> None:
-    """Subscribe a legacy client at a modern server before the call is sent, so that it is notified of changes."""
-    anew = call.method in RECORDED and METHODS[call.method].kind == "resources"
-    if anew or live.session.initialized:
-        await relay_changes(upstream, live, call.correlation, anew=anew)
-        await changes_confirmed(upstream, live)
 
 
 def for_server(

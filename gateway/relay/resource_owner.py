@@ -9,13 +9,15 @@ import hashlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from gateway.bridge.legacy_server import legacy_params
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import LiveSession
 from gateway.errors import unknown_resource
 from gateway.protocol.merged_lists import APP_SCHEME, Names, Tools
 from gateway.protocol.methods import METHODS
@@ -23,7 +25,6 @@ from gateway.protocol.params import text_of
 from gateway.protocol.skills import SKILLS_LIST, WITH_URIS, named_uri, origin_of, skill_fit, with_uris
 from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
-from gateway.relay.opened_mcp_apps import OpenApps
 from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.relay.requests_to_server import ServerAnswer, ask
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -52,6 +53,62 @@ _MOST_ASKED: Final = 16
 _REMEMBERED, _REMEMBERED_S = 4_096, 60.0
 
 Servers = Mapping[str, ConfiguredUpstream]
+
+_MOST_APPS: Final = 64
+"""Maximum number of apps that are recorded for one session."""
+_MOST_TOOLS: Final = 4_096
+"""Maximum number of tools with apps that are compared, over all servers."""
+
+
+class OpenApps:
+    """Record the MCP Apps that sessions have opened, so that requests of the apps reach the right server.
+
+    An app uses its server's own names: it calls the tool `refresh`, not `a__refresh`. A request does not say which app
+    sends it, so the gateway decides by the session's earlier requests (docs/adr/0022-apps.md).
+
+    `contested` has the apps whose URI several servers use, by server and tool. Such an app counts as opened when its
+    tool is called. Reading its URI does not count, because the request does not say which server's app it means.
+    """
+
+    def __init__(self) -> None:
+        self.contested: dict[tuple[str, str], str] = {}
+        self._tools: dict[str, set[tuple[str, str]]] = {}  # servers and their tools, by the URI of the app
+        self._known: set[tuple[str, str, str]] = set()
+        self._called: WeakKeyDictionary[LiveSession, LRUCache[str, str]] = WeakKeyDictionary()
+        self._opened: WeakKeyDictionary[LiveSession, set[str]] = WeakKeyDictionary()
+
+    def listed(self, server: str, apps: Iterable[tuple[str, str]]) -> None:
+        """Record that a server lists tools with apps: pairs of a tool's name and the URI of its app."""
+        for tool, uri in apps:
+            if (server, tool, uri) in self._known or len(self._known) >= _MOST_TOOLS:
+                continue
+            self._known.add((server, tool, uri))
+            tools = self._tools.setdefault(uri, set())
+            tools.add((server, tool))
+            if len({name for name, _ in tools}) > 1:
+                self.contested |= dict.fromkeys(tools, uri)
+
+    def called(self, live: LiveSession | None, server: str, tool: str) -> None:
+        """Record a tool call, if several servers use the URI of the tool's app. The host will show the result in the
+        app."""
+        uri = self.contested.get((server, tool))
+        if uri is not None and live is not None:
+            self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
+            self.opened(live, server)
+
+    def server_of(self, live: LiveSession | None, uri: str) -> str:
+        """Return the server of the session's last call of a tool with that app; empty if no such call is recorded."""
+        called = None if live is None else self._called.get(live)
+        return "" if called is None else called.get(uri, "")
+
+    def opened(self, live: LiveSession | None, server: str) -> None:
+        """Record that the session has opened an app of this server."""
+        if live is not None:
+            self._opened.setdefault(live, set()).add(server)
+
+    def open_in(self, live: LiveSession | None) -> frozenset[str]:
+        """Return the servers whose apps the session has opened."""
+        return frozenset() if live is None else frozenset(self._opened.get(live, ()))
 
 
 class FoundOwner(NamedTuple):

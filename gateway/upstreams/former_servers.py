@@ -54,6 +54,11 @@ class _Former:
         """Return True if no conversation may be kept any longer."""
         return now - self.at >= self.keep_s
 
+    def is_done(self, now: float) -> bool:
+        """Return True if the server may be closed, as far as conversations of no session go."""
+        is_unused = all(conversation.is_unused for conversation in self.upstream.shared)
+        return self.is_over(now) or (is_unused and now - self.at >= _GRACE_S)
+
     def may_leave(self, live: LiveSession, conversation: Conversation, now: float) -> bool:
         """Return True if the session leaves its conversation with the server now."""
         if self.is_over(now):
@@ -102,16 +107,11 @@ class FormerServers:
                 if former.may_leave(live, conversation, now) if is_present else former.is_over(now):
                     leaving.append(former.upstream.leave(live, conversation, former.reason))
         await asyncio.gather(*leaving)
-        over = [each for each in self._former if each not in used and self._is_done(each, now)]
+        over = [each for each in self._former if each not in used and each.is_done(now)]
         self._former = [each for each in self._former if each not in over]
         await asyncio.gather(*(each.upstream.close() for each in over))
         for each in over:
             logger.info("the former server %s is not used any more", each.upstream.name)
-
-    @staticmethod
-    def _is_done(former: _Former, now: float) -> bool:
-        is_unused = all(conversation.is_unused for conversation in former.upstream.shared)
-        return former.is_over(now) or (is_unused and now - former.at >= _GRACE_S)
 
     async def close(self) -> None:
         """Close all servers. Sessions close their own conversations."""

@@ -49,19 +49,11 @@ _INITIALIZED: Final = encode_notification("notifications/initialized", None)
 
 
 class SessionRecorder(Protocol):
-    """Write the data that later links need to the records of sessions."""
+    """The part of `gateway.sessions.record_changes.SessionRecords` that links use. The methods are described there."""
 
-    async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that a session has a link to an upstream. Return True if the session has lost an earlier link."""
-        ...
-
-    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Replace the entry `old` of the session's record with `new`, from which a later link can resume."""
-        ...
-
-    def happened(self, session: Session, entry: TimelineEntry) -> None:
-        """Add an entry to the timeline of the session."""
-        ...
+    async def record_use(self, live: LinkSession, upstream: str) -> bool: ...
+    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None: ...
+    def happened(self, session: Session, entry: TimelineEntry) -> None: ...
 
 
 class UpstreamLinks:

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.relay.merged_servers import MergedServers
-from gateway.relay.opened_mcp_apps import OpenApps
+from gateway.relay.resource_owner import OpenApps
 from tests.requirements import requirement
 from tests.support.paged_server import NamedSession, PagedServer, a_call, merged, ruled
 from transports.inbound_port import Refused
