@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from typing import Any, Final
 
@@ -76,6 +77,7 @@ class Beats:
             self._cluster.lease.held(began)
 
 
+@dataclass(eq=False)
 class Membership:
     """Join the cluster and keep the membership alive.
 
@@ -85,26 +87,15 @@ class Membership:
     reached.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        listener: PeerListener,
-        peers: PeerRequests,
-        beats: Beats,
-        reachability: Reachability,
-        listen: str,
-        advertise: str,
-        store: str,
-    ) -> None:
-        self._cluster = cluster
-        self._listener = listener
-        self._peers = peers
-        self._beats = beats
-        self._reachability = reachability
-        self._listen = listen
-        self._advertise = advertise
-        self._store = store
+    cluster: Cluster
+    _: KW_ONLY
+    listener: PeerListener
+    peers: PeerRequests
+    beats: Beats
+    reachability: Reachability
+    listen: str
+    advertise: str
+    store: str
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
@@ -113,14 +104,14 @@ class Membership:
         Raises:
             ConfigurationError: the address cannot be bound, or peers on other machines could not reach it.
         """
-        host, port = host_and_port(self._listen)
-        if host in ("0.0.0.0", "::") and not self._advertise:
+        host, port = host_and_port(self.listen)
+        if host in ("0.0.0.0", "::") and not self.advertise:
             raise ConfigurationError(
                 f"gateway.host is {host}: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT at which "
                 "the other gateways on this store reach this one"
             )
-        if is_loopback(host) and self._store and not self._advertise:
-            found = await own_address_towards(self._store)
+        if is_loopback(host) and self.store and not self.advertise:
+            found = await own_address_towards(self.store)
             if found and ipaddress.ip_address(found.partition("%")[0]).is_global:
                 raise ConfigurationError(
                     f"this machine reaches the store from {found}, a public address, where a gateway does "
@@ -129,22 +120,22 @@ class Membership:
                 )
             host = found or host
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self._peers.close)
+            stack.callback(self.peers.close)
             try:
-                bound = await stack.enter_async_context(self._listener.listening(host, port))
+                bound = await stack.enter_async_context(self.listener.listening(host, port))
             except OSError as error:
                 raise ConfigurationError(self._not_heard(f"{host}:{port}", error)) from None
-            self._cluster.advertise(self._advertise or f"{f'[{host}]' if ':' in host else host}:{bound}")
-            await self._reachability.check()
+            self.cluster.advertise(self.advertise or f"{f'[{host}]' if ':' in host else host}:{bound}")
+            await self.reachability.check()
             with contextlib.suppress(StoreUnavailable):
-                await self._cluster.beat()
+                await self.cluster.beat()
             yield
 
     def _not_heard(self, place: str, error: OSError) -> str:
         # asyncio's own texts for an errno are longer. Host names that are not found have negative numbers.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         what = f"cannot listen on {place}: {reason}"
-        if self._listen == self._advertise:
+        if self.listen == self.advertise:
             return (
                 f"gateway.advertise: {what}: give a free port at an address of this machine; if others reach this "
                 "gateway by another address, set gateway.internal to the HOST:PORT to listen on"
@@ -154,4 +145,4 @@ class Membership:
     def upkeep(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines to run during the membership: lease renewal, and the check that peers reach this
         replica."""
-        return [self._beats.live(), self._reachability.keep_checking()]
+        return [self.beats.live(), self.reachability.keep_checking()]

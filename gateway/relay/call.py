@@ -22,6 +22,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -184,27 +185,17 @@ class Clients(Protocol):
         """Send a call that may become a task, and return the reply. Return None if it may not: nothing was sent."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Calls:
     """Answer the requests of clients of both eras."""
 
-    def __init__(
-        self,
-        *,
-        senders: Senders,
-        clients: Mapping[Era, Clients],
-        resolver: SessionResolver,
-        intake: "Intake",
-        audit: Audit,
-        log: RequestLog,
-        watches: Iterable[WatchedMessages] = (),
-    ) -> None:
-        self._senders = senders
-        self._clients = clients
-        self._resolver = resolver
-        self._intake = intake
-        self._audit = audit
-        self._log = log
-        self._watches = watches
+    senders: Senders
+    clients: Mapping[Era, Clients]
+    resolver: SessionResolver
+    intake: "Intake"
+    audit: Audit
+    log: RequestLog
+    watches: Iterable[WatchedMessages] = ()
 
     async def call(self, request: Request) -> Answer:
         """Answer a client's request (`transports.inbound_port.Handler`).
@@ -215,7 +206,7 @@ class Calls:
         """
         who = None
         try:
-            who = await self._senders.who(request)
+            who = await self.senders.who(request)
             method = str(message_of(request).method)
             if method in NO_REQUESTS[request.era]:  # no server gets it, so policy has no rule for it
                 raise unknown_method(method, request.era)
@@ -224,12 +215,12 @@ class Calls:
             raise self._refusal(request, who, error) from None
         if isinstance(answer, ImmediateReply):
             outcome = OK if answer.error_code is None else Outcome.error(answer.error_code)
-            self._log.answered(request, who.principal, outcome, answer.log_facts, answer.why)
+            self.log.answered(request, who.principal, outcome, answer.log_facts, answer.why)
         return answer
 
     async def _answer(self, request: Request, who: RequestContext) -> Answer:
         """Find the session of a request, send the request to its server, and return the reply for the answer."""
-        clients = self._clients[request.era]
+        clients = self.clients[request.era]
         found = await clients.session(request, who)
         if not isinstance(found, FoundSession):
             return found
@@ -237,8 +228,8 @@ class Calls:
         headers: HeaderList = []
         if resolved is not None:
             resolved.live.client_sent(request.message)
-            if self._resolver.announces_other(request, resolved):
-                resolved, said = await self._resolver.apply_announced(request, who, resolved)
+            if self.resolver.announces_other(request, resolved):
+                resolved, said = await self.resolver.apply_announced(request, who, resolved)
             if (answer := await clients.answer(resolved, request, who)) is not None:
                 return answer
             headers = clients.headers(resolved, request)
@@ -251,8 +242,8 @@ class Calls:
             # The result of a call that announces a workspace tells what became of it, so it is unlike other results.
             if said is None and resolved is not None and request.offer is not None:
                 like = functools.partial(clients.exchange, resolved)
-                request.offer.prepare(CallDecision(resolved, resolved.live.version, headers, like, self._resolver))
-            return await self._intake.accept(exchange, request, who, params, headers)
+                request.offer.prepare(CallDecision(resolved, resolved.live.version, headers, like, self.resolver))
+            return await self.intake.accept(exchange, request, who, params, headers)
         except Refused as refused:
             if resolved is None or not resolved.opened:
                 raise
@@ -264,13 +255,13 @@ class Calls:
         """Log a refused request, and return the refusal for the client. An error of the store becomes a refusal."""
         refused = store_refused(error) if isinstance(error, StoreError) else error
         if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
-            self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+            self.audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
         if request.again:
             refused = outcome_unknown()
         refused.of_request(CORRELATION.get())
-        for frames in self._watches:
+        for frames in self.watches:
             frames.refused(message_of(request), refused)
-        self._log.refused(request, None if who is None else who.principal, refused)
+        self.log.refused(request, None if who is None else who.principal, refused)
         return refused
 
 

@@ -6,6 +6,7 @@
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
@@ -34,26 +35,20 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class EndpointServers:
     """Present the servers of one URL as one. A single server is relayed unchanged; several are merged
     (`merged_servers`). Answers that combine several servers do not wait for those that are slow (`late_servers`)."""
 
-    def __init__(
-        self,
-        visible: VisibleServers,
-        *,
-        admission: Admission,
-        handles: ChildSessions,
-        merged: MergedServers,
-        late: LateServers,
-        extensions: ExtensionRelay,
-    ) -> None:
-        self.visible = visible
-        self.admission = admission
-        self.handles = handles
-        self.merged = merged
-        self.late = late
-        self.extensions = extensions
+    visible: VisibleServers
+    _: KW_ONLY
+    admission: Admission
+    handles: ChildSessions
+    merged: MergedServers
+    late: LateServers
+    extensions: ExtensionRelay
+
+    def __post_init__(self) -> None:
         """Relays the methods that MCP does not define."""
 
     @property

@@ -5,6 +5,7 @@ Legacy is MCP 2025-03-26 to 2025-11-25.
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -180,52 +181,42 @@ async def _record(reply: CallReply) -> None:
         reply.done()
 
 
+@dataclass(eq=False, kw_only=True)
 class LegacyHandshake:
     """Answer `initialize`. If the handshake is refused, end the session that it has opened."""
 
-    def __init__(
-        self,
-        *,
-        initializer: InitializeResolver,
-        records: SessionRecords,
-        lifecycle: SessionLifecycle,
-        carriers: Carriers,
-        endpoints: Mapping[str, EndpointServers],
-        requested: RequestedTasks,
-        announcements: Announcements,
-    ) -> None:
-        self._initializer = initializer
-        self._records = records
-        self._lifecycle = lifecycle
-        self._carriers = carriers
-        self._endpoints = endpoints
-        self._requested = requested
-        self._agreed = announcements.agreed
+    initializer: InitializeResolver
+    records: SessionRecords
+    lifecycle: SessionLifecycle
+    carriers: Carriers
+    endpoints: Mapping[str, EndpointServers]
+    requested: RequestedTasks
+    announcements: Announcements
 
     async def initialize(self, request: Request, who: RequestContext) -> Answer:
         """Answer `initialize`: open or find the session, open its servers, and merge their results."""
-        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        message, endpoint = message_of(request), self.endpoints[request.endpoint]
         params = with_known_version(request.params)
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
         version = msgspec.json.decode(params["protocolVersion"])
         if "_meta" in params:
             params = params | {"_meta": msgspec.Raw(encode(without_reserved(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
-        resolved = await self._initializer.initialize(request, who, facts)
+        resolved = await self.initializer.initialize(request, who, facts)
         live = resolved.live
         with live.in_use():
-            resolved, said = await self._initializer.apply_announced(request, who, resolved)
+            resolved, said = await self.initializer.apply_announced(request, who, resolved)
             meta = meta_of(params)
-            agreed = self._agreed(meta, resolved.context)
+            agreed = self.announcements.agreed(meta, resolved.context)
             if agreed is not meta:
                 facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
             if agreed is not meta or not resolved.opened:
-                await self._records.update(live, client=facts)
+                await self.records.update(live, client=facts)
             try:
                 result = limit_version(await endpoint.initialize(live, who.correlation), version)
-                result = self._requested.declared(result)
+                result = self.requested.declared(result)
                 if (negotiated := version_of(result)) != version:
-                    await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
+                    await self.records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
             except HandshakeRefused as error:
                 await self._undo(resolved)
                 refusal = encode_error(encode(message.id), traced_error(splice(error.error), who.correlation))
@@ -243,55 +234,45 @@ class LegacyHandshake:
                 raise
         if said:
             result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
-        headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
+        headers = self.carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
         return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def _undo(self, resolved: Resolved) -> None:
         """End the session, if the failed handshake has opened it."""
         if resolved.opened:
-            await self._lifecycle.end(resolved.live.session.id, "handshake refused")
+            await self.lifecycle.end(resolved.live.session.id, "handshake refused")
 
 
+@dataclass(eq=False, kw_only=True)
 class LegacyClients:
     """Handle the messages of legacy clients."""
 
-    def __init__(
-        self,
-        *,
-        intake: Intake,
-        handshake: LegacyHandshake,
-        resolver: SessionResolver,
-        records: SessionRecords,
-        lifecycle: SessionLifecycle,
-        tasks: LegacyTasks,
-        events: EventWriter,
-        result_meta: bool,
-    ) -> None:
-        self._result_meta = result_meta
-        self._intake = intake
-        self._handshake = handshake
-        self.resolver = resolver
-        self._records = records
-        self._lifecycle = lifecycle
-        self._endpoints = intake.endpoints
-        self._tasks = tasks
-        self._events = events
-        self._recovery = CallRecovery(intake, events, self.exchange)
+    intake: Intake
+    handshake: LegacyHandshake
+    resolver: SessionResolver
+    records: SessionRecords
+    lifecycle: SessionLifecycle
+    tasks: LegacyTasks
+    events: EventWriter
+    result_meta: bool
+
+    def __post_init__(self) -> None:
+        self._recovery = CallRecovery(self.intake, self.events, self.exchange)
 
     # -- calls (`gateway.relay.call.Clients`)
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
         if message_of(request).method == "initialize":
-            return await self._handshake.initialize(request, who)
+            return await self.handshake.initialize(request, who)
         return FoundSession(await self.resolver.require(request, who), request, request.params)
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         message, method = message_of(request), message_of(request).method
         if method == "ping":
-            await self._intake.count(resolved.live)
+            await self.intake.count(resolved.live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"), live=resolved.live)
         if method in OF_TASKS:
-            return await self._tasks.call(request, who, resolved)
+            return await self.tasks.call(request, who, resolved)
         if method in RECORDED:
             await self._record(resolved, request)
         return None
@@ -300,7 +281,7 @@ class LegacyClients:
         assert resolved is not None
         message, live = message_of(request), resolved.live
         shape = None
-        if self._result_meta:
+        if self.result_meta:
 
             def shape(exchange: Exchange, result: Object) -> Object:
                 return with_trace(result, live.session, who.correlation)
@@ -325,9 +306,9 @@ class LegacyClients:
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
         if asks_for_task(request.params):
-            return await self._tasks.begin(exchange, request, who)
-        if exchange.method == "tools/list" and self._tasks.requested.has_offers:
-            self._tasks.requested.offer(exchange, request.endpoint)
+            return await self.tasks.begin(exchange, request, who)
+        if exchange.method == "tools/list" and self.tasks.requested.has_offers:
+            self.tasks.requested.offer(exchange, request.endpoint)
         return None
 
     # -- other messages
@@ -339,14 +320,14 @@ class LegacyClients:
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LOG_LEVELS:
                 raise unknown_level(LOG_LEVELS)
-            await self._records.update(live, log_level=level)
+            await self.records.update(live, log_level=level)
         elif method == "resources/subscribe":
             uri = text_of(params, "uri")
-            if not self._endpoints[request.endpoint].may_subscribe(resolved.context, uri):
+            if not self.intake.endpoints[request.endpoint].may_subscribe(resolved.context, uri):
                 raise unknown_resource(uri, LEGACY, method)
-            await self._records.subscribe(live, uri)
+            await self.records.subscribe(live, uri)
         elif method == "resources/unsubscribe":
-            await self._records.unsubscribe(live, text_of(params, "uri"))
+            await self.records.unsubscribe(live, text_of(params, "uri"))
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
         """Return the protocol version of the session that a request names. Raises `Refused`: no such session."""
@@ -358,7 +339,7 @@ class LegacyClients:
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         live.client_sent(message)
-        await self._intake.count(live)
+        await self.intake.count(live)
         params = request.params
         method = str(message.method)
         if method in REQUESTS:
@@ -373,9 +354,9 @@ class LegacyClients:
         if method == "notifications/progress" and _progress_of_question(live, params):
             return
         if method == "notifications/initialized":
-            await self._records.update(live, initialized=True)
-        meta = self._intake.meta(params, with_context(live.session, resolved.context), who.correlation)
-        endpoint = self._endpoints[request.endpoint]
+            await self.records.update(live, initialized=True)
+        meta = self.intake.meta(params, with_context(live.session, resolved.context), who.correlation)
+        endpoint = self.intake.endpoints[request.endpoint]
         if method not in METHODS:
             asker = Asker(live, LEGACY, None, who.correlation)
             try:
@@ -399,7 +380,7 @@ class LegacyClients:
         """Open the session's standalone stream. With `last_event_id`, resume the stream of that event after it."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
-        await self._intake.count(live)
+        await self.intake.count(live)
         stream: str = STANDALONE
         after: str | None = None
         if last_event_id is not None:
@@ -410,14 +391,14 @@ class LegacyClients:
                 await self._recovery.go_on(stream, lost, resolved, request, who)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()
-        return StreamReply(live, stream, after, events=self._events)
+        return StreamReply(live, stream, after, events=self.events)
 
     async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
         """Return the stream to resume, and the id of the event after which it is resumed (None: from its beginning).
         Raises `Refused`: the event is unknown."""
         event_id = id_in_log(last_event_id)
         try:
-            return await self._events.stream_of(live.session.id, event_id), event_id
+            return await self.events.stream_of(live.session.id, event_id), event_id
         except UnwrittenEvent:
             call = call_of_event(last_event_id)
             if call is None:
@@ -425,7 +406,7 @@ class LegacyClients:
             stream = None if lost is None else lost.newest_of(call)
             if stream is not None:  # the events that the client lacks have higher numbers
                 return stream, event_id
-            return await answer_lost(self._events, live.session, call), None
+            return await answer_lost(self.events, live.session, call), None
         except UnknownEvent:
             raise unknown_event() from None
 
@@ -435,7 +416,7 @@ class LegacyClients:
         live = (await self.resolver.require(request, who)).live
         if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
-        if not await self._lifecycle.end(live.session.id, "the client ended it"):
+        if not await self.lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()
 
 

@@ -6,6 +6,7 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -23,28 +24,19 @@ from transports.inbound_port import Answer, Carried, EventSource, Refused, Reque
 from transports.jsonrpc import encode
 
 
+@dataclass(eq=False, kw_only=True)
 class MessageHandler:
     """Handle the messages of inbound wires (`transports.inbound_port.Handler`)."""
 
-    def __init__(
-        self,
-        *,
-        senders: Senders,
-        calls: Calls,
-        legacy: LegacyClients,
-        modern: ModernClients,
-        log: RequestLog,
-        streams: HttpSseSessions,
-    ) -> None:
-        self._senders = senders
-        self._calls = calls
-        self._legacy = legacy
-        self._modern = modern
-        self._log = log
-        self._streams = streams
+    senders: Senders
+    calls: Calls
+    legacy: LegacyClients
+    modern: ModernClients
+    log: RequestLog
+    streams: HttpSseSessions
 
     async def call(self, request: Request) -> Answer:
-        return await self._calls.call(request)
+        return await self.calls.call(request)
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         if refused.correlation:
@@ -53,49 +45,49 @@ class MessageHandler:
             refused = outcome_unknown()
         # A request without an id was refused by its wire, before it came here.
         refused.of_request(CORRELATION.get() or correlation_id(headers, {}))
-        self._log.refused_by_wire(refused)
+        self.log.refused_by_wire(refused)
         return refused
 
     async def admit(self, request: Request) -> None:
-        await self._senders.admit(request)
+        await self.senders.admit(request)
 
     async def join(self, request: Request) -> Carried:
-        who = await self._senders.who(request)
+        who = await self.senders.who(request)
         with store_errors_refused():
-            return replace(await self._streams.join(request, who), caller=_name_of(who.principal))
+            return replace(await self.streams.join(request, who), caller=_name_of(who.principal))
 
     async def carried(self, request: Request) -> Carried:
-        who = await self._senders.who(request)
+        who = await self.senders.who(request)
         with store_errors_refused():
-            return replace(await self._streams.carried(request, who), caller=_name_of(who.principal))
+            return replace(await self.streams.carried(request, who), caller=_name_of(who.principal))
 
     async def leave(self, token: str) -> None:
-        await self._streams.leave(token)
+        await self.streams.leave(token)
 
     async def negotiated(self, request: Request) -> str:
         with store_errors_refused():
-            return await self._legacy.negotiated(request, await self._senders.who(request))
+            return await self.legacy.negotiated(request, await self.senders.who(request))
 
     async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
-        who = await self._senders.who(request)
+        who = await self.senders.who(request)
         with store_errors_refused():
             if request.era is MODERN:
-                return await self._modern.notify(request, who)
-            await self._legacy.notify(request, who)
+                return await self.modern.notify(request, who)
+            await self.legacy.notify(request, who)
         return []
 
     async def respond(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.respond(request, await self._senders.who(request))
+            await self.legacy.respond(request, await self.senders.who(request))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with store_errors_refused():
-            who = await self._senders.who(request)
-            return await self._legacy.stream(request, who, last_event_id)
+            who = await self.senders.who(request)
+            return await self.legacy.stream(request, who, last_event_id)
 
     async def end(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.end(request, await self._senders.who(request))
+            await self.legacy.end(request, await self.senders.who(request))
 
 
 def _name_of(principal: Principal) -> str:

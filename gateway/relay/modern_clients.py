@@ -4,6 +4,7 @@ A client sends back the encrypted `requestState` of an earlier result to resume 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -130,27 +131,20 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
         raise Refused(400, MISSING_CAPABILITY, text, data={"requiredCapabilities": missing})
 
 
+@dataclass(eq=False, kw_only=True)
 class ModernClients:
     """Handle the messages of modern clients."""
 
-    def __init__(
-        self,
-        *,
-        intake: Intake,
-        resolver: SessionResolver,
-        carriers: Carriers,
-        endpoints: Mapping[str, EndpointServers],
-        seal: RequestStateSeal,
-        tasks: ModernTasks,
-        result_meta: bool,
-    ) -> None:
-        self._tasks = tasks
-        self._results = ResultShaper(carriers, seal, tasks, result_meta=result_meta)
-        self._intake = intake
-        self.resolver = resolver
-        self._carriers = carriers
-        self._endpoints = endpoints
-        self._seal = seal
+    intake: Intake
+    resolver: SessionResolver
+    carriers: Carriers
+    endpoints: Mapping[str, EndpointServers]
+    seal: RequestStateSeal
+    tasks: ModernTasks
+    result_meta: bool
+
+    def __post_init__(self) -> None:
+        self._results = ResultShaper(self.carriers, self.seal, self.tasks, result_meta=self.result_meta)
 
     # -- calls (`gateway.relay.call.Clients`)
 
@@ -160,13 +154,13 @@ class ModernClients:
             params = request.params | {"inputResponses": answers}
             request = msgspec.structs.replace(request, params=params, offer=None)
         params, method = request.params, str(message_of(request).method)
-        endpoint = self._endpoints[request.endpoint]
+        endpoint = self.endpoints[request.endpoint]
         if method == "server/discover":
             return await self._discover(message_of(request), endpoint, self.resolver.context_of(request, who))
         if method in ABOUT_TASKS:
-            return await self._tasks.call(request, who)
+            return await self.tasks.call(request, who)
         if names_tasks(method, params):
-            return await self._tasks.listening.call(request, who)
+            return await self.tasks.listening.call(request, who)
         has_state = bytes(params.get("requestState", b"null")) != b"null"
         if has_state and (binding := _binding_of(request, who)) is not None:
             return await self._session_of_state(request, who, binding)
@@ -177,7 +171,7 @@ class ModernClients:
     async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> FoundSession | Answer:
         """Find the session that the request's `requestState` names. If it also names a suspended call, resume that
         call."""
-        opened = self._seal.open(request.params["requestState"], binding)
+        opened = self.seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
@@ -191,7 +185,7 @@ class ModernClients:
     def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
         message = message_of(request)
         shape, keeps_complete = self._results.shaper(request, who, resolved, _binding_of(request, who))
-        exchange = (self._tasks.exchange if _takes_tasks(request) else Exchange)(
+        exchange = (self.tasks.exchange if _takes_tasks(request) else Exchange)(
             method=str(message.method),
             client_id=id_of(message),
             live=None if resolved is None else resolved.live,
@@ -209,15 +203,15 @@ class ModernClients:
         return with_meta(of_one_session(result), said)
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
-        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+        return self.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
     async def as_task(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
         if type(exchange) is Exchange:
             return None
-        accepting = self._intake.accept(exchange, request, who, params, headers)
-        return await self._tasks.answer(exchange, request, headers, accepting)
+        accepting = self.intake.accept(exchange, request, who, params, headers)
+        return await self.tasks.answer(exchange, request, headers, accepting)
 
     async def _resume(
         self, request: Request, who: RequestContext, resolved: Resolved, opened: OpenedState, binding: Binding
@@ -242,18 +236,18 @@ class ModernClients:
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
             if (answer := await self.as_task(exchange, again, who, params, headers)) is not None:
                 return answer
-            return await self._intake.accept(exchange, again, who, params, headers)
+            return await self.intake.accept(exchange, again, who, params, headers)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         token = meta_of(request.params).get("progressToken")
         # The binding has dropped the params of the request, which an ended call must not keep.
         shape, _ = self._results.shaper(request, who, resolved, binding)
         exchange.resume(id_of(message_of(request)), shape, None if token is None else token.copy())
-        reply = self._intake.attach(exchange, headers, request, who.correlation)
+        reply = self.intake.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
             live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
         answer_suspended(exchange, responses)
-        return self._tasks.resumed(exchange, request, reply) if _takes_tasks(request) else reply
+        return self.tasks.resumed(exchange, request, reply) if _takes_tasks(request) else reply
 
     async def _discover(self, message: Message, endpoint: EndpointServers, context: Context) -> Answer:
         result = await endpoint.discover(context)
@@ -263,7 +257,7 @@ class ModernClients:
                 METHOD_NOT_FOUND,
                 "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
-        return ImmediateReply(encode_result(encode(message.id), self._tasks.declared(result)))
+        return ImmediateReply(encode_result(encode(message.id), self.tasks.declared(result)))
 
     # -- other messages
 
@@ -274,7 +268,7 @@ class ModernClients:
         Raises:
             Refused: no server gets the notification.
         """
-        message, extensions = message_of(request), self._endpoints[request.endpoint].extensions
+        message, extensions = message_of(request), self.endpoints[request.endpoint].extensions
         method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
         if method in METHODS:
             return []
@@ -287,8 +281,8 @@ class ModernClients:
         live = resolved.live
         live.client_sent(message)
         with live.in_use():
-            await self._intake.count(live)
-            meta = self._intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
+            await self.intake.count(live)
+            meta = self.intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
             asker = Asker(live, MODERN, caller, who.correlation)
             await extensions.notify(Notice(method, request.params, meta, asker, live, resolved.context))
         return self.headers(resolved, request)

@@ -9,6 +9,7 @@ the same principal. Handles of other principals are unknown.
 import json
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -60,22 +61,15 @@ def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
     return tool | {"inputSchema": schema | {"properties": {**properties, ARGUMENT: _SCHEMA}}}
 
 
+@dataclass(eq=False, kw_only=True)
 class ChildSessions:
     """Let a client keep several sessions apart through one connection: answer its calls of `open_session` and
     `close_session`, and move a call whose argument `session` names a child session into that session."""
 
-    def __init__(
-        self,
-        *,
-        lifecycle: SessionLifecycle,
-        attacher: SessionAttacher,
-        store: SessionStore,
-        clock: Callable[[], float],
-    ) -> None:
-        self._lifecycle = lifecycle
-        self._attacher = attacher
-        self._store = store
-        self._clock = clock
+    lifecycle: SessionLifecycle
+    attacher: SessionAttacher
+    store: SessionStore
+    clock: Callable[[], float]
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
         """Move a tool call to the child session that its argument `session` names, and return the params to send to the
@@ -103,23 +97,23 @@ class ChildSessions:
         if name == CLOSE:
             _answer(exchange, era, {"closed": await self._close(live.session, given)})
             return None
-        found = await self._store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
+        found = await self.store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
         if found is None:
             raise unknown_handle(name, given)
         if found.id != live.session.id:  # else the call was forwarded here, to the owner of the child
-            exchange.move_to((await self._attacher.attach(found, exchange.granted)).live)
+            exchange.move_to((await self.attacher.attach(found, exchange.granted)).live)
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}
 
     async def _open(self, within: Session) -> str:
         # A child session opens its siblings: one limit holds for all children of a parent. Read from the store: the
         # cached record may be older than the last handle that was opened or closed.
-        parent = await self._store.peek(within.parent or within.id)
+        parent = await self.store.peek(within.parent or within.id)
         if parent is None:
             raise session_unknown()
         if len(parent.children) >= MAX_CHILDREN:
             raise too_many_handles(MAX_CHILDREN)
-        handle, now = _PREFIX + secrets.token_hex(6), self._clock()
+        handle, now = _PREFIX + secrets.token_hex(6), self.clock()
         child = msgspec.structs.replace(
             parent,
             id=new_session_id(),
@@ -133,20 +127,20 @@ class ChildSessions:
             parent=parent.id,
             version=0,
         )
-        child = await self._lifecycle.create(child, _alias(parent, handle))
-        self._lifecycle.created(child, reason="opened with open_session")
-        grown = await self._store.change_set(parent.id, "children", add=child.id)
+        child = await self.lifecycle.create(child, _alias(parent, handle))
+        self.lifecycle.created(child, reason="opened with open_session")
+        grown = await self.store.change_set(parent.id, "children", add=child.id)
         if grown is None or len(grown.children) > MAX_CHILDREN:  # the parent has ended, or others were opened meanwhile
             await self._close(parent, handle)
             raise session_unknown() if grown is None else too_many_handles(MAX_CHILDREN)
         return handle
 
     async def _close(self, parent: Session, handle: str) -> bool:
-        found = await self._store.named(_alias(parent, handle))
+        found = await self.store.named(_alias(parent, handle))
         if found is None:
             return False
-        await self._store.change_set(found.parent, "children", remove=found.id)
-        return await self._lifecycle.end(found.id, "its handle was closed")
+        await self.store.change_set(found.parent, "children", remove=found.id)
+        return await self.lifecycle.end(found.id, "its handle was closed")
 
 
 def _alias(within: Session, handle: str) -> str:

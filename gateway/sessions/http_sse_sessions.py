@@ -4,6 +4,8 @@ later message.
 The transport itself (`transports.inbound.http_sse`) knows only tokens.
 """
 
+from dataclasses import dataclass
+
 from gateway.calls.live_session import LiveSessions
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
@@ -15,23 +17,15 @@ from transports.era import Era
 from transports.inbound_port import Carried, Request
 
 
+@dataclass(eq=False, kw_only=True)
 class HttpSseSessions:
     """Finds or opens the session of an event stream. The client's `initialize` loads it (`resolve_initialize.py`)."""
 
-    def __init__(
-        self,
-        *,
-        lookup: SessionLookup,
-        opener: SessionOpener,
-        carriers: Carriers,
-        live: LiveSessions,
-        settings: SessionSettings,
-    ) -> None:
-        self._lookup = lookup
-        self._opener = opener
-        self._carriers = carriers
-        self._live = live
-        self._settings = settings
+    lookup: SessionLookup
+    opener: SessionOpener
+    carriers: Carriers
+    live: LiveSessions
+    settings: SessionSettings
 
     async def join(self, request: Request, who: RequestContext) -> Carried:
         """Return the session of a new event stream: the one that the request names, else a new one. The result has no
@@ -43,13 +37,13 @@ class HttpSseSessions:
         session, by_cookie = await self._carried(request, who)
         is_returned = session is not None
         if session is None:
-            if self._carriers.has_key(request):
+            if self.carriers.has_key(request):
                 return Carried()
-            if "principal" in self._settings.reattach and not who.principal.is_anonymous:
+            if "principal" in self.settings.reattach and not who.principal.is_anonymous:
                 return Carried()
-            session = (await self._opener.open(request, who, ClientFacts(), None)).live.session
-        headers = self._carriers.headers(session, request, cookie_held=by_cookie)
-        return Carried(token=self._carriers.token(session), headers=headers, is_returned=is_returned)
+            session = (await self.opener.open(request, who, ClientFacts(), None)).live.session
+        headers = self.carriers.headers(session, request, cookie_held=by_cookie)
+        return Carried(token=self.carriers.token(session), headers=headers, is_returned=is_returned)
 
     async def carried(self, request: Request, who: RequestContext) -> Carried:
         """Return the session that a posted message names; a `Carried` without a token if it names none.
@@ -60,15 +54,15 @@ class HttpSseSessions:
         session, by_cookie = await self._carried(request, who)
         if session is None:
             return Carried()
-        return Carried(token=self._carriers.token(session), is_returned=True, by_cookie=by_cookie)
+        return Carried(token=self.carriers.token(session), is_returned=True, by_cookie=by_cookie)
 
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
         """Return the session that the request names, and True if a cookie names it. Clients send a cookie to all paths
         of the host, so a cookie that was set at another endpoint does not count."""
         if (token := explicit_token(request)) is not None:
-            session_id = self._lookup.id_of_token(token, request.era, who.principal)
-            return await self._lookup.by_id(session_id, request.era, who.principal), False
-        session = await self._lookup.first_of(self._lookup.ids_of_cookies(request, who), who)
+            session_id = self.lookup.id_of_token(token, request.era, who.principal)
+            return await self.lookup.by_id(session_id, request.era, who.principal), False
+        session = await self.lookup.first_of(self.lookup.ids_of_cookies(request, who), who)
         if session is None or (session.endpoint, session.era) != (request.endpoint, Era.LEGACY):
             return None, False
         return session, True
@@ -76,7 +70,7 @@ class HttpSseSessions:
     async def leave(self, token: str) -> None:
         """Stop the server processes of a session whose event stream has ended, unless the session is in use. The
         session stays: its client may come back."""
-        session_id = self._carriers.tokens.verify(token)
-        live = None if session_id is None else self._live.get(session_id)
+        session_id = self.carriers.tokens.verify(token)
+        live = None if session_id is None else self.live.get(session_id)
         if live is not None and not live.is_busy:
             await live.stop_servers()

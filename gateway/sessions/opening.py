@@ -1,6 +1,7 @@
 """Open new sessions. `resolve.py` decides which requests need one."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -27,30 +28,21 @@ from session_store.session import (
 from transports.inbound_port import Request
 
 
+@dataclass(eq=False, kw_only=True)
 class SessionOpener:
     """Builds the record of a new session from a request and the operator's settings, and stores it."""
 
-    def __init__(
-        self,
-        *,
-        lifecycle: SessionLifecycle,
-        attacher: SessionAttacher,
-        settings: SessionSettings,
-        rules: ContextRules,
-        announcements: Announcements,
-        prestart: PrestartPool,
-        cluster: Cluster | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._lifecycle = lifecycle
-        self._attacher = attacher
-        self._settings = settings
-        self._rules = rules
-        self._announcements = announcements
-        self._prestart = prestart
-        self._cluster = cluster
-        self._clock = clock
-        self._scrub = scrubber(settings.scrub_metadata)
+    lifecycle: SessionLifecycle
+    attacher: SessionAttacher
+    settings: SessionSettings
+    rules: ContextRules
+    announcements: Announcements
+    prestart: PrestartPool
+    cluster: Cluster | None
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._scrub = scrubber(self.settings.scrub_metadata)
 
     def context_of(self, request: Request, who: RequestContext) -> Context:
         """Return the context that a session opened by this request would have.
@@ -58,8 +50,8 @@ class SessionOpener:
         Raises:
             Refused: 400, the announced workspace cannot be used.
         """
-        announced = self._announcements.of(request, is_anonymous=who.principal.is_anonymous)
-        return self._rules.context(who.principal, who.claims, announced.workspace, announced.fields)
+        announced = self.announcements.of(request, is_anonymous=who.principal.is_anonymous)
+        return self.rules.context(who.principal, who.claims, announced.workspace, announced.fields)
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
         """Open a session. If `alias` names a session that has not ended, resume that one. A client with a session key
@@ -69,23 +61,23 @@ class SessionOpener:
             Refused: 429, its principal has as many sessions as it may; 503, other replicas do not reach this one.
             OwnedByPeer: another replica owns the session of that alias.
         """
-        if self._cluster is not None and not self._cluster.is_reachable:
+        if self.cluster is not None and not self.cluster.is_reachable:
             raise not_found_by_others()
         session = self._new(request, who, client)
         if alias is not None and alias.is_key:
             session = replace(session, confirmed=True)
-        with self._prestart.beginning(session) as session:
-            kept = await self._lifecycle.create(session, None if alias is None else alias.name)
+        with self.prestart.beginning(session) as session:
+            kept = await self.lifecycle.create(session, None if alias is None else alias.name)
             if kept.id != session.id:
-                return await self._attacher.attach(kept, who.claims)
-            self._prestart.opened(session)
-        self._lifecycle.created(kept)
-        return self._attacher.attach_new(kept)
+                return await self.attacher.attach(kept, who.claims)
+            self.prestart.opened(session)
+        self.lifecycle.created(kept)
+        return self.attacher.attach_new(kept)
 
     def _new(self, request: Request, who: RequestContext, client: ClientFacts) -> Session:
-        now, principal, settings = self._clock(), who.principal, self._settings
+        now, principal, settings = self.clock(), who.principal, self.settings
         context = self.context_of(request, who)
-        lifetimes = self._rules.lifetimes(principal, context)
+        lifetimes = self.rules.lifetimes(principal, context)
         session = Session(
             id=new_session_id(),
             principal=principal,

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -22,33 +23,24 @@ from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
 
 
+@dataclass(eq=False, kw_only=True)
 class SessionResolver:
     """Finds the sessions of requests. `initialize` has rules of its own: `resolve_initialize.py`."""
 
-    def __init__(
-        self,
-        *,
-        store: SessionStore,
-        lookup: SessionLookup,
-        live: LiveSessions,
-        cached: CachedRecords,
-        attacher: SessionAttacher,
-        opener: SessionOpener,
-        aliases: Aliases,
-        returns: ReturnTracker,
-    ) -> None:
-        self._store = store
-        self._lookup = lookup
-        self._live = live
-        self._cached = cached
-        self._attacher = attacher
-        self._opener = opener
-        self._aliases = aliases
-        self._returns = returns
-        self.context_of = opener.context_of
-        self.announces_other = attacher.announces_other
-        self.apply_announced = attacher.apply_announced
-        self.read_again = attacher.refresh  # for a call that waits for the record and then calls `still_serves`
+    store: SessionStore
+    lookup: SessionLookup
+    live: LiveSessions
+    cached: CachedRecords
+    attacher: SessionAttacher
+    opener: SessionOpener
+    aliases: Aliases
+    returns: ReturnTracker
+
+    def __post_init__(self) -> None:
+        self.context_of = self.opener.context_of
+        self.announces_other = self.attacher.announces_other
+        self.apply_announced = self.attacher.apply_announced
+        self.read_again = self.attacher.refresh  # for a call that waits for the record and then calls `still_serves`
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that the request names; None if it names none. Checked in this order: token in a header,
@@ -59,13 +51,13 @@ class SessionResolver:
             OwnedByPeer: another replica owns the session.
             StoreUnavailable: the store does not answer.
         """
-        if (route := _route_before(request, who)) is not None and self._live.get(route.session.id) is None:
+        if (route := _route_before(request, who)) is not None and self.live.get(route.session.id) is None:
             raise OwnedByPeer(route)
         token = explicit_token(request) if request.forwarded is None else None
         if token is None:
             resolved = await self._resume_without_token(request, who)
         else:
-            session_id = self._lookup.id_of_token(token, request.era, who.principal)
+            session_id = self.lookup.id_of_token(token, request.era, who.principal)
             try:
                 resolved = await self.resume_by_id(session_id, who, request.era)
             except OwnedByPeer as elsewhere:
@@ -73,12 +65,12 @@ class SessionResolver:
         return None if resolved is None else await self._came_back(resolved, request)
 
     async def _came_back(self, resolved: Resolved, request: Request) -> Resolved:
-        own_session = await self._returns.came_back(resolved.live, request)
+        own_session = await self.returns.came_back(resolved.live, request)
         return replace(resolved, own_session=own_session) if own_session else resolved
 
     def holds(self, live: LiveSession) -> bool:
         """Return True if the session is still live on this replica, and its client has come back after opening it."""
-        return self._live.get(live.session.id) is live and not live.ended and not live.is_unreturned
+        return self.live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
     def same_session_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
         """Return for how many seconds an identical request of the same caller resolves to this session, if it lives.
@@ -92,40 +84,40 @@ class SessionResolver:
             return math.inf if forwarded.session_id == resolved.live.session.id else 0.0
         if names_token(request) or resolved.cookie_held:
             return math.inf
-        key = self._aliases.of_key(request, who.principal)
-        return math.inf if key is not None and self._live.named(key.name) is resolved.live else 0.0
+        key = self.aliases.of_key(request, who.principal)
+        return math.inf if key is not None and self.live.named(key.name) is resolved.live else 0.0
 
     def used_ids(self, live: LiveSession, request: Request) -> UsedIds | None:
         """Return the request ids used in the client's default session: a call with one of them may be another client's.
         None: the session is no default session."""
-        return self._returns.used_ids(live, request)
+        return self.returns.used_ids(live, request)
 
     def still_serves(self, live: LiveSession) -> bool:
         """Return True if this replica may serve a live session that it has served before, without asking the store. A
         cached record that is about to become too old is read again in the background."""
-        age_s = self._cached.usable_age_s(live)
+        age_s = self.cached.usable_age_s(live)
         if age_s is None:
             return False
         if age_s >= AGING_AFTER_S:
-            self._attacher.refresh(live)
+            self.attacher.refresh(live)
         return True
 
     async def _resume_without_token(self, request: Request, who: RequestContext) -> Resolved | None:
         if (forwarded := request.forwarded) is not None:
-            live = self._live.get(forwarded.session_id)
-            if live is not None and self._cached.is_confirmed_by(forwarded, live, who):
+            live = self.live.get(forwarded.session_id)
+            if live is not None and self.cached.is_confirmed_by(forwarded, live, who):
                 return Resolved(live=live, context=live.session.context)
             return await self.resume_by_id(forwarded.session_id, who, request.era)
-        if (alias := self._aliases.of_key(request, who.principal)) is not None:
+        if (alias := self.aliases.of_key(request, who.principal)) is not None:
             return await self.resume_by_alias(alias, who)
         if asks_for_new(request):
             return None
         if (resolved := await self.resume_by_cookie(request, who)) is not None:
             return resolved
-        default = await self._aliases.of_default(request, who.principal)
+        default = await self.aliases.of_default(request, who.principal)
         resolved = None if default is None else await self.resume_by_alias(default, who)
         if resolved is not None:
-            self._returns.found_default(resolved.live, request, who)
+            self.returns.found_default(resolved.live, request, who)
         return resolved
 
     async def _found(
@@ -137,16 +129,16 @@ class SessionResolver:
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`; and what `read` raises.
         """
-        if live is not None and self._cached.is_recent(live, who):
+        if live is not None and self.cached.is_recent(live, who):
             self.still_serves(live)
             return Resolved(live=live, context=live.session.context)
         try:
             session = await read()
         except StoreUnavailable:
-            if live is None or not self._cached.serves_outage(live, who):
+            if live is None or not self.cached.serves_outage(live, who):
                 raise
             return Resolved(live=live, context=live.session.context)
-        return None if session is None else await self._attacher.attach(session, who.claims)
+        return None if session is None else await self.attacher.attach(session, who.claims)
 
     async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
         """Return the session with an id that comes from a verified token or a sealed `requestState`.
@@ -154,20 +146,20 @@ class SessionResolver:
         Raises:
             Refused, OwnedByPeer, StoreUnavailable: as `resume`.
         """
-        live = self._live.get(session_id)
+        live = self.live.get(session_id)
         known = None if live is None else live.session
-        found = await self._found(live, who, lambda: self._lookup.by_id(session_id, era, who.principal, known))
+        found = await self._found(live, who, lambda: self.lookup.by_id(session_id, era, who.principal, known))
         assert found is not None  # else `by_id` has raised
         return found
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that a cookie of the request names, if cookies are switched on; None if none does."""
-        session_ids = self._lookup.ids_of_cookies(request, who)
+        session_ids = self.lookup.ids_of_cookies(request, who)
         first = next(session_ids, None)
         if first is None:
             return None
         ids = itertools.chain((first,), session_ids)
-        resolved = await self._found(self._live.get(first), who, lambda: self._lookup.first_of(ids, who))
+        resolved = await self._found(self.live.get(first), who, lambda: self.lookup.first_of(ids, who))
         return None if resolved is None else replace(resolved, cookie_held=True)
 
     async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
@@ -176,16 +168,16 @@ class SessionResolver:
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`.
         """
-        live = self._live.named(alias.name)
-        resolved = await self._found(live, who, lambda: self._store.resume_alias(alias.name))
+        live = self.live.named(alias.name)
+        resolved = await self._found(live, who, lambda: self.store.resume_alias(alias.name))
         if resolved is not None and resolved.live is not live:
-            self._live.note_alias(resolved.live, alias.name)
+            self.live.note_alias(resolved.live, alias.name)
         return resolved
 
     async def is_named_by_key(self, live: LiveSession, request: Request, who: RequestContext) -> bool:
         """Return True if the request has a session key, and the key names this session."""
-        alias = self._aliases.of_key(request, who.principal)
-        named = None if alias is None else await self._store.named(alias.name)
+        alias = self.aliases.of_key(request, who.principal)
+        named = None if alias is None else await self.store.named(alias.name)
         return named is not None and named.id == live.session.id
 
     async def require(self, request: Request, who: RequestContext) -> Resolved:
@@ -204,20 +196,20 @@ class SessionResolver:
         if (resolved := await self.resume(request, who)) is not None:
             return resolved
         principal = who.principal
-        alias = self._aliases.of_key(request, principal) or await self._aliases.of_default(request, principal)
+        alias = self.aliases.of_key(request, principal) or await self.aliases.of_default(request, principal)
         resolved = await self.open(request, who, modern_client(request), alias)
         if not resolved.opened:
             return await self._came_back(resolved, request)
         is_key = alias is not None and alias.is_key
         name = "" if alias is None else alias.name
-        self._returns.opened(resolved.live, request, who, has_key=is_key, alias=name)
+        self.returns.opened(resolved.live, request, who, has_key=is_key, alias=name)
         return resolved
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
         """Open a session as `SessionOpener.open` does, and note its alias, so that later requests find it in memory."""
-        resolved = await self._opener.open(request, who, client, alias)
+        resolved = await self.opener.open(request, who, client, alias)
         if alias is not None:
-            self._live.note_alias(resolved.live, alias.name)
+            self.live.note_alias(resolved.live, alias.name)
         return resolved
 
 

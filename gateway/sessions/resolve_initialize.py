@@ -1,5 +1,7 @@
 """Find the session of a legacy `initialize`: one that the client names or is re-attached to, else a new one."""
 
+from dataclasses import dataclass
+
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -15,36 +17,26 @@ from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
 
 
+@dataclass(eq=False, kw_only=True)
 class InitializeResolver:
     """Finds or opens the sessions of `initialize` requests."""
 
-    def __init__(
-        self,
-        *,
-        resolver: SessionResolver,
-        lookup: SessionLookup,
-        attacher: SessionAttacher,
-        aliases: Aliases,
-        limits: RecordLimits,
-        settings: SessionSettings,
-        audit: Audit,
-    ) -> None:
-        self._resolver = resolver
-        self._lookup = lookup
-        self._attacher = attacher
-        self._aliases = aliases
-        self._limits = limits
-        self._reattach = settings.reattach
-        self._audit = audit
+    resolver: SessionResolver
+    lookup: SessionLookup
+    attacher: SessionAttacher
+    aliases: Aliases
+    limits: RecordLimits
+    settings: SessionSettings
+    audit: Audit
 
     async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved
     ) -> tuple[Resolved, Object]:
         """Apply the workspace that an `initialize` announces, if it differs from the session's. Return the session, and
         the `_meta` with which the result reports the decision (`SessionAttacher.apply_announced`)."""
-        if not self._attacher.announces_other(request, resolved):
+        if not self.attacher.announces_other(request, resolved):
             return resolved, {}
-        return await self._attacher.apply_announced(request, who, resolved, anew=True)
+        return await self.attacher.apply_announced(request, who, resolved, anew=True)
 
     async def initialize(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved:
         """Find or open the session of an `initialize`. A token of an ended session is no error: the client gets a new
@@ -55,35 +47,35 @@ class InitializeResolver:
                 be used; as `SessionOpener.open`.
             OwnedByPeer: another replica owns the session.
         """
-        self._limits.check_handshake(client.initialize_params)
+        self.limits.check_handshake(client.initialize_params)
         if request.forwarded is not None:
-            return await self._resolver.resume_by_id(request.forwarded.session_id, who, request.era)
-        alias = self._aliases.of_key(request, who.principal)
+            return await self.resolver.resume_by_id(request.forwarded.session_id, who, request.era)
+        alias = self.aliases.of_key(request, who.principal)
         resolved = await self._resume(request, who, client, alias)
         if resolved is not None:
             if resolved.live.session.client.initialize_params:  # else an event stream has opened it a moment ago
-                self._audit.record("resumed", session=resolved.live.session, reason=INITIALIZED_AGAIN)
+                self.audit.record("resumed", session=resolved.live.session, reason=INITIALIZED_AGAIN)
             return resolved
-        if alias is None and "principal" in self._reattach and not asks_for_new(request):
+        if alias is None and "principal" in self.settings.reattach and not asks_for_new(request):
             name = reattach_alias(who.principal, client.name, request.endpoint)
             alias = None if name is None else Alias(name)
-        return await self._resolver.open(request, who, client, alias)
+        return await self.resolver.open(request, who, client, alias)
 
     async def _resume(
         self, request: Request, who: RequestContext, client: ClientFacts, key: Alias | None
     ) -> Resolved | None:
         if (token := explicit_token(request)) is not None:
             try:
-                session_id = self._lookup.id_of_token(token, request.era, who.principal)
-                session = await self._lookup.by_id(session_id, request.era, who.principal)
+                session_id = self.lookup.id_of_token(token, request.era, who.principal)
+                session = await self.lookup.by_id(session_id, request.era, who.principal)
             except Refused:
                 pass  # the session has ended: the client gets a new one
             else:
-                return await self._attacher.attach(session, who.claims)
+                return await self.attacher.attach(session, who.claims)
         if key is not None:
-            return await self._resolver.resume_by_alias(key, who)
-        if "cookie" in self._reattach and not asks_for_new(request):
-            resolved = await self._resolver.resume_by_cookie(request, who)
+            return await self.resolver.resume_by_alias(key, who)
+        if "cookie" in self.settings.reattach and not asks_for_new(request):
+            resolved = await self.resolver.resume_by_cookie(request, who)
             if resolved is not None and same_client(resolved.live.session, request, client):
                 return Resolved(live=resolved.live, context=resolved.context)
         return None

@@ -6,6 +6,7 @@ Tasks that the gateway creates are in `gateway.tasks.requested_tasks`.
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -46,35 +47,27 @@ _MOST_LISTED: Final = 1_024
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
 
 
+@dataclass(eq=False, kw_only=True)
 class LegacyTasks:
     """Handles calls of legacy clients that request a task, and their requests about tasks."""
 
-    def __init__(
-        self,
-        *,
-        relayed: RelayedTasks,
-        intake: CallIntake,
-        resolver: SessionResolver,
-        endpoints: Mapping[str, TaskServers],
-        requested: RequestedTasks,
-    ) -> None:
-        self.requested = requested
-        self._relayed = relayed
-        self._intake = intake
-        self._resolver = resolver
-        self._endpoints = endpoints
+    relayed: RelayedTasks
+    intake: CallIntake
+    resolver: SessionResolver
+    endpoints: Mapping[str, TaskServers]
+    requested: RequestedTasks
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
         """Answer a call that requests a task. The gateway or the server creates the task; a server without tasks may
         send an ordinary result. Raises the errors of `CallIntake.accept` and `RequestedTasks.begin`."""
         live = live_session_of(exchange)
         if live is not None:
-            await self._intake.admit(live, request)  # the call counts before anything is asked or stored for it
+            await self.intake.admit(live, request)  # the call counts before anything is asked or stored for it
         made = await self.requested.begin(exchange, request, who)
         if made is not None:
             return made
-        exchange.filter_result(lambda created, result: self._relayed.created_legacy(created, result, request.endpoint))
-        return await self._intake.accept_counted(exchange, request, who, request.params, [])
+        exchange.filter_result(lambda created, result: self.relayed.created_legacy(created, result, request.endpoint))
+        return await self.intake.accept_counted(exchange, request, who, request.params, [])
 
     async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
         """Answer a request about tasks. `resolved` is the session of the request.
@@ -87,12 +80,12 @@ class LegacyTasks:
         message = message_of(request)
         method = str(message.method)
         if not METHODS[method].named:
-            await self._intake.count(resolved.live)
-            with self._intake.waiting(resolved.live, request):
+            await self.intake.count(resolved.live)
+            with self.intake.waiting(resolved.live, request):
                 page = await self._list(request, who, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), live=resolved.live)
         text = text_of(request.params, "taskId")
-        handle = self._relayed.handles.read_at(text, request.endpoint)
+        handle = self.relayed.handles.read_at(text, request.endpoint)
         try:
             return await self._about(request, who, resolved, handle, text)
         except Refused as refused:
@@ -106,19 +99,19 @@ class LegacyTasks:
             return await self.requested.call(request, who, resolved, handle, text)
         if handle.session_id != resolved.live.session.id:
             # Another session of the same principal: a child session, or one from before a restart of the client.
-            resolved = await session_of(handle, who, self._resolver, Era.LEGACY)
+            resolved = await session_of(handle, who, self.resolver, Era.LEGACY)
         live, is_result = resolved.live, message_of(request).method == "tasks/result"
 
         def shape(exchange: Exchange, result: Object) -> Object:
             if is_result:
-                self._relayed.known.over(live, handle)
+                self.relayed.known.over(live, handle)
                 return with_related(result, text) if related_id(result) else result
             if "taskId" in result:
-                self._relayed.note(exchange, handle, text, result, "ttl")
+                self.relayed.note(exchange, handle, text, result, "ttl")
                 result = result | {"taskId": msgspec.Raw(encode(text))}
             return result
 
-        return await self._relayed.ask(request, who, resolved, handle, text, shape)
+        return await self.relayed.ask(request, who, resolved, handle, text, shape)
 
     # -- tasks/list
 
@@ -153,7 +146,7 @@ class LegacyTasks:
         the gateway nor a server has tasks for this session."""
         used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
         has_any = False
-        for name, upstream in self._endpoints[path].servers(resolved.context).items():
+        for name, upstream in self.endpoints[path].servers(resolved.context).items():
             tasks = capabilities_of(upstream.handshake).get("tasks")
             if not isinstance(tasks, dict) or "list" not in tasks:
                 continue
@@ -190,7 +183,7 @@ class LegacyTasks:
         is_own = conversation.is_process and not upstream.settings.shared
         for task in listed[:_MOST_LISTED] if isinstance(listed, list) else ():
             if isinstance(task, dict) and isinstance(own := task.get("taskId"), str):
-                text = self._relayed.handle_for(live, conversation, endpoint, own, is_own=is_own)
+                text = self.relayed.handle_for(live, conversation, endpoint, own, is_own=is_own)
                 if text is not None:
                     named.append(task | {"taskId": text})
         return named

@@ -5,6 +5,7 @@ that made the call. No answer contains the session's token, because ids may be s
 """
 
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
@@ -28,33 +29,24 @@ from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 
 
+@dataclass(eq=False, kw_only=True)
 class ModernTasks:
     """Turns calls of modern clients into tasks, and answers requests about tasks. `maker` is None if tasks are off
     (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""
 
-    def __init__(
-        self,
-        *,
-        relayed: RelayedTasks,
-        made: MadeTasks,
-        maker: TaskMaker | None,
-        resolver: SessionResolver,
-        endpoints: Mapping[str, TaskServers],
-        listening: TaskListening,
-    ) -> None:
-        self.listening = listening
-        self._relayed = relayed
-        self._made = made
-        self._maker = maker
-        self._resolver = resolver
-        self._endpoints = endpoints
+    relayed: RelayedTasks
+    made: MadeTasks
+    maker: TaskMaker | None
+    resolver: SessionResolver
+    endpoints: Mapping[str, TaskServers]
+    listening: TaskListening
 
     # -- calls that may become tasks
 
     @property
     def exchange(self) -> type[Exchange]:
         """Return the class of the exchanges of clients that declare the tasks extension."""
-        return Exchange if self._maker is None else TaskExchange
+        return Exchange if self.maker is None else TaskExchange
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
         """Return the `CreateTaskResult` for the client, from that of a server or of the gateway. `is_declared`: the
@@ -65,30 +57,30 @@ class ModernTasks:
         """
         if isinstance(exchange, TaskExchange) and exchange.work is not None:
             return result
-        return self._relayed.created(exchange, result, endpoint, is_declared=is_declared)
+        return self.relayed.created(exchange, result, endpoint, is_declared=is_declared)
 
     def declared(self, discovery: bytes) -> bytes:
         """Return a `server/discover` result that declares the tasks extension. If tasks are off, return it
         unchanged."""
-        return discovery if self._maker is None else declaring_tasks(discovery)
+        return discovery if self.maker is None else declaring_tasks(discovery)
 
     async def answer(
         self, exchange: Exchange, request: Request, headers: HeaderList, accepting: Awaitable[Answer]
     ) -> Answer:
         """Return the reply to a call of a client that declares the tasks extension. `accepting` sends the call to its
         server. Raises the errors of `accepting`."""
-        if self._maker is None or not isinstance(exchange, TaskExchange):
+        if self.maker is None or not isinstance(exchange, TaskExchange):
             return await accepting
-        return await self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
+        return await self.maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
         """Return the reply to a client that has answered questions of its call: `reply`, or the handle of a task."""
-        if self._maker is None or not isinstance(exchange, TaskExchange):
+        if self.maker is None or not isinstance(exchange, TaskExchange):
             return reply
-        return self._maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))
+        return self.maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))
 
     def _tool(self, exchange: Exchange, request: Request) -> Called:
-        return self._endpoints[request.endpoint].called(exchange, Era.MODERN, request.params)
+        return self.endpoints[request.endpoint].called(exchange, Era.MODERN, request.params)
 
     # -- requests about a task
 
@@ -104,12 +96,12 @@ class ModernTasks:
         if not declares_tasks(request.meta):
             raise tasks_not_declared(f"{method} is about a task")
         text = text_of(request.params, "taskId")
-        handle = self._relayed.handles.read_at(text, request.endpoint)
+        handle = self.relayed.handles.read_at(text, request.endpoint)
         try:
             if handle.kind == "relayed":
-                resolved = await session_of(handle, who, self._resolver, Era.MODERN)
-                shape = self._relayed.answer_shape(handle, text)
-                return await self._relayed.ask(request, who, resolved, handle, text, shape)
+                resolved = await session_of(handle, who, self.resolver, Era.MODERN)
+                shape = self.relayed.answer_shape(handle, text)
+                return await self.relayed.ask(request, who, resolved, handle, text, shape)
             result = await self._ask(request, who, handle)
         except Refused as refused:
             refused.about(handle.log_facts)
@@ -120,8 +112,8 @@ class ModernTasks:
         """Return the result of a request about a task that the gateway has created."""
         match message_of(request).method:
             case "tasks/get":
-                return await self._made.get(handle, text_of(request.params, "taskId"), who)
+                return await self.made.get(handle, text_of(request.params, "taskId"), who)
             case "tasks/update":
-                return await self._made.update(handle, request.params, who)
+                return await self.made.update(handle, request.params, who)
             case _:
-                return await self._made.cancel(handle, who)
+                return await self.made.cancel(handle, who)

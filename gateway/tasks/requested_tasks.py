@@ -5,6 +5,7 @@ for modern clients (`gateway.tasks.gateway_tasks`).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -46,40 +47,32 @@ _NULL: Final = b"null"
 _NUMBER: Final = frozenset(b"-0123456789")
 
 
+@dataclass(eq=False, kw_only=True)
 class RequestedTasks:
     """Creates tasks for clients that request them, and answers requests about these tasks. `maker` is None if tasks are
     off (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""
 
-    def __init__(
-        self,
-        *,
-        settings: TaskSettings,
-        maker: TaskMaker | None,
-        made: MadeTasks,
-        results: ResultCalls,
-        handles: TaskHandles,
-        intake: CallIntake,
-        endpoints: Mapping[str, TaskServers],
-    ) -> None:
-        self._settings = settings
-        self._maker = maker
-        self._made = made
-        self._results = results
-        self._handles = handles
-        self._intake = intake
-        self._endpoints = endpoints
-        self.has_offers = maker is not None and bool(settings.offered)
+    settings: TaskSettings
+    maker: TaskMaker | None
+    made: MadeTasks
+    results: ResultCalls
+    handles: TaskHandles
+    intake: CallIntake
+    endpoints: Mapping[str, TaskServers]
+
+    def __post_init__(self) -> None:
+        self.has_offers = self.maker is not None and bool(self.settings.offered)
         """Set if lists of tools have to say which tools are offered as tasks."""
 
     # -- what clients are told
 
     def is_for(self, live: LiveSession) -> bool:
         """Return True if calls of that session can become tasks."""
-        return self._maker is not None and live.session.client.protocol_version == VERSION
+        return self.maker is not None and live.session.client.protocol_version == VERSION
 
     def declared(self, handshake: bytes) -> bytes:
         """Return an `initialize` result that declares that tools can be called as tasks; unchanged if they cannot."""
-        if self._maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
+        if self.maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
             return handshake
         return declaring_legacy_tasks(handshake)
 
@@ -102,8 +95,8 @@ class RequestedTasks:
         anything about it."""
         tool = decode_object(raw, "a tool")
         execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
-        called = self._endpoints[path].called(exchange, Era.LEGACY, tool)
-        if "taskSupport" in execution or not called.server or not self._settings.is_offered(called.server, called.name):
+        called = self.endpoints[path].called(exchange, Era.LEGACY, tool)
+        if "taskSupport" in execution or not called.server or not self.settings.is_offered(called.server, called.name):
             return raw
         execution |= {"taskSupport": msgspec.Raw(b'"optional"')}
         return msgspec.Raw(encode(tool | {"execution": msgspec.Raw(encode(execution))}))
@@ -120,26 +113,26 @@ class RequestedTasks:
             StoreError: the store cannot be written.
         """
         live, params = live_session_of(exchange), request.params
-        if self._maker is None or live is None or exchange.method != "tools/call" or not self.is_for(live):
+        if self.maker is None or live is None or exchange.method != "tools/call" or not self.is_for(live):
             return None
-        with self._intake.waiting(live, request, exchange):
+        with self.intake.waiting(live, request, exchange):
             tool = await self._tool(live, exchange, request, who.correlation)
             if exchange.is_over:
                 raise cancelled_by_client()
             if tool is None:
                 return None
-            for_s = kept_s(params["task"], self._settings.ttl_s)
+            for_s = kept_s(params["task"], self.settings.ttl_s)
             plain = {key: value for key, value in params.items() if key != "task"}
             call = msgspec.structs.replace(request, params=plain)
             asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted, kept_s=for_s)
             # `waiting` keeps the session in use until `accept_counted` does.
-            running = await self._maker.begin(asked, call, tool)
-        created, handle = running.task, self._handles.of_record(running.task)
+            running = await self.maker.begin(asked, call, tool)
+        created, handle = running.task, self.handles.of_record(running.task)
         asked.known_as(handle)
         try:
-            running.hold(await self._intake.accept_counted(asked, call, who, plain, []))
+            running.hold(await self.intake.accept_counted(asked, call, who, plain, []))
         except BaseException:
-            await self._maker.undo(running)
+            await self.maker.undo(running)
             raise
         result = created_legacy_result(created, handle)
         shaped = result if exchange.shape is None else exchange.shape(exchange, result)
@@ -149,7 +142,7 @@ class RequestedTasks:
     async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
         """Return the tool of a call if the gateway must create a task for it; else None. Raises `Refused`: neither the
         gateway nor the server can create a task."""
-        endpoint = self._endpoints[request.endpoint]
+        endpoint = self.endpoints[request.endpoint]
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
         upstream = endpoint.server(tool.server, exchange.context)
         if upstream is None:
@@ -184,9 +177,9 @@ class RequestedTasks:
         """
         message = message_of(request)
         if message.method == "tasks/cancel":
-            task = await self._made.cancelled(handle, who)
+            task = await self.made.cancelled(handle, who)
         elif message.method == "tasks/result":
-            await self._made.counted(handle, who)
+            await self.made.counted(handle, who)
             return self._result(request, who, resolved, handle, text)
         else:
             task = await self._look(handle, who, counts=True)
@@ -197,12 +190,12 @@ class RequestedTasks:
         self, handle: TaskHandle, who: RequestContext, known: Task | None = None, *, counts: bool = False
     ) -> Task:
         if known is not None:
-            return await self._made.checked(known, handle, who)
+            return await self.made.checked(known, handle, who)
         try:
-            return await self._made.current(handle, who, counts=counts)
+            return await self.made.current(handle, who, counts=counts)
         except OwnedByPeer:
             # Another replica owns the task's session, but the session of this request is here. The record is enough.
-            return await self._made.find(handle, who)
+            return await self.made.find(handle, who)
 
     def _result(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
@@ -216,14 +209,14 @@ class RequestedTasks:
             granted=who.claims,
         )
         call.add_log_facts(handle.log_facts)
-        reply, _ = self._intake.begin(call, request, who, request.params, [])
-        self._results.begin(call, handle, text, lambda known: self._look(handle, who, known))
+        reply, _ = self.intake.begin(call, request, who, request.params, [])
+        self.results.begin(call, handle, text, lambda known: self._look(handle, who, known))
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
         """Return a page of the tasks that this client may see, and the cursor for the next page (`MadeTasks.page`)."""
-        tasks, more = await self._made.page(live.session, endpoint, who, after)
-        return [legacy_task(task, self._handles.of_record(task)) for task in tasks], more
+        tasks, more = await self.made.page(live.session, endpoint, who, after)
+        return [legacy_task(task, self.handles.of_record(task)) for task in tasks], more
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:

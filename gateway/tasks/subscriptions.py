@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -131,23 +132,15 @@ class TaskSubscriptions:
             part.cancel(_STREAM_CLOSED)
 
 
+@dataclass(eq=False, kw_only=True)
 class TaskListening:
     """Serves the streams that notify modern clients of tasks."""
 
-    def __init__(
-        self,
-        *,
-        relayed: RelayedTasks,
-        notices: TaskNotices,
-        intake: CallIntake,
-        resolver: SessionResolver,
-        endpoints: Mapping[str, TaskServers],
-    ) -> None:
-        self._relayed = relayed
-        self._notices = notices
-        self._intake = intake
-        self._resolver = resolver
-        self._endpoints = endpoints
+    relayed: RelayedTasks
+    notices: TaskNotices
+    intake: CallIntake
+    resolver: SessionResolver
+    endpoints: Mapping[str, TaskServers]
 
     async def call(self, request: Request, who: RequestContext) -> Answer:
         """Answer a `subscriptions/listen` that names tasks.
@@ -173,16 +166,16 @@ class TaskListening:
             granted=who.claims,
         )
         params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
-        answer = await self._intake.accept(stream, request, who, params, [])
+        answer = await self.intake.accept(stream, request, who, params, [])
         try:
-            subscriptions = TaskSubscriptions(stream, self._relayed)
+            subscriptions = TaskSubscriptions(stream, self.relayed)
             stream.when_done(subscriptions.end)
             if not wanted:
                 stream.about_nothing_else()
             made = {text: handle for text, handle in tasks.items() if handle.kind == "made"}
             relayed = {text: handle for text, handle in tasks.items() if text not in made}
             accepted = await self._subscribe(subscriptions, relayed, request, who)
-            accepted += await self._notices.follow(stream, made, who)
+            accepted += await self.notices.follow(stream, made, who)
             stream.accept([text for text in tasks if text in accepted])
         except BaseException:
             answer.cancel("the client has left")
@@ -202,21 +195,21 @@ class TaskListening:
         named: dict[str, TaskHandle] = {}
         for text in texts[:MAX_LISTENED]:
             with contextlib.suppress(UnknownTask):
-                named[text] = self._relayed.handles.read_at(text, endpoint)
+                named[text] = self.relayed.handles.read_at(text, endpoint)
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
         """Return the session of the request; else that of the first task that has one; else a new session."""
-        resolved = await self._resolver.resume(request, who)
+        resolved = await self.resolver.resume(request, who)
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:
                 break
         if resolved is None:
-            resolved = await self._resolver.resume_or_open(request, who)
+            resolved = await self.resolver.resume_or_open(request, who)
         return resolved
 
     async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
-        return await found_session(handle.session_id, who, self._resolver, Era.MODERN)
+        return await found_session(handle.session_id, who, self.resolver, Era.MODERN)
 
     async def _subscribe(
         self,
@@ -235,10 +228,10 @@ class TaskListening:
                 continue
             upstream = None
             if resolved is not None:
-                upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
+                upstream = self.endpoints[request.endpoint].server(handle.server, resolved.context)
             if resolved is None or upstream is None:
                 continue
-            if self._relayed.known.is_reachable(upstream, resolved.live, handle):
+            if self.relayed.known.is_reachable(upstream, resolved.live, handle):
                 places.setdefault((resolved.live, upstream), {})[handle.id] = (handle, text)
         joined = await asyncio.gather(
             *(subscriptions.join(live, upstream, named, who.correlation) for (live, upstream), named in places.items())

@@ -4,6 +4,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +55,7 @@ class _LeftOut:
 _GATEWAY_AWAY: Final = ". Start the gateway at {url} (`mcp-session-gateway run`), or give its URL with --url"
 
 
+@dataclass(eq=False)
 class UpstreamFactory:
     """Build the `ConfiguredUpstream` of each server.
 
@@ -62,26 +64,15 @@ class UpstreamFactory:
     subscribe to. `quotes`: see `UpstreamLinks`. `has_lock`: see `ServerLists`.
     """
 
-    def __init__(
-        self,
-        limits: LimitSettings,
-        fork_server: ForkServer,
-        *,
-        gateway: str = "",
-        resources: Callable[[str, UpstreamSettings], SessionResources],
-        records: SessionRecorder,
-        permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
-        quotes: Quotes = "own",
-        has_lock: bool = False,
-    ) -> None:
-        self._has_lock = has_lock
-        self._limits = limits
-        self._fork_server = fork_server
-        self._gateway = gateway
-        self._resources = resources
-        self._records = records
-        self._permits = permits
-        self._quotes = quotes
+    limits: LimitSettings
+    fork_server: ForkServer
+    _: KW_ONLY
+    gateway: str = ""
+    resources: Callable[[str, UpstreamSettings], SessionResources]
+    records: SessionRecorder
+    permits: Callable[[Context, str, frozenset[str]], frozenset[str]]
+    quotes: Quotes = "own"
+    has_lock: bool = False
 
     def of_entry(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
         """Return the upstream of an entry of the configuration.
@@ -104,7 +95,7 @@ class UpstreamFactory:
     def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream) -> ConfiguredUpstream:
         # A gateway lists the tools of a session. It would start processes for the probe, in the probe's era.
         known = KnownFacts(has_tools=not settings.is_gateway)
-        limits, idle_stop_s = self._limits, settings.idle_stop_s
+        limits, idle_stop_s = self.limits, settings.idle_stop_s
         # Only processes stop if their client has not come back: other links cost too little for a restart.
         unreturned_stop_s = UNRETURNED_STOP_S if settings.kind == "command" and idle_stop_s is None else idle_stop_s
         deadlines = Deadlines(
@@ -118,12 +109,12 @@ class UpstreamFactory:
         links = UpstreamLinks(
             name,
             upstream,
-            self._resources(name, settings),
+            self.resources(name, settings),
             settings=settings,
-            records=self._records,
-            permits=lambda context, uris: self._permits(context, name, uris),
+            records=self.records,
+            permits=lambda context, uris: self.permits(context, name, uris),
             known=known,
-            quotes=self._quotes,
+            quotes=self.quotes,
         )
         results = ResultCache(CACHED_BYTES)
         shared = SharedConversations(links, deadlines, results.changed)
@@ -148,7 +139,7 @@ class UpstreamFactory:
                 listed=known.listed,
                 outdated=known.changed,
                 results=results,
-                has_lock=self._has_lock,
+                has_lock=self.has_lock,
             ),
             known=known,
             shared=shared,
@@ -157,7 +148,7 @@ class UpstreamFactory:
         )
 
     def _transport(self, name: str, settings: UpstreamSettings) -> Upstream:
-        limits = self._limits
+        limits = self.limits
         if settings.in_process:
             return _in_process(f"mcpServers.{name}.in_process", name, load_object(name, settings.in_process))
         if settings.is_remote:
@@ -168,7 +159,7 @@ class UpstreamFactory:
                 url=settings.url,
                 headers=_same_for_all(settings.headers),
                 max_event_bytes=limits.line_bytes,
-                gateway=self._gateway,
+                gateway=self.gateway,
                 repeatable=REPEATABLE,
                 advice=_GATEWAY_AWAY.format(url=settings.url) if settings.is_gateway else "",
             )
@@ -179,7 +170,7 @@ class UpstreamFactory:
                 env=_same_for_all(settings.env),
                 cwd=settings.cwd,
             ),
-            fork_server=self._fork_server,
+            fork_server=self.fork_server,
             max_line_bytes=limits.line_bytes,
             grace_s=limits.shutdown_grace_s,
             scrubber=partial(

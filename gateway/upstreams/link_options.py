@@ -4,7 +4,7 @@ assertion. Find the secret values in these resources, and in the server's config
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -50,6 +50,7 @@ class PrestartedProcess:
         self.forget()
 
 
+@dataclass(eq=False)
 class SessionResources:
     """Build the resources of links to one server.
 
@@ -57,27 +58,18 @@ class SessionResources:
     into the server's sandbox.
     """
 
-    def __init__(
-        self,
-        settings: UpstreamSettings,
-        *,
-        grants: LinkResourceProvider,
-        assertions: Assertions,
-        credentials: PrincipalSecrets,
-        environment: ChildEnvironment,
-        quotas: PrincipalQuotas,
-        take_prestarted: Callable[[Session], PrestartedProcess | None],
-        sandboxed: SandboxedResources,
-    ) -> None:
-        self._settings = settings
-        self._grants = grants
-        self._assertions = assertions
-        self._credentials = credentials
-        self._environment = environment
-        self._quotas = quotas
-        self._take_prestarted = take_prestarted
-        self._sandboxed = sandboxed
-        self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
+    settings: UpstreamSettings
+    _: KW_ONLY
+    grants: LinkResourceProvider
+    assertions: Assertions
+    credentials: PrincipalSecrets
+    environment: ChildEnvironment
+    quotas: PrincipalQuotas
+    take_prestarted: Callable[[Session], PrestartedProcess | None]
+    sandboxed: SandboxedResources
+
+    def __post_init__(self) -> None:
+        self._secret_headers = {name: value for name, value in self.settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
         """Return the resources of a session's next link, in the given context. `resume`: the MCP session id from an
@@ -87,13 +79,13 @@ class SessionResources:
             UpstreamUnavailable: a secret is missing, or the process's walls, folder or socket cannot be made.
             Refused: 429, the process limit of the session's principal is reached; 503, too little memory is free.
         """
-        if self._settings.is_remote:
+        if self.settings.is_remote:
             return await self._for_url(live, context, resume)
         session = with_context(live.session, context)
-        if self._settings.kind == "object":
-            return self._grants.for_object(session)
-        env = await self._environment.of(session, correlation)
-        release = await self._quotas.process(session)
+        if self.settings.kind == "object":
+            return self.grants.for_object(session)
+        env = await self.environment.of(session, correlation)
+        release = await self.quotas.process(session)
         try:
             resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation)
         except BaseException:
@@ -109,8 +101,8 @@ class SessionResources:
         return replace(resources, close=close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
-        own = await self._credentials.fill(self._secret_headers, live.session.principal)
-        assertion, url = self._assertions.of, self._settings.url
+        own = await self.credentials.fill(self._secret_headers, live.session.principal)
+        assertion, url = self.assertions.of, self.settings.url
         return LinkResources(
             given=ConnectOptions(
                 headers=lambda: {**own, HEADER: assertion(with_context(live.session, context), url)},
@@ -120,26 +112,26 @@ class SessionResources:
         )
 
     async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
-        sandbox = self._sandboxed.sandbox(session.context.trust)
-        facts = self._environment.facts(session, correlation)
-        resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
-        given = msgspec.structs.replace(resources.given, overriding=self._environment.overriding(session))
-        return await self._sandboxed.of_session(replace(resources, given=given), session.id, sandbox)
+        sandbox = self.sandboxed.sandbox(session.context.trust)
+        facts = self.environment.facts(session, correlation)
+        resources = await self.grants.for_child(session, facts, env, sandbox.launcher, self.settings.env)
+        given = msgspec.structs.replace(resources.given, overriding=self.environment.overriding(session))
+        return await self.sandboxed.of_session(replace(resources, given=given), session.id, sandbox)
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the server's configuration and in the options of a link."""
-        return secrets_in(self._settings) | secrets_of_link(given)
+        return secrets_in(self.settings) | secrets_of_link(given)
 
     async def shared(self) -> LinkResources:
         """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return await self._sandboxed.shared() if self._settings.kind == "command" else LinkResources()
+        return await self.sandboxed.shared() if self.settings.kind == "command" else LinkResources()
 
     async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, also if memory is short."""
-        if self._sandboxed.is_memory_short:
+        if self.sandboxed.is_memory_short:
             raise UpstreamUnavailable("memory is short")
         correlation = new_correlation_id()
-        env = await self._environment.of(session, correlation)
+        env = await self.environment.of(session, correlation)
         try:
             resources = await self._for_child(session, env, correlation)
         except Refused as refused:
@@ -149,17 +141,17 @@ class SessionResources:
         except BaseException:
             resources.close()
             raise
-        forget = functools.partial(self._grants.folders.forget, session.id)
-        sandbox = self._sandboxed.sandbox(session.context.trust)
-        return PrestartedProcess(resources, link, self._environment.comparable(env), sandbox, forget)
+        forget = functools.partial(self.grants.folders.forget, session.id)
+        sandbox = self.sandboxed.sandbox(session.context.trust)
+        return PrestartedProcess(resources, link, self.environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
         """Return the resources of the session's prestarted process; None if there is none. If a new process would now
         get another environment or sandbox, close the prestarted one and return None."""
-        prestarted = self._take_prestarted(session)
+        prestarted = self.take_prestarted(session)
         if prestarted is None:
             return None
-        sandbox, comparable = self._sandboxed.sandbox(session.context.trust), self._environment.comparable(env)
+        sandbox, comparable = self.sandboxed.sandbox(session.context.trust), self.environment.comparable(env)
         if not prestarted.is_good or (prestarted.env, prestarted.sandbox) != (comparable, sandbox):
             await prestarted.close()
             return None

@@ -135,7 +135,7 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
             async def refused(_: Any) -> Any:
                 raise PeerRefused
 
-            monkeypatch.setattr(gateway.parts.http.membership._peers._channels, "open", refused)
+            monkeypatch.setattr(gateway.parts.http.membership.peers._channels, "open", refused)
         assert tool_text(await counted(at_other, session)) == "1", "it may have died: it is taken over at once"
         epochs = []
         for _ in range(4):

@@ -6,6 +6,7 @@ owner of the session, or the replica that takes the session over from a dead own
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import msgspec
@@ -100,30 +101,20 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
         return None
 
 
+@dataclass(eq=False)
 class MadeTasks:
     """Answers requests about the tasks that the gateway has created, for all sessions. To other principals, and to
     credentials that may not use its tool, a task is unknown."""
 
-    def __init__(
-        self,
-        table: TaskTable,
-        recovery: TaskRecovery,
-        *,
-        sessions: SessionStore,
-        resolver: SessionResolver,
-        quotas: TaskQuotas,
-        rates: RateLimits,
-        audit: Audit,
-        may_see: MaySee,
-    ) -> None:
-        self._table = table
-        self._recovery = recovery
-        self._sessions = sessions
-        self._resolver = resolver
-        self._quotas = quotas
-        self._rates = rates
-        self._audit = audit
-        self._may_see = may_see
+    table: TaskTable
+    recovery: TaskRecovery
+    _: KW_ONLY
+    sessions: SessionStore
+    resolver: SessionResolver
+    quotas: TaskQuotas
+    rates: RateLimits
+    audit: Audit
+    may_see: MaySee
 
     async def get(self, handle: TaskHandle, text: str, who: RequestContext) -> bytes:
         """Return the result of `tasks/get` as JSON. `text` is the handle that the client has sent.
@@ -138,7 +129,7 @@ class MadeTasks:
     async def count(self, session_id: str) -> None:
         """Count a request about tasks against the rate of their session. The caller must have checked that the sender
         is the session's principal, because others could use up the rate. Raises `Refused`: 429, too many requests."""
-        await self._rates.call(session_id)
+        await self.rates.call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
         """Return the record of a task, and count the request if it may see the task. Raises the errors of `get`, except
@@ -159,8 +150,8 @@ class MadeTasks:
             return await self._stored(running, handle, who)
         if task.is_over:
             return task
-        session = await self._sessions.peek(task.session_id)
-        if session is not None and await self._recovery.is_run_by_another(session, task):
+        session = await self.sessions.peek(task.session_id)
+        if session is not None and await self.recovery.is_run_by_another(session, task):
             return task
         running = await self._here(task, session, who)
         return await self.find(handle, who) if running is None else await self._stored(running, handle, who)
@@ -224,7 +215,7 @@ class MadeTasks:
         heads: list[Task] = []
         more = ""
         if not after.startswith(_ELSEWHERE):
-            heads = await self._table.store.of_session(
+            heads = await self.table.store.of_session(
                 session.id, after=_place_of(after) if after else _FIRST, limit=PAGE + 1
             )
             if len(heads) > PAGE:
@@ -235,10 +226,10 @@ class MadeTasks:
             past, room = after.removeprefix(_ELSEWHERE), PAGE - len(heads)
             names = sorted(
                 name
-                for name in await self._quotas.of_principal(who.principal)
+                for name in await self.quotas.of_principal(who.principal)
                 if name > past and ids_of(name)[0] != session.id
             )
-            heads += await self._table.store.heads(names[:room])
+            heads += await self.table.store.heads(names[:room])
             if len(names) > room:
                 more = _ELSEWHERE + (names[room - 1] if room else past)
         return await self.seen(heads, endpoint, who), more
@@ -248,20 +239,20 @@ class MadeTasks:
         counted. Raises `StoreUnavailable`."""
         own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]
         ids = sorted({task.session_id for task in own})
-        sessions = dict(zip(ids, await asyncio.gather(*map(self._sessions.peek, ids)), strict=True))
-        seen = (task for task in own if self._may_see(task, sessions[task.session_id], who))
+        sessions = dict(zip(ids, await asyncio.gather(*map(self.sessions.peek, ids)), strict=True))
+        seen = (task for task in own if self.may_see(task, sessions[task.session_id], who))
         return [self._told(task.name) or task for task in seen]  # a task that works here has a newer version
 
     def _told(self, name: str) -> Task | None:
         """Return the newest record of a task that runs on this replica, as clients may see it. None if the store has
         it: the task does not run here or has ended."""
-        running = self._table.get(name)
+        running = self.table.get(name)
         return None if running is None else running.record.told
 
     def _run_here(self, name: str) -> RunningTask | None:
         """Return the running task with this name, if this replica still owns it; else None. After another replica has
         taken the task over, its call may still be in flight here, but does not determine the outcome any more."""
-        running = self._table.get(name)
+        running = self.table.get(name)
         return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
@@ -269,33 +260,33 @@ class MadeTasks:
         task = await self.counted(handle, who)
         if task.is_over:
             return None
-        return self._run_here(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
+        return self._run_here(task.name) or await self._here(task, await self.sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
         """Return the record of a task, without an outcome that is not stored yet. The request is not counted. Raises
         the errors of `get`, except `OwnedByPeer`."""
         told = self._told(handle.name)
-        task = told or await self._table.store.get(handle.session_id, handle.id)
+        task = told or await self.table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
 
     async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
         """Return the record if this request may see the task. Otherwise, or if `task` is None, raise `UnknownTask`."""
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
-            if self._may_see(task, await self._sessions.peek(task.session_id), who):
+            if self.may_see(task, await self.sessions.peek(task.session_id), who):
                 return task
             reason = "task of a tool that this credential may not use"
-        self._audit.record("refused", session=handle.session_id, principal=str(who.principal), reason=reason)
+        self.audit.record("refused", session=handle.session_id, principal=str(who.principal), reason=reason)
         raise UnknownTask()
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
         """Return the running task. If no replica runs it, recover it first. None if it does not run here after that."""
-        if session is not None and not self._recovery.is_here(session):
-            found = await found_session(session.id, who, self._resolver, Era(session.era))
+        if session is not None and not self.recovery.is_here(session):
+            found = await found_session(session.id, who, self.resolver, Era(session.era))
             session = None if found is None else found.live.session
-        if self._table.get(task.name) is None:
-            await self._recovery.decide(task, session)
-        return self._table.get(task.name)
+        if self.table.get(task.name) is None:
+            await self.recovery.decide(task, session)
+        return self.table.get(task.name)
 
 
 def _place_of(after: str) -> tuple[float, str]:
