@@ -42,7 +42,20 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/clients/test_oauth.py": ("gateway/identity/",),
     "tests/clients/test_other_sdks.py": (*_WIRE, "gateway/bridge/"),
     "tests/clients/test_sdk_tasks.py": _TASKS,
+    "tests/clients/test_sdk.py::test_the_gateway_on_stdin_and_stdout_is_used_as_any_server[auto]": (
+        "gateway/cli/",
+        "gateway/calls/",
+        *_WIRE,
+    ),
     "tests/clients/test_skills.py::test_a_host_reads_the_skills_of_one_server": ("gateway/bridge/", "gateway/relay/"),
+    "tests/clients/test_skills.py::test_a_host_reads_the_skills_of_two_servers[legacy beside modern": (
+        "gateway/bridge/",
+        "gateway/relay/",
+    ),
+    "tests/clients/test_skills.py::test_a_host_reads_the_skills_of_two_servers[modern beside legacy-modern": (
+        "gateway/bridge/",
+        "gateway/relay/",
+    ),
     "tests/clients/test_sse_front.py": _WIRE,
     "tests/clients/test_stdio_front.py": ("gateway/cli/", "gateway/calls/", *_WIRE),
     "tests/cluster/test_affinity.py": ("deploy/", "gateway/cluster/"),
@@ -64,6 +77,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/e2e/test_app_sessions.py": ("gateway/integrations/", "session_store/"),
     "tests/e2e/test_examples.py": ("examples/", "gateway/context/", "gateway/sandbox/"),
     "tests/e2e/test_idle_memory.py": ("gateway/sessions/", "gateway/calls/", "gateway/upstreams/", "transports/"),
+    "tests/e2e/test_processes.py::test_what_npx_starts_ends_with_the_gateway": _SANDBOX,
     "tests/e2e/test_reload_model.py::test_many": ("gateway/serving/", "gateway/config/", "gateway/policy/"),
     "tests/e2e/test_suspended_calls.py::test_calls_that_have_ended": ("gateway/bridge/", "gateway/calls/"),
     "tests/hosts": ("gateway/config/",),

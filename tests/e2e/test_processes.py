@@ -109,27 +109,36 @@ SHELL = ("sh", "-c", f"'{DEMO[0]}' -m gateway demo-server; true")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: signal.Signals) -> None:
-    servers, started = {"setsid": server(PROBE), "sh": server(SHELL)}, ["sleep 1000", "demo-server"]
-    if end is not signal.SIGINT:  # which stops servers as SIGTERM does
-        folder = npm_packages({"@modelcontextprotocol/server-everything": "2026.8.31"})
-        command = (*npx(), "--no-install", "mcp-server-everything")
-        servers["npx"] = server(command, cwd=str(folder), env={"PATH": node_environment()["PATH"]})
-        started.append("mcp-server-everything")
-    with running_gateway(servers, must_stop=False) as gateway:
-        clients = {name: Legacy(gateway.at(name), http).open() for name in servers}
+    with running_gateway({"setsid": server(PROBE), "sh": server(SHELL)}, must_stop=False) as gateway:
+        clients = {name: Legacy(gateway.at(name), http).open() for name in ("setsid", "sh")}
         clients["setsid"].tool("spawn")
-        if "npx" in clients:
-            assert clients["npx"].tool("echo", {"message": "hi"}).status_code == 200
+        # `sh` stands in between, and setsid takes a moment to become what it starts.
+        all_end_with_it(gateway, end, {"sleep 1000", "demo-server"})
 
-        def is_started(name: str) -> bool:
-            return any(name in " ".join(process.cmdline()) for process in descendants(gateway.pid))
 
-        # `sh` and npx stand in between, and setsid takes a moment to become what it starts.
-        assert eventually(lambda: all(map(is_started, started)))
-        alive = descendants(gateway.pid)
-        gateway.process.send_signal(end)
-        assert gone(alive, within_s=2.0 if end is signal.SIGKILL else 15.0)
-        gateway.process.wait(15)
+@requirement("proc.gone", "proc.shutdown")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_what_npx_starts_ends_with_the_gateway(http: httpx.Client, end: signal.Signals) -> None:
+    folder = npm_packages({"@modelcontextprotocol/server-everything": "2026.8.31"})
+    command = (*npx(), "--no-install", "mcp-server-everything")
+    npx_server = server(command, cwd=str(folder), env={"PATH": node_environment()["PATH"]})
+    with running_gateway({"npx": npx_server}, must_stop=False) as gateway:
+        assert Legacy(gateway.at("npx"), http).open().tool("echo", {"message": "hi"}).status_code == 200
+        all_end_with_it(gateway, end, {"mcp-server-everything"})
+
+
+def all_end_with_it(gateway: RunningGateway, end: signal.Signals, started: set[str]) -> None:
+    """Wait until these words are in the command lines of its processes, end the gateway, and wait for their end."""
+
+    def is_started(words: str) -> bool:
+        return any(words in " ".join(process.cmdline()) for process in descendants(gateway.pid))
+
+    assert eventually(lambda: all(map(is_started, started)))
+    alive = descendants(gateway.pid)
+    gateway.process.send_signal(end)
+    assert gone(alive, within_s=2.0 if end is signal.SIGKILL else 15.0)
+    gateway.process.wait(15)
 
 
 @requirement("proc.gone")

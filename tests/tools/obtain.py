@@ -5,6 +5,7 @@ Everything lands in `.cache/` at the root of the project; a second use needs no 
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ CACHE = Path(__file__).parents[2] / ".cache"
 NODE_AT_LEAST = 22
 
 
+@functools.cache
 def node() -> Path:
     """A Node that is new enough: from PATH, else from a wheel that carries it.
 
