@@ -203,16 +203,15 @@ def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: InProcess
 
 
 @requirement("task.make", "life.unconfirmed")
-@pytest.mark.alone
 def test_a_working_task_keeps_its_session_and_a_result_outlives_it(http: httpx.Client) -> None:
     options = {
         "tasks": {"after_s": AFTER_S},
         "session": {"unconfirmed_ttl_s": 1.0},
-        "limits": {"call_timeout_s": 1.5},
+        "limits": {"call_timeout_s": 3.0},
     }
     with in_process_gateway({"modern": server((*WORK, "modern"))}, options=options) as gateway:
         client = TaskClient(gateway.url, http)
-        task = client.begin("work", job="long", seconds=2.2)  # longer than a call may take, or an unused session
+        task = client.begin("work", job="long", seconds=3.5)  # longer than a call may take, or an unused session
         assert text(client.until(task, "completed")) == text(client.get(task)) == "done long"
 
 
