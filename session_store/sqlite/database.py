@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from time import time
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from session_store.ports.accounting import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
@@ -204,6 +206,30 @@ class Database:
             if thread.is_alive():
                 return
         self._unlock()
+
+
+class Tables:
+    """Base class of the parts of the backend that have tables of their own. `clock` returns seconds since the epoch."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time) -> None:
+        self.database = database
+        self.clock = clock
+
+
+Given = ParamSpec("Given")
+Owner = TypeVar("Owner", bound=Tables)
+
+
+def transaction(
+    work: Callable[Concatenate[Owner, sqlite3.Connection, Given], Result],
+) -> Callable[Concatenate[Owner, Given], Coroutine[Any, Any, Result]]:
+    """Make an asynchronous method of one that works with the connection: it runs in a transaction (`Database.run`)."""
+
+    @functools.wraps(work)
+    async def method(part: Owner, /, *arguments: Given.args, **named: Given.kwargs) -> Result:
+        return await part.database.run(lambda db: work(part, db, *arguments, **named))
+
+    return method
 
 
 def check_is_ours(path: Path) -> None:

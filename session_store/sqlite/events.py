@@ -10,13 +10,14 @@ from session_store.embedded.events import REQUESTS_PART, sequence_of
 from session_store.ports.cluster import Bus
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, last_after
-from session_store.sqlite.database import Database
+from session_store.sqlite.database import Database, Tables, transaction
 
+_AFTER: Final = "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number"
 _ROWS_AT_ONCE: Final = (64, 8, 1)
 _Row = tuple[str, int, str, bytes]
 
 
-class SqliteEventLog:
+class SqliteEventLog(Tables):
     """Store event streams, with limits for each session."""
 
     def __init__(
@@ -28,49 +29,47 @@ class SqliteEventLog:
         max_events: int = MAX_LOG_EVENTS,
         max_bytes: int = MAX_LOG_BYTES,
     ) -> None:
-        self._database = database
+        super().__init__(database, clock)
         self._bus = bus
-        self._clock = clock
         self._max_events = max_events
         self._max_bytes = max_bytes
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        def work(db: sqlite3.Connection) -> str:
-            nonce = self._nonce(db, session_id)
-            number = self._last(db, session_id) + 1
-            self._set_last(db, session_id, number)
-            db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (session_id, number, stream, frame))
-            self._trim(db, session_id)
-            return id_of_event(nonce, number)
-
-        appended = await self._database.run(work)
+        appended = await self._append(session_id, stream, frame)
         await self._bus.publish(_topic(session_id), b"n")
         return appended
 
-    async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
-        def work(db: sqlite3.Connection) -> Reserved | None:
-            nonce = self._nonce(db, session_id)
-            last = last_after(self._last(db, session_id), count, epoch)
-            if last is None:
-                return None
-            self._set_last(db, session_id, last)
-            return Reserved(nonce, last - count + 1)
+    @transaction
+    def _append(self, db: sqlite3.Connection, session_id: str, stream: str, frame: bytes) -> str:
+        nonce = self._nonce(db, session_id)
+        number = self._last(db, session_id) + 1
+        self._set_last(db, session_id, number)
+        db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (session_id, number, stream, frame))
+        self._trim(db, session_id)
+        return id_of_event(nonce, number)
 
-        return await self._database.run(work)
+    @transaction
+    def reserve(self, db: sqlite3.Connection, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
+        nonce = self._nonce(db, session_id)
+        last = last_after(self._last(db, session_id), count, epoch)
+        if last is None:
+            return None
+        self._set_last(db, session_id, last)
+        return Reserved(nonce, last - count + 1)
 
     @staticmethod
     def _last(db: sqlite3.Connection, session_id: str) -> int:
         return int(db.execute("SELECT last FROM logs WHERE session = ?", (session_id,)).fetchone()[0])
 
     def _set_last(self, db: sqlite3.Connection, session_id: str, last: int) -> None:
-        db.execute("UPDATE logs SET last = ?, written_at = ? WHERE session = ?", (last, self._clock(), session_id))
+        db.execute("UPDATE logs SET last = ?, written_at = ? WHERE session = ?", (last, self.clock(), session_id))
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         def work(db: sqlite3.Connection) -> None:
             for session_id, events in entries.items():
                 self._write(db, session_id, events)
 
-        await self._database.run(work)
+        await self.database.run(work)
         for session_id in entries:
             await self._bus.publish(_topic(session_id), b"n")
         return {}
@@ -84,7 +83,7 @@ class SqliteEventLog:
         new = [entry for entry in entries if entry.number > (found or 0)]
         rows = [(session_id, number, stream, frame) for number, stream, frame, ends, _, _ in new if frame or not ends]
         _insert(db, rows)
-        db.execute("UPDATE logs SET written_at = ? WHERE session = ?", (self._clock(), session_id))
+        db.execute("UPDATE logs SET written_at = ? WHERE session = ?", (self.clock(), session_id))
         self._trim(db, session_id)
         for entry in new:
             if entry.request:
@@ -122,7 +121,7 @@ class SqliteEventLog:
             self._nonce(db, session_id)
             self._finish(db, session_id, stream)
 
-        await self._database.run(work)
+        await self.database.run(work)
         await self._bus.publish(_topic(session_id), b"n")
 
     @staticmethod
@@ -148,105 +147,86 @@ class SqliteEventLog:
             dropped = dropped or data == b"d"
             news.set()
 
-        def begin(db: sqlite3.Connection) -> tuple[str, int]:
-            row = db.execute(
-                "SELECT delivered FROM streams WHERE session = ? AND stream = ?", (session_id, stream)
-            ).fetchone()
-            return self._nonce(db, session_id), 0 if row is None else row[0]
-
-        def read(db: sqlite3.Connection, position: int) -> tuple[list[tuple[int, bytes]], bool]:
-            rows = db.execute(
-                "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number",
-                (session_id, stream, position),
-            ).fetchall()
-            finished = db.execute(
-                "SELECT 1 FROM streams WHERE session = ? AND stream = ? AND finished", (session_id, stream)
-            ).fetchone()
-            return rows, finished is not None
-
         async with self._bus.subscribed(_topic(session_id), receive):
-            nonce, position = await self._database.run(begin)
+            nonce, position = await self._begin(session_id, stream)
             try:
                 position = position if after is None else sequence_of(nonce, after)
             except UnknownEvent:
                 return  # the log was dropped after the caller got that id
             while True:
                 news.clear()
-                at = position
-                rows, finished = await self._database.run(lambda db, at=at: read(db, at))  # type: ignore[misc]  # bound in this round
-                for number, frame in rows:
-                    position = number
-                    yield Event(id=id_of_event(nonce, number), frame=frame)
+                rows, finished = await self._read(session_id, stream, position)
+                for position, frame in rows:
+                    yield Event(id=id_of_event(nonce, position), frame=frame)
                 if dropped or (finished and not news.is_set()):
                     return
                 await news.wait()
 
-    async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
-        def work(db: sqlite3.Connection) -> list[Event]:
-            nonce = self._nonce(db, session_id)
-            rows = db.execute(
-                "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number",
-                (session_id, stream, sequence_of(nonce, after)),
-            )
-            return [Event(id=id_of_event(nonce, number), frame=frame) for number, frame in rows]
+    @transaction
+    def _begin(self, db: sqlite3.Connection, session_id: str, stream: str) -> tuple[str, int]:
+        """Return the nonce of the session's log, and the number of the stream's last delivered event."""
+        query = "SELECT delivered FROM streams WHERE session = ? AND stream = ?"
+        row = db.execute(query, (session_id, stream)).fetchone()
+        return self._nonce(db, session_id), 0 if row is None else row[0]
 
-        return await self._database.run(work)
+    @transaction
+    def _read(
+        self, db: sqlite3.Connection, session_id: str, stream: str, position: int
+    ) -> tuple[list[tuple[int, bytes]], bool]:
+        """Return the events of a stream after a number, and True if the stream is finished."""
+        query = "SELECT 1 FROM streams WHERE session = ? AND stream = ? AND finished"
+        finished = db.execute(query, (session_id, stream)).fetchone() is not None
+        return db.execute(_AFTER, (session_id, stream, position)).fetchall(), finished
 
-    async def stream_of(self, session_id: str, event_id: str) -> str:
-        def work(db: sqlite3.Connection) -> str:
-            log = db.execute("SELECT nonce, last FROM logs WHERE session = ?", (session_id,)).fetchone()
-            if log is None:
-                raise UnknownEvent(event_id)
-            number = sequence_of(log[0], event_id)
-            query = "SELECT stream FROM events WHERE session = ? AND number = ?"
-            row = db.execute(query, (session_id, number)).fetchone()
-            if row is not None:
-                return str(row[0])
-            first = db.execute("SELECT MIN(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
-            if (first or 0) < number <= log[1]:
-                raise UnwrittenEvent(event_id)
+    @transaction
+    def kept(self, db: sqlite3.Connection, session_id: str, stream: str, after: str) -> list[Event]:
+        nonce = self._nonce(db, session_id)
+        rows = db.execute(_AFTER, (session_id, stream, sequence_of(nonce, after)))
+        return [Event(id=id_of_event(nonce, number), frame=frame) for number, frame in rows]
+
+    @transaction
+    def stream_of(self, db: sqlite3.Connection, session_id: str, event_id: str) -> str:
+        log = db.execute("SELECT nonce, last FROM logs WHERE session = ?", (session_id,)).fetchone()
+        if log is None:
             raise UnknownEvent(event_id)
+        number = sequence_of(log[0], event_id)
+        query = "SELECT stream FROM events WHERE session = ? AND number = ?"
+        row = db.execute(query, (session_id, number)).fetchone()
+        if row is not None:
+            return str(row[0])
+        first = db.execute("SELECT MIN(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
+        if (first or 0) < number <= log[1]:
+            raise UnwrittenEvent(event_id)
+        raise UnknownEvent(event_id)
 
-        return await self._database.run(work)
+    @transaction
+    def unfinished(self, db: sqlite3.Connection, session_id: str) -> Mapping[str, bool]:
+        rows = db.execute(
+            "SELECT DISTINCT stream, stream IN (SELECT stream FROM requests WHERE session = :session) FROM events "
+            "WHERE session = :session AND stream NOT IN "
+            "(SELECT stream FROM streams WHERE session = :session AND finished) ORDER BY stream",
+            {"session": session_id},
+        )
+        return {stream: bool(is_kept) for stream, is_kept in rows}
 
-    async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        def work(db: sqlite3.Connection) -> dict[str, bool]:
-            rows = db.execute(
-                "SELECT DISTINCT stream, stream IN (SELECT stream FROM requests WHERE session = :session) FROM events "
-                "WHERE session = :session AND stream NOT IN "
-                "(SELECT stream FROM streams WHERE session = :session AND finished) ORDER BY stream",
-                {"session": session_id},
-            )
-            return {stream: bool(is_kept) for stream, is_kept in rows}
+    @transaction
+    def take_request(self, db: sqlite3.Connection, session_id: str, stream: str) -> bytes:
+        where = "FROM requests WHERE session = ? AND stream = ?"
+        row = db.execute(f"SELECT request {where}", (session_id, stream)).fetchone()
+        db.execute(f"DELETE {where}", (session_id, stream))
+        return b"" if row is None else bytes(row[0])
 
-        return await self._database.run(work)
-
-    async def take_request(self, session_id: str, stream: str) -> bytes:
-        def work(db: sqlite3.Connection) -> bytes:
-            where = "FROM requests WHERE session = ? AND stream = ?"
-            row = db.execute(f"SELECT request {where}", (session_id, stream)).fetchone()
-            db.execute(f"DELETE {where}", (session_id, stream))
-            return b"" if row is None else bytes(row[0])
-
-        return await self._database.run(work)
-
-    async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
-        def work(db: sqlite3.Connection) -> None:
-            number = sequence_of(self._nonce(db, session_id), event_id)
-            db.execute(
-                "INSERT INTO streams (session, stream, delivered) VALUES (?, ?, ?) "
-                "ON CONFLICT DO UPDATE SET delivered = MAX(delivered, excluded.delivered)",
-                (session_id, stream, number),
-            )
-
-        await self._database.run(work)
+    @transaction
+    def delivered(self, db: sqlite3.Connection, session_id: str, stream: str, event_id: str) -> None:
+        number = sequence_of(self._nonce(db, session_id), event_id)
+        db.execute(
+            "INSERT INTO streams (session, stream, delivered) VALUES (?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET delivered = MAX(delivered, excluded.delivered)",
+            (session_id, stream, number),
+        )
 
     async def drop(self, session_id: str) -> None:
-        def work(db: sqlite3.Connection) -> None:
-            for table in ("events", "streams", "requests", "logs"):
-                db.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
-
-        await self._database.run(work)
+        await self.database.run(lambda db: drop_log(db, session_id))
         await self._bus.publish(_topic(session_id), b"d")
 
     async def release(self, session_id: str) -> None:
@@ -258,8 +238,14 @@ class SqliteEventLog:
         if row is not None:
             return str(row[0])
         nonce = secrets.token_hex(4)
-        db.execute("INSERT INTO logs (session, nonce, written_at) VALUES (?, ?, ?)", (session_id, nonce, self._clock()))
+        db.execute("INSERT INTO logs (session, nonce, written_at) VALUES (?, ?, ?)", (session_id, nonce, self.clock()))
         return nonce
+
+
+def drop_log(db: sqlite3.Connection, session_id: str) -> None:
+    """Delete a session's events, and all that is known of its streams."""
+    for table in ("events", "streams", "requests", "logs"):
+        db.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
 
 
 def _insert(db: sqlite3.Connection, rows: Sequence[_Row]) -> None:

@@ -1,55 +1,43 @@
 """Store tasks in a SQLite table, so that they outlive the process."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from session_store.ports.tasks import Task, head_of, ids_of, joined, parts
-from session_store.sqlite.database import Database
+from session_store.sqlite.database import Tables, transaction
 
 _OLDEST: Final = "created_at, id"
 
 
-class SqliteTasks:
+class SqliteTasks(Tables):
     """Store tasks by session and id. Storing a new task also deletes expired ones."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
-        self._database = database
-        self._clock = clock
+    @transaction
+    def create(self, db: sqlite3.Connection, task: Task) -> None:
+        db.execute("DELETE FROM tasks WHERE expires_at <= ?", (self.clock(),))
+        row = (task.session_id, task.id, task.created_at, task.expires_at, task.version, *parts(task))
+        columns = "session, id, created_at, expires_at, version, head, body"
+        db.execute(f"INSERT INTO tasks ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-    async def create(self, task: Task) -> None:
-        now = self._clock()
-
-        def work(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM tasks WHERE expires_at <= ?", (now,))
-            row = (task.session_id, task.id, task.created_at, task.expires_at, task.version, *parts(task))
-            columns = "session, id, created_at, expires_at, version, head, body"
-            db.execute(f"INSERT INTO tasks ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-
-        await self._database.run(work)
-
-    async def get(self, session_id: str, task_id: str) -> Task | None:
+    @transaction
+    def get(self, db: sqlite3.Connection, session_id: str, task_id: str) -> Task | None:
         query = "SELECT head, body FROM tasks WHERE expires_at > ? AND session = ? AND id = ?"
-        values = (self._clock(), session_id, task_id)
-        row = await self._database.run(lambda db: db.execute(query, values).fetchone())
+        row = db.execute(query, (self.clock(), session_id, task_id)).fetchone()
         return None if row is None else joined(*row)
 
-    async def replace(self, task: Task) -> bool:
+    @transaction
+    def replace(self, db: sqlite3.Connection, task: Task) -> bool:
         after = replace(task, version=task.version + 1)
-        now = self._clock()
-
-        def work(db: sqlite3.Connection) -> bool:
-            values = (after.version, after.expires_at, *parts(after))
-            where = (task.session_id, task.id, task.version, now)
-            statement = (
-                "UPDATE tasks SET version = ?, expires_at = ?, head = ?, body = ? "
-                "WHERE session = ? AND id = ? AND version = ? AND expires_at > ?"
-            )
-            return db.execute(statement, values + where).rowcount == 1
-
-        return await self._database.run(work)
+        values = (after.version, after.expires_at, *parts(after))
+        where = (task.session_id, task.id, task.version, self.clock())
+        statement = (
+            "UPDATE tasks SET version = ?, expires_at = ?, head = ?, body = ? "
+            "WHERE session = ? AND id = ? AND version = ? AND expires_at > ?"
+        )
+        return db.execute(statement, values + where).rowcount == 1
 
     async def of_session(
         self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
@@ -71,13 +59,15 @@ class SqliteTasks:
         older = "(created_at, session, id) < (SELECT created_at, session, id FROM tasks WHERE session = ? AND id = ?)"
         return await self._heads(older, ids_of(before), order, limit)
 
-    async def drop_session(self, session_id: str) -> None:
-        await self._database.run(lambda db: db.execute("DELETE FROM tasks WHERE session = ?", (session_id,)).rowcount)
+    @transaction
+    def drop_session(self, db: sqlite3.Connection, session_id: str) -> None:
+        db.execute("DELETE FROM tasks WHERE session = ?", (session_id,))
 
-    async def _heads(self, where: str, values: Sequence[str | float], order: str, limit: int) -> list[Task]:
+    @transaction
+    def _heads(
+        self, db: sqlite3.Connection, where: str, values: Sequence[str | float], order: str, limit: int
+    ) -> list[Task]:
         """Return the heads of the tasks that match the SQL condition `where` and have not expired. `where` and `order`
         come from this module only."""
         query = f"SELECT head FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order} LIMIT ?"
-        now = self._clock()
-        rows = await self._database.run(lambda db: db.execute(query, (now, *values, limit)).fetchall())
-        return [head_of(row[0]) for row in rows]
+        return [head_of(row[0]) for row in db.execute(query, (self.clock(), *values, limit))]

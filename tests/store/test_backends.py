@@ -104,9 +104,9 @@ class TestSqliteEvents(EventLogContract):
         entries = [Entry(reserved.first + n, "a", b"x" * 100, nonce=reserved.nonce) for n in range(512)]
         await log.write({"s": entries[:256]})
         statements: list[str] = []
-        await log._database.run(lambda db: db.set_trace_callback(statements.append))
+        await log.database.run(lambda db: db.set_trace_callback(statements.append))
         await log.write({"s": entries[256:]})
-        await log._database.run(lambda db: db.set_trace_callback(None))
+        await log.database.run(lambda db: db.set_trace_callback(None))
         assert len([text for text in statements if text.startswith(("INSERT", "DELETE"))]) == 256 // 64 + 1
         assert len(statements) < 20
         kept = await log.kept("s", "a", id_of_event(reserved.nonce, reserved.first))
