@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -32,8 +32,7 @@ from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import Principal
 from transports.background_tasks import Tasks
-from transports.inbound.http import Receive, Scope, Send
-from transports.inbound.post_parsing import Head, Posts, is_batch
+from transports.inbound.post_parsing import Head, is_batch
 from transports.inbound.started_post import PostServer, RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HandlerCache, HeaderList, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
@@ -47,14 +46,6 @@ _MOST_WITH_PATHS: Final = 2_048
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class PostApp(PostServer, Protocol):
-    """An endpoint that serves POSTs, as an ASGI app or on arrival without ASGI."""
-
-    posts: Posts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
-
-
 class PeerListener:
     """Serve the requests of peers. `refused` is called for each sender that is not a replica of this store, or that
     breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of that
@@ -64,7 +55,7 @@ class PeerListener:
         self,
         replica: str,
         envelopes: Envelopes,
-        endpoints: Mapping[str, PostApp],
+        endpoints: Mapping[str, PostServer],
         *,
         refused: Callable[[], None],
         hold: Callable[[str], bool],
@@ -138,7 +129,7 @@ class DefinedHead:
 
     __slots__ = ("_principal", "endpoint", "has_come", "head", "repeated", "shared")
 
-    def __init__(self, shared: SharedFacts, endpoint: PostApp | None) -> None:
+    def __init__(self, shared: SharedFacts, endpoint: PostServer | None) -> None:
         self.shared = shared
         self.endpoint = endpoint
         self.head: Head | None = None
@@ -162,7 +153,7 @@ class DefinedHead:
         """Record that a call with this HTTP head is about to begin. From the second call on, `repeated` is set."""
         if self.has_come and self.repeated is None and self.head is not None and self.endpoint is not None:
             self.head = msgspec.structs.replace(self.head, handler_cache=HandlerCache())
-            self.repeated = RepeatedHead(self.endpoint, self.endpoint.posts, self.head, [])
+            self.repeated = RepeatedHead(self.endpoint, self.head, [])
         self.has_come = True
 
     def head_of(self, facts: CallFacts, forwarded: Forwarded) -> Head | None:
@@ -205,7 +196,7 @@ class ForwardedPost:
         call: Call,
         facts: CallFacts,
         known: DefinedHead,
-        endpoint: PostApp,
+        endpoint: PostServer,
         tasks: Tasks,
         learn: Callable[[RepeatedHead, StartedPost], None],
     ) -> None:
@@ -234,7 +225,7 @@ class ForwardedPost:
         if head is None or call.goes_on or is_batch(call.body):
             self._finish()
             return
-        self._post = post = self._context.run(StartedPost, self._endpoint, self._endpoint.posts, head, call.body, [])
+        self._post = post = self._context.run(StartedPost, self._endpoint, head, call.body, [])
         if post.has_failed or post.is_no_request:
             self._finish()
         else:

@@ -116,8 +116,8 @@ def test_small_and_large_bodies_are_for_the_parser() -> None:
 def test_the_comparison_finds_a_body_that_is_read_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = StartedPost.__init__
 
-    def wrong(self: StartedPost, endpoint: Any, posts: Any, head: Any, body: bytes, shared: Any) -> None:
-        begin(self, endpoint, posts, head, body.replace(b"echo", b"ecxo"), shared)
+    def wrong(self: StartedPost, endpoint: Any, head: Any, body: bytes, shared: Any) -> None:
+        begin(self, endpoint, head, body.replace(b"echo", b"ecxo"), shared)
 
     monkeypatch.setattr(StartedPost, "__init__", wrong)
     assert differences(Conversation(pieces=(request("now"),) * 3, requests=3))[0] != []

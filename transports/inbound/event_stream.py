@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from transports.inbound.http import Receive, Send
+from transports.inbound.http import Receive, Send, until_disconnect
 from transports.inbound_port import Answer, EventSource, HeaderList
 from transports.reply_queue import Frame
 from transports.sse import COMMENT, encode_event
@@ -198,12 +198,6 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
         disconnected.cancel()
         coming.cancel()
         await asyncio.gather(disconnected, coming, return_exceptions=True)
-
-
-async def until_disconnect(receive: Receive) -> None:
-    """Wait until the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def continued(send: Send) -> Send:

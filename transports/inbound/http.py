@@ -225,6 +225,26 @@ class Guard:
         return "origin" not in headers or is_same_origin(headers)
 
 
+def check_same_site(headers: Mapping[str, str]) -> None:
+    """Raise `Refused` (403) for a request for an event stream that a page of another site caused."""
+    if not Guard.same_site(headers):
+        why = "Event streams are not served to pages of other sites."
+        raise Refused(403, INVALID_REQUEST, why, reason="origin_not_allowed")
+
+
+def check_is_json(headers: Mapping[str, str]) -> None:
+    """Raise `Refused` (415) if the body is not JSON."""
+    kind = headers.get("content-type", "")
+    if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.", reason="content_type")
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Wait until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 class ClientWatch:
     """Call `on_left` when the client disconnects. Starts its task late, because most requests end sooner."""
 
@@ -240,8 +260,7 @@ class ClientWatch:
         self._task = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await until_disconnect(self._receive)
         self.left = True
         self._on_left()
 

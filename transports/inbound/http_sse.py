@@ -19,8 +19,20 @@ from itsdangerous import BadSignature, Signer
 
 from transports.background_tasks import first_of
 from transports.era import Era
-from transports.inbound.event_stream import KEEPALIVE_S, Stream, until_disconnect
-from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, read_body, send_refusal, send_status
+from transports.inbound.event_stream import KEEPALIVE_S, Stream
+from transports.inbound.http import (
+    Guard,
+    Receive,
+    Scope,
+    Send,
+    check_is_json,
+    check_same_site,
+    peer_of,
+    read_body,
+    send_refusal,
+    send_status,
+    until_disconnect,
+)
 from transports.inbound.in_process_client import InProcessClient
 from transports.inbound.lasting_connection import LastingConnection
 from transports.inbound_port import Carried, Handler, Refused, Request
@@ -149,15 +161,7 @@ class HttpSse:
         if scope["method"] != allowed:
             await send_status(send, 405, [(b"allow", allowed.encode())])
             return
-        if not is_message and not self._guard.same_site(headers):
-            raise Refused(
-                403,
-                INVALID_REQUEST,
-                "Event streams are not served to pages of other sites.",
-                reason="origin_not_allowed",
-            )
-        if is_message and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.", reason="content_type")
+        (check_is_json if is_message else check_same_site)(headers)
         request = Request(
             era=Era.LEGACY,
             endpoint=self._endpoint,

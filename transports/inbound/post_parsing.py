@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
-from transports.inbound.http import Guard, Scope, peer_of
+from transports.inbound.http import Guard, Scope, check_is_json, peer_of
 from transports.inbound.modern_request_checks import (
     VERSION_HEADER,
     VERSION_KEY,
@@ -45,9 +45,7 @@ def era_of(headers: Mapping[str, str]) -> Era:
 
 def check_post(headers: Mapping[str, str]) -> None:
     """Raise `Refused` if the body is not JSON (415), or Accept does not name both JSON and event streams (406)."""
-    kind = headers.get("content-type", "")
-    if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.", reason="content_type")
+    check_is_json(headers)
     accept = headers.get("accept", "")
     # Clients send one of a few values. A longer one would only fill the cache.
     if not (_permits_both(accept) if len(accept) <= MAX_LABEL_CHARS else _permits_both.__wrapped__(accept)):

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Final, Protocol
 
+from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
+
 from transports.inbound.event_stream import stream_headers, whole_stream
 from transports.inbound.head_cache import (
     MAX_HEAD_BYTES,
@@ -22,7 +24,6 @@ from transports.inbound.head_cache import (
     RememberedHeads,
     SharedHeads,
 )
-from transports.inbound.response_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
@@ -125,7 +126,8 @@ class RepeatedRequests:
             return False
         size = found.head_bytes + found.body_bytes
         if not 0 < found.body_bytes <= memory.body_bytes or len(data) > size or connection.flow.write_paused:
-            memory.counts[self._obstacle(found.body_bytes, has_more=len(data) > size)] += 1
+            is_small = 0 < found.body_bytes <= memory.body_bytes
+            memory.counts["size" if not is_small else "pipelined" if len(data) > size else "interrupted"] += 1
             return False
         self.requests += 1
         self._known, self._first, self._head_bytes = found.known, data, found.head_bytes
@@ -134,13 +136,6 @@ class RepeatedRequests:
         if not self._missing:
             self._begin(data[found.head_bytes :])
         return True
-
-    def _obstacle(self, body_bytes: int, *, has_more: bool) -> Outcome:
-        """Return why the parser has to read a request, although its head is stored."""
-        assert self._memory is not None
-        if not 0 < body_bytes <= self._memory.body_bytes:
-            return "size"
-        return "pipelined" if has_more else "interrupted"
 
     def _take_body(self, data: bytes) -> bool:
         if len(data) > self._missing:
@@ -402,3 +397,70 @@ async def _logged(rest: Coroutine[Any, Any, None]) -> None:
         await rest
     except Exception:
         logger.exception("an answer was sent, and could not be recorded")
+
+
+_OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+
+
+class JsonHeads:
+    """Encode the heads of JSON responses on one connection. Caches the last head, because most are the same."""
+
+    __slots__ = ("_after", "_before", "_defaults", "_headers", "_status")
+
+    def __init__(self) -> None:
+        self._status = 0
+        self._defaults: HeaderList = []
+        self._headers: HeaderList = []
+        self._before = self._after = b""
+
+    def head(self, status: int, defaults: HeaderList, headers: HeaderList, body_bytes: int) -> bytes | None:
+        """Return the encoded head of a response. `defaults` are the server's headers, `headers` those of the answer.
+
+        Return None if uvicorn has to write the response: a header concerns the connection, or is not valid.
+        """
+        if status != self._status or defaults is not self._defaults or headers != self._headers:
+            if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
+                return None
+            self._status, self._defaults, self._headers = status, defaults, list(headers)
+            self._before = (
+                STATUS_LINE[status] + _lines(defaults) + b"content-type: application/json\r\ncontent-length: "
+            )
+            self._after = b"\r\n" + _lines(headers) + b"\r\n"
+        return b"%b%d%b" % (self._before, body_bytes, self._after)
+
+
+class StreamHeads:
+    """Encode the heads of responses that are event streams. Caches the last head."""
+
+    __slots__ = ("_defaults", "_head", "_headers")
+
+    def __init__(self) -> None:
+        self._defaults: HeaderList = []
+        self._headers: HeaderList = []
+        self._head = b""
+
+    def head(self, defaults: HeaderList, headers: HeaderList) -> bytes | None:
+        """Return the encoded head of a response with a chunked body, from the headers of the server and of the answer.
+        Return None if uvicorn has to write the response."""
+        if not self._head or defaults is not self._defaults or headers != self._headers:
+            if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
+                return None
+            self._defaults, self._headers = defaults, list(headers)
+            lines = _lines([*defaults, *headers])
+            self._head = STATUS_LINE[200] + lines + b"transfer-encoding: chunked\r\n\r\n"
+        return self._head
+
+
+def whole_body(data: bytes) -> bytes:
+    """Return the data as a complete body in chunked coding, with one chunk."""
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+
+
+def _lines(headers: HeaderList) -> bytes:
+    return b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in headers)
+
+
+def _is_plain(name: bytes, value: bytes) -> bool:
+    if name.lower() in _OF_THE_SERVER:
+        return False
+    return HEADER_RE.search(name) is None and HEADER_VALUE_RE.search(value) is None

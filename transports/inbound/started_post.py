@@ -32,9 +32,14 @@ from transports.reply_queue import Frame
 
 
 class PostServer(Protocol):
-    """The part of an endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves started POSTs."""
+    """An endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves POSTs, as an ASGI app or as they
+    arrive. `started` is a POST for which some steps were done before."""
 
-    async def finish(self, started: "StartedPost", scope: Scope, receive: Receive, send: Send) -> None: ...
+    posts: Posts
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, started: "StartedPost | None" = None
+    ) -> None: ...
     async def call(self, request: Request) -> Answer: ...
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None: ...
     def quiet_after_s(self, request: Request) -> float: ...
@@ -68,15 +73,13 @@ class RepeatedHead:
         "_hold",
         "_learned_at",
         "_paths",
-        "_posts",
         "head",
         "shared",
         "times",
     )
 
-    def __init__(self, endpoint: PostServer, posts: Posts, head: Head, shared: HeaderList) -> None:
+    def __init__(self, endpoint: PostServer, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
-        self._posts = posts
         self.head = head
         self.shared = shared
         self.times: StreamTimes | None = None
@@ -113,7 +116,7 @@ class RepeatedHead:
             return False
         request, path_for = decided
         assert request.message is not None
-        template = CallTemplate.of(started.body, request.message, request.params, self._posts.read)
+        template = CallTemplate.of(started.body, request.message, request.params, self._endpoint.posts.read)
         path = None if template is None else path_for(request, self._endpoint.quiet_after_s(request))
         self._credit -= 1
         self._learned_at = now
@@ -138,12 +141,12 @@ class RepeatedHead:
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
         """Return a POST that leaves the fast path, to be finished in the usual way. `head` is its own head, `began` the
         time when it arrived (monotonic clock). `become` returns the handler's answer for its request."""
-        request = self._posts.request(head, self._posts.read(body), len(body))
-        request = replace(request, arrived_at=began)
+        posts = self._endpoint.posts
+        request = replace(posts.request(head, posts.read(body), len(body)), arrived_at=began)
         return StartedPost.of(self._endpoint, body, request, become, self.shared)
 
     @classmethod
-    def of(cls, endpoint: PostServer, posts: Posts, head: Head) -> "RepeatedHead":
+    def of(cls, endpoint: PostServer, head: Head) -> "RepeatedHead":
         """Return a `RepeatedHead` for the head of a POST that was served."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
@@ -152,7 +155,7 @@ class RepeatedHead:
         origin = headers.get("origin")
         shared = [] if origin is None else origin_headers(origin)
         kept = replace(head, headers=headers, raw_headers=mirrored, handler_cache=HandlerCache())
-        return cls(endpoint, posts, kept, shared)
+        return cls(endpoint, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "StartedPost | None":
         """Begin to serve a POST with this head, and with `trace` as its `traceparent` unless that is empty.
@@ -161,7 +164,7 @@ class RepeatedHead:
         """
         if is_batch(body):
             return None
-        return StartedPost(self._endpoint, self._posts, self.head_with(trace), body, self.shared)
+        return StartedPost(self._endpoint, self.head_with(trace), body, self.shared)
 
     def head_with(self, trace: bytes) -> Head:
         """Return the head, with `trace` as its `traceparent` unless that is empty."""
@@ -187,7 +190,7 @@ class StartedPost:
         *("answer", "body", "quiet_at"),
     )
 
-    def __init__(self, endpoint: PostServer, posts: Posts, head: Head, body: bytes, shared: HeaderList) -> None:
+    def __init__(self, endpoint: PostServer, head: Head, body: bytes, shared: HeaderList) -> None:
         self._endpoint = endpoint
         self._shared = shared
         self.body = body
@@ -200,8 +203,8 @@ class StartedPost:
         self._failure: Exception | None = None
         self._peer: PeerAnswer | None = None  # the answer of another process
         try:
-            self._message = message = posts.read(body)
-            self._request = request = posts.request(head, message, len(body))
+            self._message = message = endpoint.posts.read(body)
+            self._request = request = endpoint.posts.request(head, message, len(body))
             if message.is_request:
                 self._calling = endpoint.call(request)
         except Exception as error:  # `finish` raises it in the step that failed
@@ -322,7 +325,7 @@ class StartedPost:
 
     async def finish(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Finish the POST in the usual way, as the ASGI app of its request."""
-        await self._endpoint.finish(self, scope, receive, send)
+        await self._endpoint(scope, receive, send, self)
 
     # -- for the connection
 

@@ -21,6 +21,7 @@ from transports.inbound.http import (
     Receive,
     Scope,
     Send,
+    check_same_site,
     read_body,
     readable_by,
     send_json,
@@ -152,7 +153,7 @@ class StreamableHttp:
         """Let the connection store the head of a request, if `is_plain`: its answer was one JSON message that is no
         error."""
         if is_plain and (offer := scope.get(REPEATS)) is not None:
-            offer.remember(functools.partial(RepeatedHead.of, self, self.posts, head))
+            offer.remember(functools.partial(RepeatedHead.of, self, head))
 
     async def _serve(self, method: str, head: Head, receive: Receive, send: Send) -> None:
         """Serve a request that is no POST."""
@@ -270,10 +271,6 @@ class StreamableHttp:
         """Return the HTTP status of a JSON answer."""
         return status_of(frame.error_code) if request.era is MODERN else 200
 
-    async def finish(self, started: StartedPost, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a POST in the usual way, without repeating the steps that `started` has taken."""
-        await self(scope, receive, send, started)
-
     async def _batch(self, head: Head, body: bytes, send: Send) -> None:
         if head.headers.get(VERSION_HEADER, BATCHES) != BATCHES:
             raise Refused(400, INVALID_REQUEST, "The body must be a single JSON-RPC message.")
@@ -289,13 +286,7 @@ class StreamableHttp:
         if "text/event-stream" not in headers.get("accept", ""):
             raise Refused(406, INVALID_REQUEST, "Accept must name text/event-stream.", reason="not_acceptable")
         request = self.posts.of_head(head, LEGACY)
-        if not request.same_site:
-            raise Refused(
-                403,
-                INVALID_REQUEST,
-                "Event streams are not served to pages of other sites.",
-                reason="origin_not_allowed",
-            )
+        check_same_site(headers)
         check_version(headers)
         if len(headers.get("last-event-id", "")) > MAX_LABEL_CHARS:
             raise Refused(400, INVALID_PARAMS, f"Last-Event-ID is longer than {MAX_LABEL_CHARS} characters.")

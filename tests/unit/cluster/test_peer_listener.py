@@ -52,7 +52,7 @@ class App:
         self.posts: Any = posts or Posts()
         self.scope: dict[str, Any] = {}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any, begun: Any = None) -> None:
         self.scope = scope
         await self.serve(scope, receive, send)
 
@@ -282,7 +282,7 @@ class FastApp(App):
     def times_of(self, _: Request) -> None:
         return None
 
-    async def finish(self, begun: Any, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any, begun: Any = None) -> None:
         await begun.called()
         self.scope = scope
         assert (await receive())["type"] == "http.request" and (await receive())["type"] == "http.disconnect"

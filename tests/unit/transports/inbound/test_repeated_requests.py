@@ -1,6 +1,8 @@
-"""What goes wrong while a request is served from memory ends neither the connection nor the answer."""
+"""What goes wrong while a request is served from memory ends neither the connection nor the answer. The bytes of a
+response are those that uvicorn writes."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from time import monotonic
@@ -8,16 +10,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.requirements import requirement
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
-from transports.inbound.http import Guard
+from transports.inbound.http import Guard, send_json
 from transports.inbound.post_parsing import LengthChecks, Posts
-from transports.inbound.repeated_requests import RepeatedRequests
+from transports.inbound.repeated_requests import JsonHeads, RepeatedRequests
 from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound.unauthenticated_limits import Limits, Refusals
-from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, Request
+from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, HeaderList, Request
 from transports.reply_queue import Frame, ReplyQueue
 
 pytestmark = [pytest.mark.anyio, requirement("hot.memory")]
@@ -44,6 +47,7 @@ class Wire:
         self.flow = self.transport = self.server_state = cast("Any", self)
         self.default_headers: list[tuple[bytes, bytes]] = []
         self.tasks: set[asyncio.Task[None]] = set()
+        self.posts = Posts("/mcp", Guard(), LengthChecks(Limits(), Refusals()))
         self.parsed: list[bytes] = []
         self.finished: list[StartedPost] = []
         self.counts = Counter[str]()
@@ -73,7 +77,7 @@ class Wire:
     def times_of(self, request: Request) -> StreamTimes | None:
         return StreamTimes()
 
-    async def finish(self, started: StartedPost, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any, started: StartedPost) -> None:
         self.finished.append(started)
 
     def is_between_requests(self) -> bool:
@@ -97,13 +101,12 @@ class Wire:
 
     def learn(self) -> None:
         """Have the head remembered."""
-        posts = Posts("/mcp", Guard(), LengthChecks(Limits(), Refusals()))
         scope: dict[str, Any] = {"headers": HEADERS, "client": None}
-        head = posts.head(scope, {"host": "a"})
+        head = self.posts.head(scope, {"host": "a"})
         for _ in range(2):
             assert not self.repeats.take(HEAD + BODY)
             self.repeats.parsed(scope, HEADERS)
-            scope.pop(REPEATS).remember(lambda: RepeatedHead.of(cast("Any", self), posts, head))
+            scope.pop(REPEATS).remember(lambda: RepeatedHead.of(cast("Any", self), head))
         self.parsed.clear()
 
     def take(self) -> bool:
@@ -418,3 +421,68 @@ async def test_a_client_whose_calls_are_never_alike_costs_few_templates_and_one_
             assert wire.path.connection.answer_fast(b"{}", [])
         await wire.settled()
     assert len(wire.path.made_of) == 4 and len(wire.path.begun) == 20
+
+
+DATE: HeaderList = [(b"date", b"Sun, 22 Nov 2026 00:00:00 GMT"), (b"X-Of-Config", b"a b")]
+
+
+async def of_uvicorn(status: int, defaults: HeaderList, headers: HeaderList, body: bytes) -> bytes:
+    written = bytearray()
+    transport: Any = SimpleNamespace(write=written.extend)
+    flow: Any = SimpleNamespace(write_paused=False)
+    cycle = RequestResponseCycle(
+        scope={"method": "POST"},  # type: ignore[typeddict-item]  # what the writing reads
+        transport=transport,
+        flow=flow,
+        logger=logging.getLogger(),
+        access_logger=logging.getLogger(),
+        access_log=False,
+        default_headers=defaults,
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=True,
+        on_response=lambda: None,
+    )
+    await send_json(cycle.send, status, body, headers)  # type: ignore[arg-type]  # of other names for the same
+    return bytes(written)
+
+
+@pytest.mark.parametrize("status", [200, 400, 404])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"Mcp-Session-Id", b"t")],
+        [(b"set-cookie", b"a=b; Path=/"), (b"set-cookie", b"c=d"), (b"vary", b"Origin"), (b"x", b"\xe9")],
+    ],
+)
+async def test_a_response_has_the_bytes_of_uvicorn(status: int, headers: HeaderList) -> None:
+    made = JsonHeads()
+    for body in (b"{}", b"", b"x" * 100_000):
+        expected = await of_uvicorn(status, DATE, headers, body)
+        for _ in range(2):  # the second time from what was kept
+            head = made.head(status, DATE, headers, len(body))
+            assert head is not None and head + body == expected
+
+
+async def test_what_changes_is_made_anew() -> None:
+    made, later = JsonHeads(), [(b"date", b"later")]
+    for status, defaults, headers in (
+        *((200, DATE, []), (200, later, []), (400, later, []), (200, later, [(b"a", b"b")])),
+        *((200, later, [(b"a", b"c")]), (200, [*later], [(b"a", b"c")]), (200, later, [])),
+    ):
+        assert made.head(status, defaults, headers, 0) == await of_uvicorn(status, defaults, headers, b"")
+
+
+@requirement("wall.framing")
+@pytest.mark.parametrize(
+    "header",
+    [
+        *((name, b"x") for name in (b"connection", b"Connection", b"content-length", b"Transfer-Encoding")),
+        *((b"x", value) for value in (b"a\r\nb: c", b"a\nb", b"\x00", b"\x7f")),
+        *((name, b"x") for name in (b"a b", b"a:", b"a\r\n", b"\x00")),
+    ],
+)
+def test_headers_that_uvicorn_has_to_judge_are_left_to_it(header: tuple[bytes, bytes]) -> None:
+    assert JsonHeads().head(200, DATE, [header], 2) is None
+    assert JsonHeads().head(200, [header], [], 2) is None
