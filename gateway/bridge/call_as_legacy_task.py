@@ -11,10 +11,11 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge
-from gateway.bridge.task_follower import UNAVAILABLE, cancel_at_server, is_known, pause_s
+from gateway.bridge.task_follower import cancel_at_server, is_known, pause_s
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.owned_tasks import OwnedTask, without_related
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
@@ -79,7 +80,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
         try:
             is_still_known = await self._is_known(task)
-        except (*UNAVAILABLE, TimeoutError) as error:
+        except (*UNREACHED, TimeoutError) as error:
             if not exchange.is_over:
                 reason = f"server {self._conversation.name!r} does not report the outcome of its task: {error}"
                 self._conversation.fail(exchange, OUTCOME_UNKNOWN, reason)
@@ -97,7 +98,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         for failures in range(1, _TRIES):
             try:
                 return await self._asked(task)
-            except UNAVAILABLE:
+            except UNREACHED:
                 await asyncio.sleep(pause_s(failures))
         return await self._asked(task)
 

@@ -19,12 +19,12 @@ from gateway.bridge.question_rounds import may_ask
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import live_session_of
 from gateway.calls.questions_to_client import MAX_QUESTIONS_OF_CALL, Questions
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import object_of
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.input_requests import Question, for_legacy_client, question_of
 from gateway.protocol.result_translation import legacy_error, legacy_result
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer, created_at, is_same_time
@@ -41,10 +41,7 @@ from transports.jsonrpc import (
     encode_notification,
     splice,
 )
-from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
-
-UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
-"""Errors of a server that cannot be reached. A server behind a URL may come back."""
+from transports.upstream_port import Link, LinkClosed
 
 CANCEL_S: Final = 30.0
 """Seconds that a cancellation may take, including the opening of a link."""
@@ -86,7 +83,7 @@ def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtS
 
 
 async def _cancel(conversation: Conversation, params: bytes, resumed: TaskAtServer | None) -> None:
-    with contextlib.suppress(*UNAVAILABLE, TimeoutError):
+    with contextlib.suppress(*UNREACHED, TimeoutError):
         async with asyncio.timeout(CANCEL_S):
             await conversation.ready()
             if resumed is None or is_known(await conversation.ask("tasks/get", params), resumed):
@@ -189,7 +186,7 @@ class TaskFollower(ABC):
             await self._poll()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._fail(OUTCOME_UNKNOWN, f"server {self._conversation.name!r} sent a task that cannot be read: {error}")
-        except UNAVAILABLE as error:
+        except UNREACHED as error:
             self._fail(OUTCOME_UNKNOWN, f"{error}; whether the call took effect is unknown")
         except Exception as error:  # nobody else would answer the call
             self._conversation.fail_start(self._exchange, error, OUTCOME_UNKNOWN)
@@ -210,7 +207,7 @@ class TaskFollower(ABC):
             try:
                 await self._request_once()
                 failures = 0
-            except (*UNAVAILABLE, Refused, StoreUnavailable):
+            except (*UNREACHED, Refused, StoreUnavailable):
                 failures += 1
                 if self._process is not None or failures == _MOST_FAILURES:
                     raise

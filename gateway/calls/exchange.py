@@ -133,7 +133,7 @@ class Exchange(ObservedCall):
         method: str,
         client_id: RequestId,
         live: ExchangeSession | None,
-        replies: ReplyQueue,
+        replies: ReplyQueue | None = None,
         shape: Callable[[Any, Object], Object] | None = None,
         caller: ClientDeclaration | None = None,
         context: Context | None = None,
@@ -142,7 +142,7 @@ class Exchange(ObservedCall):
         self.method = method
         self.client_id = client_id
         self.live = live
-        self.replies = replies
+        self.replies = ReplyQueue() if replies is None else replies
         self.shape = shape
         self.caller = caller
         self._context = context

@@ -35,6 +35,9 @@ _OPENING: Final = "opening"
 _MAX_RETIRED: Final = 8
 _FEW: Final = 4
 
+UNREACHED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
+"""Errors of a server that cannot be asked."""
+
 JUST_S: Final = 1.0
 """Seconds during which a failed start is not repeated. Callers that try again at once get the same error."""
 

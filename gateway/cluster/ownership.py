@@ -22,8 +22,6 @@ from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.inbound_port import OwnedByPeer
 
-__all__ = ["BEAT", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
-
 logger = logging.getLogger(__name__)
 
 BEAT: Final = "mcp:beat:"

@@ -11,24 +11,6 @@ from gateway.protocol.extensions import SKILLS, object_of, passed_on
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import Object, encode
 
-__all__ = [
-    "HANDSHAKE_VERSIONS",
-    "MODERN_VERSIONS",
-    "HandshakeRefused",
-    "capabilities_json",
-    "capabilities_of",
-    "discovery_for_all",
-    "discovery_of",
-    "handshake_of",
-    "limit_version",
-    "merge_discoveries",
-    "merge_handshakes",
-    "server_info_of",
-    "version_of",
-    "with_known_version",
-]
-
-
 T = TypeVar("T")
 
 

@@ -31,6 +31,7 @@ from gateway.calls.call import Call, message_of
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.calls.watched_messages import WatchedMessages
@@ -465,7 +466,7 @@ class Intake:
             await lost.looked()
             await lost.end(self.events, call.live.session.id, call.exchange.client_id)
         is_repeatable = False
-        with contextlib.suppress(UpstreamUnavailable, HandshakeRefused, LinkClosed):
+        with contextlib.suppress(*UNREACHED):
             is_repeatable = await self.endpoints[request.endpoint].is_repeatable(call)
         if not is_repeatable:
             call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)

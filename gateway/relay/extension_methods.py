@@ -13,11 +13,11 @@ import msgspec
 from gateway.bridge.legacy_server import legacy_meta, legacy_params
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.config.settings_base import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, StartRefused, unknown_method
 from gateway.protocol.extensions import Declared, closest, method_forms
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import may_be_relayed
 from gateway.relay.late_servers import Asker
 from gateway.relay.policy_admission import Admission, VisibleServers
@@ -26,7 +26,6 @@ from session_store import Context
 from transports.era import LEGACY, MODERN
 from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class ExtensionRelay:
                 await self._send(upstream, notice)
             except StartRefused as error:
                 raise error.refused from None
-            except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
+            except UNREACHED as error:
                 raise Refused(
                     503, UPSTREAM_UNAVAILABLE, str(error), reason="upstream_unavailable", headers={"Retry-After": "5"}
                 ) from None

@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_start_failures import MOST_S, Backoff, without_output_tail
 from gateway.errors import OutOfMemory
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.result_translation import Missing
 from gateway.protocol.subscription_filter import SubscriptionFilter, with_subscription_id
@@ -33,11 +33,11 @@ from transports.background_tasks import Tasks
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode, encode_notification, splice
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
 
-UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError, OutOfMemory)
+UNAVAILABLE: Final = (*UNREACHED, TimeoutError, OutOfMemory)
 """Errors that mean that a server cannot be asked."""
 
 _MOST_REASONS: Final = 16

@@ -77,7 +77,6 @@ from transports.jsonrpc import (
     error_code,
     splice,
 )
-from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
@@ -290,7 +289,6 @@ class LegacyClients:
             method=str(message.method),
             client_id=id_of(message),
             live=live,
-            replies=ReplyQueue(),
             shape=shape,
             context=resolved.context,
             granted=who.claims,

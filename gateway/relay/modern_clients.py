@@ -53,58 +53,11 @@ from transports.jsonrpc import (
     encode,
     encode_result,
 )
-from transports.reply_queue import ReplyQueue
 
 _SHARED: Final = (
     "Another client with this credential, name and version uses this session too, or this program was started again. "
     "With a session key, a client has a session of its own."
 )
-
-
-class ResultShaper:
-    """Translate the results of servers for modern clients. `result_meta` is the setting with that name."""
-
-    def __init__(self, carriers: Carriers, seal: RequestStateSeal, tasks: ModernTasks, *, result_meta: bool) -> None:
-        self._carriers = carriers
-        self._seal = seal
-        self._tasks = tasks
-        self._result_meta = result_meta
-
-    def shaper(
-        self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
-    ) -> tuple[Callable[[Exchange, Object], Object], bool]:
-        """Return a function that turns the server's result into the client's: with the session's token if the client
-        needs it there, with a notice if it shares the session, and with a sealed `requestState` if it has one. Also
-        return True if it changes no complete result."""
-        takes_tasks, correlation = _takes_tasks(request), who.correlation
-        names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
-        own_session = "" if resolved is None else resolved.own_session
-
-        def shape(exchange: Exchange, result: Object) -> Object:
-            live = exchange.live
-            if binding is not None and is_task(result):
-                result = self._tasks.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
-            if exchange.is_subscription:
-                result = with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(exchange.client_id))})
-            asks = binding is not None and is_input_required(result)
-            if live is None or (exchange.method in CACHEABLE and not asks):
-                return result
-            if asks and binding is not None:
-                suspended = exchange.suspended if exchange.is_suspended else None
-                if suspended is None:  # the result of a modern server
-                    _check_declared(exchange, result)
-                result = self._seal.seal(result, session_id=live.session.id, binding=binding, suspended=suspended)
-            additions: Object = {}
-            if names_session:
-                additions[SESSION_KEY] = msgspec.Raw(encode(self._carriers.token(live.session)))
-            if own_session:
-                additions[SHARED_KEY] = msgspec.Raw(encode({"reason": _SHARED, "line": own_session}))
-            if self._result_meta:
-                result = with_trace(result, live.session, correlation)
-            return with_meta(result, additions) if additions else result
-
-        changes = names_session or own_session or self._result_meta
-        return shape, binding is not None and not changes
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
@@ -133,7 +86,7 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
 
 @dataclass(eq=False, kw_only=True)
 class ModernClients:
-    """Handle the messages of modern clients."""
+    """Handle the messages of modern clients. `result_meta` is the setting with that name."""
 
     intake: Intake
     resolver: SessionResolver
@@ -142,9 +95,6 @@ class ModernClients:
     seal: RequestStateSeal
     tasks: ModernTasks
     result_meta: bool
-
-    def __post_init__(self) -> None:
-        self._results = ResultShaper(self.carriers, self.seal, self.tasks, result_meta=self.result_meta)
 
     # -- calls (`gateway.relay.call.Clients`)
 
@@ -184,12 +134,11 @@ class ModernClients:
 
     def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
         message = message_of(request)
-        shape, keeps_complete = self._results.shaper(request, who, resolved, _binding_of(request, who))
+        shape, keeps_complete = self._shaper(request, who, resolved, _binding_of(request, who))
         exchange = (self.tasks.exchange if _takes_tasks(request) else Exchange)(
             method=str(message.method),
             client_id=id_of(message),
             live=None if resolved is None else resolved.live,
-            replies=ReplyQueue(),
             shape=shape,
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=self.resolver.context_of(request, who) if resolved is None else resolved.context,
@@ -198,6 +147,42 @@ class ModernClients:
         if keeps_complete:
             exchange.keep_complete()
         return exchange
+
+    def _shaper(
+        self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
+    ) -> tuple[Callable[[Exchange, Object], Object], bool]:
+        """Return a function that turns the server's result into the client's: with the session's token if the client
+        needs it there, with a notice if it shares the session, and with a sealed `requestState` if it has one. Also
+        return True if it changes no complete result."""
+        takes_tasks, correlation = _takes_tasks(request), who.correlation
+        names_session = resolved is not None and self.carriers.is_in_result(request, opened=resolved.opened)
+        own_session = "" if resolved is None else resolved.own_session
+
+        def shape(exchange: Exchange, result: Object) -> Object:
+            live = exchange.live
+            if binding is not None and is_task(result):
+                result = self.tasks.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
+            if exchange.is_subscription:
+                result = with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(exchange.client_id))})
+            asks = binding is not None and is_input_required(result)
+            if live is None or (exchange.method in CACHEABLE and not asks):
+                return result
+            if asks and binding is not None:
+                suspended = exchange.suspended if exchange.is_suspended else None
+                if suspended is None:  # the result of a modern server
+                    _check_declared(exchange, result)
+                result = self.seal.seal(result, session_id=live.session.id, binding=binding, suspended=suspended)
+            additions: Object = {}
+            if names_session:
+                additions[SESSION_KEY] = msgspec.Raw(encode(self.carriers.token(live.session)))
+            if own_session:
+                additions[SHARED_KEY] = msgspec.Raw(encode({"reason": _SHARED, "line": own_session}))
+            if self.result_meta:
+                result = with_trace(result, live.session, correlation)
+            return with_meta(result, additions) if additions else result
+
+        changes = names_session or own_session or self.result_meta
+        return shape, binding is not None and not changes
 
     def with_workspace_note(self, result: Object, said: Object) -> Object:
         return with_meta(of_one_session(result), said)
@@ -241,7 +226,7 @@ class ModernClients:
             raise bad_request_state()
         token = meta_of(request.params).get("progressToken")
         # The binding has dropped the params of the request, which an ended call must not keep.
-        shape, _ = self._results.shaper(request, who, resolved, binding)
+        shape, _ = self._shaper(request, who, resolved, binding)
         exchange.resume(id_of(message_of(request)), shape, None if token is None else token.copy())
         reply = self.intake.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:

@@ -30,12 +30,13 @@ from gateway.bridge.modern_server_subscriptions import (
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_start_failures import MOST_S, Backoff
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, record_full
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
-from gateway.protocol.handshake import HandshakeRefused, capabilities_of
+from gateway.protocol.handshake import capabilities_of
 from gateway.protocol.subscription_filter import (
     ENDED,
     MAX_LISTENED_BYTES,
@@ -226,7 +227,7 @@ async def listen(
         for upstream in upstreams:
             try:
                 honoured |= await server_subscriptions.opened(upstream, call)
-            except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
+            except UNREACHED as error:
                 logger.warning("the subscription to server %s failed: %s", upstream.name, error)
     else:
         late.add(subscription)

@@ -15,10 +15,11 @@ from gateway.calls.call import message_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import related_id, with_related
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.handshake import HandshakeRefused, capabilities_of
+from gateway.protocol.handshake import capabilities_of
 from gateway.protocol.merged_lists import cursor_of, next_cursor
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
@@ -33,7 +34,6 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 _LIST_S: Final = 10.0
 """Seconds that a server may take to list its tasks."""
@@ -43,8 +43,6 @@ _MADE: Final = ""
 
 _MOST_LISTED: Final = 1_024
 """Maximum number of tasks that are forwarded from one page of a server."""
-
-_UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -164,7 +162,7 @@ class LegacyTasks:
         try:
             async with asyncio.timeout(_LIST_S):
                 answer = await conversation.ask("tasks/list", encode({"cursor": cursor} if cursor else {}))
-        except _UNAVAILABLE:
+        except (*UNREACHED, TimeoutError):
             return {}
         page = msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
         return page if isinstance(page, dict) else {}

@@ -34,7 +34,6 @@ from session_store.session import redact
 from transports.era import Era
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object, decode_object, encode
-from transports.reply_queue import ReplyQueue
 
 logger = logging.getLogger(__name__)
 
@@ -300,7 +299,6 @@ class RelayedTasks:
             method=str(message.method),
             client_id=id_of(message),
             live=live,
-            replies=ReplyQueue(),
             shape=shape,
             caller=caller,
             context=resolved.context,

@@ -13,11 +13,12 @@ import msgspec
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.config.limits import TaskSettings
 from gateway.errors import cancelled_by_client, unknown_tool
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
+from gateway.protocol.handshake import capabilities_of, version_of
 from gateway.protocol.merged_lists import Called
 from gateway.protocol.tasks import takes_task_calls
 from gateway.sessions.session_loading import Resolved
@@ -34,10 +35,6 @@ from session_store.session import redact
 from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Request
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_object, encode, encode_result
-from transports.reply_queue import ReplyQueue
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
-
-_UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
 _LEAST_S: Final = 60.0
 """Minimum seconds for which an outcome is stored, unless the settings allow less. Clients may request too little time
@@ -150,7 +147,7 @@ class RequestedTasks:
         try:
             conversation = upstream.conversation(live, await upstream.era_for(Era.LEGACY) or Era.LEGACY, correlation)
             await upstream.server_lists.listed("tools/list", conversation, tool.name)
-        except _UNAVAILABLE:
+        except UNREACHED:
             return None  # the call itself is about to fail
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
         makes_tasks = takes_task_calls(upstream.handshake) and upstream.era_now(Era.LEGACY) is Era.LEGACY
@@ -204,7 +201,6 @@ class RequestedTasks:
             method="tasks/result",
             client_id=id_of(message_of(request)),
             live=resolved.live,
-            replies=ReplyQueue(),
             context=resolved.context,
             granted=who.claims,
         )

@@ -16,11 +16,11 @@ import msgspec
 from gateway.bridge.modern_server_subscriptions import RelayedReplies
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.context.session_facts import with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
 from gateway.sessions.resolve import SessionResolver
@@ -36,8 +36,7 @@ from session_store import StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, parse
-from transports.reply_queue import Frame, ReplyQueue
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.reply_queue import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ _ACKNOWLEDGED_S: Final = 2.0
 """Seconds that the acknowledgement waits for servers. It leaves out the tasks of slower servers."""
 
 _STREAM_CLOSED: Final = "the client closed the stream"
-
-_UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUnavailable)
 
 Named = dict[str, tuple[TaskHandle, str]]
 """Tasks at one server, by the server's own id. Each value is the decoded handle and its text."""
@@ -98,7 +95,7 @@ class TaskSubscriptions:
             await conversation.start(part, params, with_tasks(caller.meta("")))
             async with asyncio.timeout(_ACKNOWLEDGED_S):
                 return await honoured
-        except _UNFOLLOWED as error:
+        except (*UNREACHED, StoreUnavailable) as error:
             logger.warning("no notifications of tasks from server %s: %s", upstream.name, error)
         except TimeoutError:
             logger.info("server %s has not acknowledged a subscription to tasks in time", upstream.name)
@@ -159,7 +156,6 @@ class TaskListening:
             method=str(message_of(request).method),
             client_id=id_of(message_of(request)),
             live=resolved.live,
-            replies=ReplyQueue(),
             shape=lambda call, result: with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(call.client_id))}),
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=resolved.context,

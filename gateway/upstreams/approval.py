@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.config.tools_lock import KINDS, Lists, document, read_lock
 from gateway.observability.escaped_text import revealed, revealed_json, revealed_lines
 from gateway.policy.unapproved_items import TITLES, Unapproved
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.item_digests import compared_part, digest_of, digests_of
 from gateway.protocol.merged_lists import MOST_TOOLS, Tools
 from gateway.protocol.methods import LOCKED_LISTS, METHODS
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import IncompleteList, whole_list
 from transports.era import Era
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 _WAIT_S: Final = 30.0
 
@@ -50,7 +49,7 @@ async def lists_of(upstream: ConfiguredUpstream) -> Lists:
         raise Unlockable(str(error)) from None
     except TimeoutError:
         raise Unlockable(f"it has not sent its lists within {_WAIT_S:.0f} s") from None
-    except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
+    except UNREACHED as error:
         raise Unlockable(str(error)) from None
     return found
 

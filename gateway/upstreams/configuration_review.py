@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.received_lists import Listed
 from gateway.config.limits import TaskSettings
 from gateway.config.policy import WorkspaceSettings
@@ -17,13 +18,12 @@ from gateway.config.settings import ConfigurationError, GatewaySettings, Setting
 from gateway.config.settings_base import matches
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.policy.tool_policy import ToolCalls
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import lists_of
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import all_items, with_files
 from transports.era import Era
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -273,6 +273,6 @@ async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | N
                     continue
                 items = await all_items(row.name, conversation)
                 names += [item[row.item_key] for item in with_files(row.name, items)]
-    except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError):
+    except (*UNREACHED, TimeoutError):
         return None
     return names

@@ -15,7 +15,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.server_start_failures import Backoff, with_output_tail
 from gateway.protocol.cache_hints import hints_of, with_ttl
 from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
-from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
+from gateway.protocol.handshake import HandshakeRefused, version_of
 from gateway.protocol.merged_lists import Tools
 from gateway.upstreams.era_discovery import Discovery, ask_discovery
 from gateway.upstreams.list_pages import all_items
@@ -23,7 +23,7 @@ from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.shared_conversations import SharedConversations
 from transports.background_tasks import Tasks, TasksClosed
-from transports.era import Era
+from transports.era import HANDSHAKE_VERSIONS, Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from gateway.cluster import lease_validity as lease_module
 from gateway.cluster import ownership as cluster_module
-from gateway.cluster.lease_validity import DOUBT_S
+from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
 from gateway.cluster.membership import BEAT_S
-from gateway.cluster.ownership import LEASE_S, Cluster
+from gateway.cluster.ownership import Cluster
 from gateway.sessions.ownership_reconciliation import Reconciliation
 from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.ports.cluster import count_of

@@ -11,7 +11,8 @@ import pytest
 
 from gateway.cluster import own_reachability as reaching
 from gateway.cluster.envelope import Envelopes
-from gateway.cluster.ownership import LEASE_S, Cluster
+from gateway.cluster.lease_validity import LEASE_S
+from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway

@@ -37,7 +37,6 @@ from session_store import Session, Task
 from transports.background_tasks import Tasks
 from transports.era import LEGACY, Era
 from transports.inbound_port import Request
-from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
@@ -183,7 +182,6 @@ class TaskContinuation:
             method="tools/call",
             client_id=fallback_id(),
             live=live,
-            replies=ReplyQueue(),
             caller=caller,
             context=call.context,
         )

@@ -7,8 +7,6 @@ import pytest
 
 from gateway.protocol.extensions import SKILLS
 from gateway.protocol.handshake import (
-    HANDSHAKE_VERSIONS,
-    MODERN_VERSIONS,
     capabilities_of,
     discovery_of,
     handshake_of,
@@ -21,6 +19,7 @@ from gateway.protocol.handshake import (
 )
 from tests.requirements import requirement
 from tests.unit.protocol.parts import raw
+from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import encode
 
 
