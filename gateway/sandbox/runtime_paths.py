@@ -212,6 +212,8 @@ class _Search:
 
     def _installed(self, path: str) -> None:
         """If a tool has installed the program below a home folder, include the tool's folder."""
+        if not Path(path).is_relative_to(self._home):
+            return
         for folder, variable in _TOOL_ROOTS.items():
             root = Path(self._home, folder)
             if Path(path).is_relative_to(root):
