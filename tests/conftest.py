@@ -205,6 +205,7 @@ def _function(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
+@functools.cache
 def _place(path: Path) -> int:
     """Where a test file stands in the order of a run; what is quick comes last."""
     name = path.relative_to(Path(__file__).parent).as_posix()

@@ -22,7 +22,7 @@ from tests.support.wire import flood, request
 
 pytestmark = requirement("wall.audit")
 
-BAD = 3_000
+BAD = 2_000
 SERVERS = {"main": server(DEMO, shared=True)}
 ADMIN = bearer("operator-key")
 

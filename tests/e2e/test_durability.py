@@ -42,7 +42,9 @@ def env_for(store: str) -> dict[str, str]:
 
 
 @requirement("life.survives-restart", "life.affinity", "proc.reset-told", "ctx.state")
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize(
+    ("store", "how"), [("sqlite", "kill"), ("redis", "stop"), ("redis", "kill")], indirect=["store"]
+)
 def test_clients_go_on_after_a_restart(store: str, how: str, http: httpx.Client) -> None:
     """One of each era, neither of which initializes again: the modern one has nothing but its key."""
     servers = {"demo": server(DEMO), "probe": server(PROBE)}

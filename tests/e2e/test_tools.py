@@ -59,9 +59,7 @@ def expected(n: int, visits: int) -> Any:
 
 
 @requirement("ctx.state", "ctx.isolated", "ctx.scope")
-@pytest.mark.parametrize(
-    ("kinds", "sessions"), [(["child"], PROCESSES), (["object"], SESSIONS), (["child", "object"], PROCESSES)]
-)
+@pytest.mark.parametrize(("kinds", "sessions"), [(["object"], SESSIONS), (["child", "object"], PROCESSES)])
 def test_sessions_at_once_each_see_their_own(tools: InProcessGateway, kinds: list[str], sessions: int) -> None:
     """A child and an object of one session share its state."""
     urls = [f"{tools.base}/servers/{kind}/mcp" for kind in kinds * 4]

@@ -56,6 +56,7 @@ async def test_an_end_elsewhere_closes_what_is_held_here() -> None:
     assert other.ended
 
 
+@requirement("life.ttl")
 async def test_sessions_in_use_are_kept_alive_also_after_an_outage() -> None:
     parts = Parts(store=Unreliable)
     live = await parts.create()
