@@ -44,10 +44,11 @@ BackendFactory = Callable[[str, BackendOptions], Backend]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of store: `check` raises `ValueError` for an unusable URL, without loading the backend's driver."""
+    """A kind of store. If `is_usable` returns False for a URL and its parts, `advice` says what to give instead."""
 
     factory: BackendFactory
-    check: Callable[[str, SplitResult], None] = lambda url, parts: None
+    is_usable: Callable[[str, SplitResult], object] = lambda url, parts: True
+    advice: str = ""
 
 
 def register_backend(scheme: str, factory: BackendFactory) -> None:
@@ -64,7 +65,9 @@ def register_backend(scheme: str, factory: BackendFactory) -> None:
 def check_store_url(url: str) -> str:
     """Check that a URL selects a backend, and return the URL. Raises `ValueError` with the reason if it does not."""
     parts = urlsplit(url)
-    _kind(parts.scheme, url).check(url, parts)
+    kind = _kind(parts.scheme, url)
+    if not kind.is_usable(url, parts):
+        raise ValueError(kind.advice)
     return url
 
 
@@ -117,31 +120,6 @@ def _kind(scheme: str, url: str) -> _Kind:
 # -- the kinds that come with the gateway
 
 
-def _check_memory(url: str, parts: SplitResult) -> None:
-    if url != "memory://":
-        raise ValueError("give nothing after memory://")
-
-
-def _check_sqlite(url: str, parts: SplitResult) -> None:
-    if parts.netloc or len(parts.path) < 2:
-        raise ValueError("give a path: sqlite:///relative.db, or sqlite:////absolute/path.db")
-
-
-def _check_redis(url: str, parts: SplitResult) -> None:
-    if not parts.hostname:
-        raise ValueError("give a host: redis://host:6379/0")
-
-
-def _check_sentinel(url: str, parts: SplitResult) -> None:
-    if not parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
-        raise ValueError("give the sentinels and the service: redis+sentinel://host:26379,host:26379/mymaster/0")
-
-
-def _check_cluster(url: str, parts: SplitResult) -> None:
-    if not parts.netloc.rpartition("@")[2] or parts.path.strip("/"):
-        raise ValueError("give some of the nodes, and no database: redis+cluster://host:6379,host:6379")
-
-
 def _memory(url: str, options: BackendOptions) -> Backend:
     return MemoryBackend(clock=options.clock or time, max_sessions=options.max_sessions)
 
@@ -160,12 +138,30 @@ def _redis(url: str, options: BackendOptions) -> Backend:
     return RedisBackend(url, clock=options.clock)
 
 
+def _has_hosts(parts: SplitResult) -> bool:
+    return bool(parts.netloc.rpartition("@")[2])
+
+
+_ONE_SERVER: Final = _Kind(_redis, lambda url, parts: parts.hostname, "give a host: redis://host:6379/0")
+_CLUSTER: Final = _Kind(
+    _redis,
+    lambda url, parts: _has_hosts(parts) and not parts.path.strip("/"),
+    "give some of the nodes, and no database: redis+cluster://host:6379,host:6379",
+)
 _KINDS: Final[dict[str, _Kind]] = {
-    "memory": _Kind(_memory, _check_memory),
-    "sqlite": _Kind(_sqlite, _check_sqlite),
-    "redis": _Kind(_redis, _check_redis),
-    "rediss": _Kind(_redis, _check_redis),
-    "redis+sentinel": _Kind(_redis, _check_sentinel),
-    "redis+cluster": _Kind(_redis, _check_cluster),
-    "rediss+cluster": _Kind(_redis, _check_cluster),
+    "memory": _Kind(_memory, lambda url, parts: url == "memory://", "give nothing after memory://"),
+    "sqlite": _Kind(
+        _sqlite,
+        lambda url, parts: not parts.netloc and len(parts.path) >= 2,
+        "give a path: sqlite:///relative.db, or sqlite:////absolute/path.db",
+    ),
+    "redis": _ONE_SERVER,
+    "rediss": _ONE_SERVER,
+    "redis+sentinel": _Kind(
+        _redis,
+        lambda url, parts: _has_hosts(parts) and parts.path.strip("/"),
+        "give the sentinels and the service: redis+sentinel://host:26379,host:26379/mymaster/0",
+    ),
+    "redis+cluster": _CLUSTER,
+    "rediss+cluster": _CLUSTER,
 }
