@@ -182,5 +182,4 @@ def without_body(task: Task) -> Task:
 
 
 def _in_body(task: Task) -> tuple[str, ...]:
-    """Return the names of the fields that are in the task's body."""
     return (*_BODY, "error") if len(task.error) > _MAX_ERROR else _BODY

@@ -23,9 +23,8 @@ from session_store.redis.accounting import (
     RedisTimelines,
 )
 from session_store.redis.bus import RedisBus
-from session_store.redis.cluster import ClusterCommands
-from session_store.redis.commands import TIMEOUT_S, Commands
-from session_store.redis.connection import ServerError
+from session_store.redis.commands import ClusterCommands, Commands
+from session_store.redis.connection import TIMEOUT_S, ServerError
 from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
 from session_store.redis.health import inspect

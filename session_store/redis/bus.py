@@ -13,7 +13,8 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from session_store.ports.errors import StoreUnavailable
-from session_store.redis.commands import TIMEOUT_S, Commands
+from session_store.redis.commands import Commands
+from session_store.redis.connection import TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

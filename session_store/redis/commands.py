@@ -1,6 +1,7 @@
-"""Run commands and scripts on a Redis server. Every failure is a `StoreUnavailable`."""
+"""Run commands and scripts on a Redis server or cluster. Every failure is a `StoreUnavailable`."""
 
 import asyncio
+import binascii
 import hashlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from importlib.resources import files
@@ -10,9 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from session_store.ports.errors import StoreUnavailable
-from session_store.redis.connection import TIMEOUT_S, Connection, encoded
-
-__all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "failures_of", "in_parts", "prepared", "script"]
+from session_store.redis.connection import TIMEOUT_S, Connection, ServerError, SharedRun, encoded
 
 _AT_ONCE: Final = 64
 _KEYLESS: Final = frozenset({"CONFIG", "PUBLISH"})
@@ -137,3 +136,183 @@ class Commands:
         if isinstance(self._client.connection_pool, SentinelConnectionPool):
             for sentinel in self._client.connection_pool.sentinel_manager.sentinels:
                 await sentinel.aclose()
+
+
+SLOTS: Final = 16_384
+_MOST_REDIRECTIONS: Final = 8
+_TRY_AGAIN_S: Final = 0.05
+_REFRESH_S: Final = 0.2
+
+Address = tuple[str, int]
+
+
+def slot_of(key: str) -> int:
+    """Return the slot of a key (Redis Cluster specification, Key distribution model)."""
+    start = key.find("{")
+    if start >= 0 and (end := key.find("}", start + 1)) > start + 1:
+        key = key[start + 1 : end]
+    return binascii.crc_hqx(key.encode(), 0) % SLOTS
+
+
+class ClusterCommands(Commands):
+    """Run commands on the nodes of a cluster: each on the node that serves the slot of its first key, because all keys
+    of one command share a hash tag (`keys.py`). `client_at` makes redis-py's client for one node
+    (docs/adr/0004-redis.md)."""
+
+    def __init__(self, seeds: Sequence[Address], client_at: Callable[[Address], Redis]) -> None:
+        self._seeds = list(seeds)
+        self._client_at = client_at
+        self._clients: dict[Address, Redis] = {}
+        self._connections: dict[Address, Connection] = {}
+        self._masters: list[Address] = []
+        self._slots: list[Address | None] = [None] * SLOTS
+        self._suspects: set[Address] = set()  # nodes whose last command failed: others may have taken over their slots
+        self._is_stale = True
+        self._read_at = 0.0
+        self._reading = SharedRun(self._read_slot_table)
+        self._next = 0
+
+    async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
+        return await failures_of([self.send(call, script) for call in calls])
+
+    def node_of(self, key: str) -> Hashable:
+        return self._slots[slot_of(key)]
+
+    def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
+        return [[key] for key in keys]
+
+    def client_for(self, key: str) -> Redis:
+        address = self._slots[slot_of(key)]
+        return self.client() if address is None else self._client_of(address)
+
+    async def deliver(self, key: str | None, packed: bytes) -> Any:
+        # A node that redirects a command has not executed it, so the command can be sent again.
+        slot = None if key is None else slot_of(key)
+        for _ in range(_MOST_REDIRECTIONS):
+            address = self._address(slot)
+            if self._is_stale:
+                address = await self._read_again(slot, address)
+            if address is None:
+                self._is_stale = True
+                raise StoreUnavailable("no node of Redis Cluster serves that slot now")
+            try:
+                reply = await self._connection_to(address).reply_to(packed)
+                self._suspects.discard(address)
+                return reply
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, ServerError):
+                    self._suspect(address)
+                    raise
+                refusal, details = error, str(error.__cause__).split(" ")
+            match details:
+                case ["MOVED", _, to] if slot is not None:
+                    self._slots[slot] = _redirected(to, address)
+                    self._is_stale = True
+                case ["ASK", _, to]:
+                    return await self._ask(_redirected(to, address), packed)
+                case ["TRYAGAIN", *_]:
+                    await asyncio.sleep(_TRY_AGAIN_S)
+                case _:
+                    if details[0] in ("CLUSTERDOWN", "READONLY"):
+                        self._suspect(address)
+                    raise refusal
+        raise StoreUnavailable("a slot of Redis Cluster moved several times during one command")
+
+    async def _ask(self, address: Address, packed: bytes) -> Any:
+        """Send a command, after `ASKING`, to the node that imports the slot and already has its key.
+
+        `ASKING` applies to the next command of the connection only, so nothing is awaited between the two.
+        """
+        connection = self._connection_to(address)
+        if not connection.is_open:
+            await connection.open()
+        asking = connection.send(encoded("ASKING"))
+        reply = connection.send(packed)
+        await asyncio.gather(asking, reply)
+        return reply.result()
+
+    # -- the slot table
+
+    def _address(self, slot: int | None) -> Address | None:
+        return self._any_master() if slot is None else self._slots[slot]
+
+    def _suspect(self, address: Address) -> None:
+        self._suspects.add(address)
+        self._is_stale = True
+
+    async def _read_again(self, slot: int | None, known: Address | None) -> Address | None:
+        """Read the slot table again, unless it has just been read. Return the node that serves the slot.
+
+        Concurrent callers share one read. Callers whose node is not suspect do not wait for it, so that a dead node
+        does not delay the slots of others.
+        """
+        if self._masters and asyncio.get_running_loop().time() - self._read_at < _REFRESH_S:
+            return known
+        if known is None or known in self._suspects:
+            await self._reading.done()
+            return self._address(slot)
+        self._reading.start()
+        return known
+
+    async def _read_slot_table(self) -> None:
+        failure: StoreUnavailable | None = None
+        for address in sorted(dict.fromkeys([*self._masters, *self._seeds]), key=self._suspects.__contains__):
+            try:
+                ranges = await self._connection_to(address).reply_to(encoded("CLUSTER", "SLOTS"))
+            except StoreUnavailable as error:
+                self._suspects.add(address)
+                failure = error
+                continue
+            slots: list[Address | None] = [None] * SLOTS
+            for first, last, master, *_ in ranges:
+                at = (master[0].decode() or address[0], int(master[1]))
+                slots[first : last + 1] = [at] * (last + 1 - first)
+            if any(slots):
+                self._slots = slots
+                self._masters = list(dict.fromkeys(at for at in slots if at is not None))
+                self._suspects.intersection_update(self._masters)
+                self._is_stale = None in slots
+                self._read_at = asyncio.get_running_loop().time()
+                return
+            failure = StoreUnavailable(
+                "Redis Cluster has no slots: check that the servers are a cluster and that it has been created"
+            )
+        raise failure or StoreUnavailable("no node of Redis Cluster is known")
+
+    def _any_master(self) -> Address | None:
+        """Return the next master, in turn; None if none is known. Skip those whose last command failed, unless all have
+        failed."""
+        self._next += 1
+        masters = [at for at in self._masters if at not in self._suspects] if self._suspects else self._masters
+        masters = masters or self._masters
+        return masters[self._next % len(masters)] if masters else None
+
+    # -- connections
+
+    def client(self) -> Redis:
+        """Return redis-py's client for the next node, in turn."""
+        return self._client_of(self._any_master() or self._seeds[self._next % len(self._seeds)])
+
+    def _client_of(self, address: Address) -> Redis:
+        if address not in self._clients:
+            self._clients[address] = self._client_at(address)
+        return self._clients[address]
+
+    def _connection_to(self, address: Address) -> Connection:
+        if address not in self._connections:
+            self._connections[address] = Connection(self._client_of(address))
+        return self._connections[address]
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        for connection in self._connections.values():
+            connection.close()
+        await asyncio.sleep(0)  # an aborted transport is closed in the next iteration of the event loop
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(*(client.aclose() for client in self._clients.values()), return_exceptions=True)
+
+
+def _redirected(text: str, sender: Address) -> Address:
+    """Return the address in a redirection. If it has no host, it is another port of the sender's host."""
+    host, _, port = text.rpartition(":")
+    return host or sender[0], int(port)

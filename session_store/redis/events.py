@@ -129,7 +129,6 @@ class RedisEventLog:
         return 0
 
     async def _entries(self, session_id: str, after: int) -> list["_Logged"]:
-        """Return the entries in the log of a session after the number `after`."""
         found = await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+")
         return [_entry(*each) for each in found]
 

@@ -62,7 +62,6 @@ async def inspect(commands: Commands) -> list[Observation]:
 
 
 async def _latency_s(commands: Commands) -> float:
-    """Return the median latency of several commands, in seconds."""
     durations = []
     for _ in range(_PINGS):
         began = perf_counter()

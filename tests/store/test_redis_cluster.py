@@ -12,7 +12,7 @@ import pytest
 from gateway.calls.event_log import EventWriter
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.redis import RedisBackend, keys
-from session_store.redis.cluster import slot_of
+from session_store.redis.commands import slot_of
 from session_store.testing import ALICE, BackendContract, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, running_gateway, server

@@ -13,7 +13,7 @@ from gateway.cluster.membership import Beats, Membership
 from gateway.cluster.ownership import BEAT, Cluster
 from gateway.config.settings import ConfigurationError
 from session_store import MemoryBackend, StoreUnavailable
-from session_store.embedded.cluster import MemoryBus
+from session_store.embedded.backend import MemoryBus
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
