@@ -134,7 +134,6 @@ class AnsweringConnection(Protocol):
     ) -> bool:
         """Send the response as an event stream with all its frames. `record` is `Answer.record_at_hand`. Return False,
         and do nothing, if it cannot be sent now."""
-        ...
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
         """Let the handler finish the call, which arrived at `began` (monotonic clock). `become` returns the answer for

@@ -163,7 +163,6 @@ def _text(value: Any) -> str | None:
 
 
 def _at(arguments: Any, path: PropertyPath) -> Any:
-    """Return the value at a path of properties; None if there is none."""
     for key in path:
         if not isinstance(arguments, Mapping):
             return None

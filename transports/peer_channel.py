@@ -334,7 +334,8 @@ class PeerChannel(asyncio.Protocol):
         self._number = number = self._number + 1
         call = PeerCall(self, number, body)
         if not self._calls:
-            self._watch()
+            self.quiet_since = self._checked_at = self._loop.time()
+            self._timer = self._timer or self._loop.call_later(CHECKED_S, self._check_timeout)
         self._calls[number] = call
         place, packed = (UNKEPT, definition) if isinstance(definition, bytes) else self._placed(definition)
         is_large = len(body) > SMALL_BYTES
@@ -411,10 +412,6 @@ class PeerChannel(asyncio.Protocol):
             heard.set_result(None)
 
     # -- the end
-
-    def _watch(self) -> None:
-        self.quiet_since = self._checked_at = self._loop.time()
-        self._timer = self._timer or self._loop.call_later(CHECKED_S, self._check_timeout)
 
     def _check_timeout(self) -> None:
         if not self._calls:

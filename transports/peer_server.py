@@ -110,7 +110,6 @@ class Call:
         self._left = left
 
     async def _change(self) -> None:
-        """Wait for the next frame about the call, or its end."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)

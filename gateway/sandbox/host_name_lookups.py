@@ -170,7 +170,6 @@ class Lookups:
                 del self._running[name]
 
     def _start(self) -> None:
-        """Start look-ups as long as threads are free."""
         while (name := self._turns.next()) is not None:
             self._look_up(name)
 

@@ -189,7 +189,6 @@ def _is_local(index: str) -> bool:
 
 
 def _is_relative(python: str) -> bool:
-    """Return whether a Python is named by a path in the working directory."""
     return python.startswith(".") or ("/" in python and not python.startswith("/"))
 
 

@@ -278,7 +278,6 @@ def _uv_pythons(request: FetchRequest, copy: Path) -> dict[str, str]:
 
 
 def _installed_tools(request: FetchRequest) -> str:
-    """Return the folder of the tools that the operator has installed by uv."""
     return request.env.get("UV_TOOL_DIR") or os.path.join(request.home, ".local/share/uv/tools")
 
 

@@ -132,7 +132,9 @@ class Packages:
             except OSError:
                 continue
             if not command.is_pinned and not 0 <= self._clock() - package.fetched_at < _FRESH_S:
-                self._refresh(server, folder, request)
+                name = folder.path.name
+                if self._error(name) is None:  # else a fetch was tried in vain a short time ago
+                    self._tasks.start(name, partial(self._fetch, server, folder, request))
             return PackageInUse(
                 argv=(*package.argv, *command.args),
                 env=package.env,
@@ -173,11 +175,6 @@ class Packages:
             self._interpreters[python] = tuple(found.code)
         return self._interpreters[python]
 
-    def _refresh(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Start a fetch in the background, unless one is running or was tried in vain a short time ago."""
-        if self._tasks.running(folder.path.name) is None and self._error(folder.path.name) is None:
-            self._tasks.start(folder.path.name, lambda: self._fetch(server, folder, request))
-
     async def _fetched(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
         """Wait until the package is fetched.
 
@@ -208,7 +205,6 @@ class Packages:
         return failure if failure is not None and self._clock() < failure.again_at else None
 
     async def _fetch(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Fetch a package. Record and log a failure."""
         name, package = folder.path.name, request.command.package
         try:
             async with self._slots:

@@ -306,7 +306,6 @@ def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[l
 
 
 def _ways(path: str, granted: Collection[str]) -> Iterator[str]:
-    """Return the path and its parent folders, up to the outermost granted one."""
     above = (path, *map(str, Path(path).parents))
     outermost = max(n for n, folder in enumerate(above) if folder in granted)
     return iter(above[: outermost + 1])

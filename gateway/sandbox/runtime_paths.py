@@ -144,7 +144,6 @@ class _Search:
         return True
 
     def _around(self, program: Path) -> None:
-        """Include the installation to which a program belongs."""
         modules = [parent for parent in program.parents if parent.name == "node_modules"]
         if modules:
             self._found.add(modules[-1])
@@ -168,7 +167,6 @@ class _Search:
                         self.program(tool)
 
     def _versions(self, root: Path) -> None:
-        """Include the folder of a tool that installs several versions of programs."""
         if any(os.path.isdir(root / name) for name in ("versions", "installs")):
             self._found.add(root)
 

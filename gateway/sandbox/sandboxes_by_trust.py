@@ -160,7 +160,6 @@ def opened(walls: Walls | None, files: Iterable[Path], mode: str = "r") -> Itera
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a file; None if the file does not exist or cannot be accessed."""
     try:
         found = os.stat(path)
     except OSError:

@@ -189,7 +189,6 @@ class Batches:
         return found
 
     async def _handle(self, number: int, part: msgspec.Raw, request: Request, client: BatchResponse) -> None:
-        """Handle one message. Its failure does not affect the other messages."""
         message: Message | None = None
         refused: Refused
         try:

@@ -131,7 +131,6 @@ def template_of(head: bytes, headers: HeaderList) -> Template | None:
 
 
 def _cut(head: bytes) -> Template | None:
-    """Return the template of a head; None if it has no Content-Length."""
     length, trace = _LENGTH.search(head), _TRACE.search(head)
     if length is None:
         return None

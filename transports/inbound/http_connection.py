@@ -140,7 +140,6 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_watched(self) -> bool:
-        """Return True if the event loop can watch this connection's socket."""
         reserve: Callable[[int], bool] | None = getattr(self.loop, "reserve", None)  # of a `GuardedLoop`
         ours = self.transport.get_extra_info("socket")
         return reserve is None or ours is None or reserve(ours.fileno())
@@ -308,7 +307,6 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _end_at(self, fault: Exception | None, data: bytes) -> None:
-        """Handle the fault at which the parser stopped in `data`."""
         if isinstance(fault, LastRequest):
             self._last_words = b""  # uvicorn closes the connection with the response
         elif isinstance(fault, BadRequest):
@@ -392,7 +390,6 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _too_long(limit: int) -> BadRequest:
-    """Return the refusal of a head with more than `limit` bytes."""
     return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
 
 

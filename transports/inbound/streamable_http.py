@@ -156,7 +156,6 @@ class StreamableHttp:
             offer.remember(functools.partial(RepeatedHead.of, self, head))
 
     async def _serve(self, method: str, head: Head, receive: Receive, send: Send) -> None:
-        """Serve a request that is no POST."""
         headers = head.headers
         match method:
             case "GET" if head.era is LEGACY:
@@ -298,7 +297,6 @@ class StreamableHttp:
 
 
 def _moved() -> Refused:
-    """Return the refusal of a request whose session changed owners too often. Nothing was done."""
     why = "The session moved between gateways too often during this request. Try again."
     return Refused(503, INTERNAL_ERROR, why, headers={"Retry-After": "1"})
 

@@ -94,17 +94,13 @@ def writes_alone(root: str) -> Iterator[None]:
     without the lock: a server that can read the folder could lock it, too."""
     with closing_fd(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as held:
         until = time.monotonic() + LOCK_WITHIN_S
-        while not _locked(held) and time.monotonic() < until:
-            time.sleep(_PAUSE_S)
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
         yield
-
-
-def _locked(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _vacate(root: str) -> None:

@@ -172,15 +172,12 @@ class LineSink(Protocol):
 
     def line(self, line: bytes) -> None:
         """Handle one line of stdout, without its line end."""
-        ...
 
     def oversized(self, head: bytes, tail: bytes) -> None:
         """Receive a line that was longer than the limit: its first and last 512 bytes. The rest is lost."""
-        ...
 
     def exited(self, code: int | None) -> None:
         """Handle the end of the child and of all its descendants. Called exactly once, after the last line."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +222,7 @@ class Process:
         control_fd = control.detach()
         self._orders = PipeWriter(loop, control_fd, owns=False)
         self._reports = Inbox(
-            loop, control_fd, LineSplitter(self._report, lambda *_: None, max_bytes=65_536).feed, self._reaper_lost
+            loop, control_fd, LineSplitter(self._report, lambda *_: None, max_bytes=65_536).feed, self._exited
         )
         stdin, stdout, stderr = stdio
         self.stdin = PipeWriter(loop, stdin)
@@ -304,11 +301,8 @@ class Process:
             self.why_ended = report["why"]
             self._exited(report["exited"])
 
-    def _reaper_lost(self) -> None:
-        """Handle the end of a reaper without a report: it was killed, and the server with it."""
-        self._exited(None)
-
-    def _exited(self, code: int | None) -> None:
+    def _exited(self, code: int | None = None) -> None:
+        """Handle the end of the server; without a code, that of a reaper that was killed, and the server with it."""
         if self._ended_early is not None:  # after the exit, the reaper itself ends
             return
         if self.started.done() and not self._listening:

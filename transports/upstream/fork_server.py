@@ -230,7 +230,6 @@ def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
 
 
 def _kill_orphans(reapers: Container[int]) -> bool:
-    """Kill every child that is not a reaper. Return True if there was one."""
     orphans = [pid for pid in children() if pid not in reapers]
     kill(below(orphans))
     return bool(orphans)

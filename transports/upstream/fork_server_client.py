@@ -36,11 +36,9 @@ class Gates(Protocol):
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Serve the channel of a gate until its end, and own the socket. `fields` returns the fields of log lines about
         the gate's process: "server", and "session" and "principal" if it has them."""
-        ...
 
     async def close(self) -> None:
         """Stop serving, because the fork server stops. Called when all its children have ended."""
-        ...
 
 
 class ForkServer:
@@ -255,7 +253,6 @@ class ForkServer:
 
 
 def _kind_of(walls: Walls | None) -> bytes:
-    """Return the kind of the request to the fork server (`fork_server.py`)."""
     if walls is None:
         return b"s"
     return b"n" if walls.namespaces else b"m" if walls.own_folders else b"w"

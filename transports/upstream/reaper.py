@@ -257,7 +257,6 @@ class Reaper:
         self._has_to_count = True
 
     def _has_too_many(self) -> bool:
-        """Return True if the server has more processes and threads than it may have."""
         self._has_to_count = False
         most = None if self._walls is None else self._walls.limits.processes
         if most is None or count() <= most:

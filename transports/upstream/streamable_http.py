@@ -130,7 +130,10 @@ class HttpUpstream:
                 await skim(response)
             finally:
                 await response.aclose()
-            self._log_redirect()
+            if not self._is_redirect_logged:
+                self._is_redirect_logged = True
+                text = "server %s redirects: correct the path in its `url`, which saves a round trip for each message"
+                logger.warning(text, self.name)
             url = target
 
     async def _send(
@@ -146,12 +149,6 @@ class HttpUpstream:
                 is_repeatable = False
             except UnicodeError as error:  # of the host in a `Location`
                 raise httpx2.RemoteProtocolError("its Location cannot be read") from error
-
-    def _log_redirect(self) -> None:
-        if not self._is_redirect_logged:
-            self._is_redirect_logged = True
-            text = "server %s redirects: correct the path in its `url`, which saves a round trip for each message"
-            logger.warning(text, self.name)
 
     async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
         """Send a message that needs no answer. Return the response with its status and headers, but without its
@@ -452,7 +449,6 @@ class HttpLink:
 
 
 async def _end_of(task: asyncio.Task[None] | None) -> None:
-    """Wait until a task has ended, if there is one."""
     if task is not None and not task.done():
         await asyncio.wait([task])
 
@@ -488,19 +484,16 @@ async def _has_ended(response: httpx2.Response) -> bool:
     """Return True if the gateway does not know the session that a modern request named. The status says the same of an
     unknown method, so the code of the error counts."""
     named = response.request.headers.get(_GATEWAY_SESSION, _NEW) != _NEW
-    if not named or response.status_code != 404 or not 0 < _length(response) <= _MOST_REFUSAL_BYTES:
+    length = response.headers.get("content-length", "")
+    if not named or response.status_code != 404 or not (length.isascii() and length.isdigit() and len(length) < 10):
+        return False
+    if not 0 < int(length) <= _MOST_REFUSAL_BYTES:
         return False
     try:
         code: object = msgspec.json.decode(await response.aread(), type=dict[str, Any])["error"]["code"]
     except (msgspec.MsgspecError, KeyError, TypeError):
         return False
     return code == _UNKNOWN_SESSION
-
-
-def _length(response: httpx2.Response) -> int:
-    """Return the number of bytes of a body; 0 if the response does not say it."""
-    text = response.headers.get("content-length", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def _sendable(value: object) -> str:

@@ -77,7 +77,7 @@ class Instances:
 
     def _numbered(self, fd: int, how: int) -> int:
         self._last += 1
-        event = _event()(events=0, data=self._last)
+        event = (_PackedEvent if machine() == "x86_64" else _Event)(events=0, data=self._last)
         os.dup2(fd, self._entered, inheritable=False)
         try:
             if _libc.epoll_ctl(self._epoll.fileno(), how, self._entered, ctypes.byref(event)):
@@ -91,10 +91,6 @@ class Instances:
         with open(f"/proc/self/fdinfo/{self._epoll.fileno()}", "rb") as file:
             # tfd:        7 events:        0 data:                1  pos:0 ino:40d sdev:f
             return {int(line.split()[5], 16) for line in file if line.startswith(b"tfd:")}
-
-
-def _event() -> Any:
-    return _PackedEvent if machine() == "x86_64" else _Event
 
 
 class _Event(ctypes.Structure):

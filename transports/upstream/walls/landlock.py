@@ -91,7 +91,6 @@ def restrict(ruleset: int) -> None:
 
 
 def _files(version: int) -> int:
-    """Return the rights on files that this version of Landlock knows."""
     return 2 * _LAST_FILE_RIGHT.get(version, _IOCTL_DEVICE) - 1
 
 

@@ -297,7 +297,6 @@ def _attempt_unix(theirs: socket.socket, path: str) -> int:
 
 
 def _raw(name: tuple[str, int], family: int) -> bytes:
-    """Return the address of a socket as the bytes of `struct sockaddr`."""
     head = struct.pack("=H", family) + struct.pack("!H", name[1])
     if family == socket.AF_INET:
         return head + socket.inet_pton(family, name[0]) + bytes(8)
