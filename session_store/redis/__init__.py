@@ -22,10 +22,9 @@ from session_store.redis.accounting import (
     RedisRates,
     RedisTimelines,
 )
-from session_store.redis.bus import RedisBus
+from session_store.redis.cluster import RedisBus, RedisDirectory
 from session_store.redis.commands import ClusterCommands, Commands
 from session_store.redis.connection import TIMEOUT_S, ServerError
-from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
 from session_store.redis.health import inspect
 from session_store.redis.sessions import RedisSessionStore, RedisStateStore
