@@ -21,8 +21,7 @@ from gateway.config.sandbox import PackageSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse
-from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
-from gateway.sandbox.package_fetch_process import FetchFailed
+from gateway.sandbox.package_fetch import FetchFailed, FetchRequest, NotForAll, PackageFetcher
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
 from gateway.sandbox.runtime_paths import runtime_paths
 from transports.background_tasks import Tasks, TasksClosed
