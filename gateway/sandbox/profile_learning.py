@@ -23,7 +23,7 @@ from gateway.sandbox.system_call_gates import SandboxGates
 from gateway.sandbox.system_paths import is_broad
 from transports.upstream.child_process import Command, LineSink, Process
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.stdio import HOME, INHERITED
+from transports.upstream.stdio import HOME, inherited
 from transports.upstream.walls.network_rules import kind_of
 from transports.upstream.walls.resolved_paths import is_within
 from transports.upstream.walls.wall_specification import Grant, Reach, Walls
@@ -248,10 +248,10 @@ async def watched(
     Raises:
         ProcessFailed: the command cannot be started.
     """
-    inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
+    variables = inherited()
     limits: dict[str, Any] = dict(LIMITS["strict"])
     enclosure = await asyncio.to_thread(
-        enclosure_of, settings, Sandbox(profile="strict", **limits), inherited=inherited
+        enclosure_of, settings, Sandbox(profile="strict", **limits), inherited=variables
     )
     with tempfile.TemporaryDirectory(prefix="mcp-learn-", ignore_cleanup_errors=True) as folder:
         own = OwnFolder(Path(folder))
@@ -259,7 +259,7 @@ async def watched(
             made.mkdir()
         given = enclosure.process(own)
         # Python does without compiled files. A grant to write them would let each session change what others run.
-        env = {**inherited, "PYTHONDONTWRITEBYTECODE": "1", **given.env, **settings.env}
+        env = {**variables, "PYTHONDONTWRITEBYTECODE": "1", **given.env, **settings.env}
         lesson = Lesson(enclosure, own)
         refusals = Refusals(Counter(), _unheard, monotonic, SessionRefusals(monotonic), lesson.add)
         command = Command(

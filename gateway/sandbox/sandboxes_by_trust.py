@@ -19,7 +19,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.profiles import Enclosure, enclosure_of
 from session_store.connect import sqlite_path
 from session_store.sqlite import KEY_FILE_ENDING
-from transports.upstream.stdio import INHERITED
+from transports.upstream.stdio import inherited
 from transports.upstream.walls.wall_specification import Walls
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def sandboxes_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *
             trust: sandbox_of(f"mcpServers.{name}", entry.sandbox, options.sandbox, trust, entry.command)
             for trust in TRUSTS
         },
-        inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
+        inherited=inherited(),
         closed=own_listeners(options, workers=workers),
         private=own_files(options),
     )

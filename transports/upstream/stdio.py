@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 """The environment variables that a child inherits from the gateway. No key or setting of the gateway is among them."""
 
+
+def inherited() -> dict[str, str]:
+    """Return the environment variables that a child inherits from the gateway."""
+    return {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
+
+
 HOME: Final = "~"
 """The value of a working directory that stands for the HOME in the child's environment."""
 
@@ -86,9 +92,8 @@ class StdioUpstream:
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """Start a child. Its environment is made of inherited variables, `given.env` and the operator's configuration;
         later ones win. Variables named in `given.overriding` always come from `given.env`."""
-        inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         own = {**given.env, **self._command.env, **{name: given.env[name] for name in given.overriding}}
-        env = {**inherited, **own}
+        env = {**inherited(), **own}
         if given.path:
             env["PATH"] = os.pathsep.join([*given.path, env.get("PATH", os.defpath)])
         cwd = self._command.cwd if given.cwd is None else given.cwd
