@@ -199,13 +199,12 @@ class RedisSessionStore:
 
     async def _ids(self, after: str, limit: int) -> list[str]:
         lowest = f"({after}" if after else "-"
-        parts = await asyncio.gather(
-            *(
-                self._commands.run("ZRANGEBYLEX", keys.shard(n)[1], lowest, "+", "LIMIT", 0, limit)
-                for n in range(keys.SHARDS)
-            )
-        )
-        return sorted(name.decode() for part in parts for name in part)[:limit]
+        return sorted(await self._of_shards("ZRANGEBYLEX", 1, lowest, "+", "LIMIT", 0, limit))[:limit]
+
+    async def _of_shards(self, command: str, place: int, *arguments: Any) -> list[str]:
+        """Run a command on a key of each shard of the index (`keys.shard`), and return the ids that it finds."""
+        shards = (self._commands.run(command, keys.shard(n)[place], *arguments) for n in range(keys.SHARDS))
+        return [name.decode() for part in await asyncio.gather(*shards) for name in part]
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
         alive = await in_parts(lambda session_id: self.on_record(_ALIVE, session_id), session_ids)
@@ -231,13 +230,7 @@ class RedisSessionStore:
         if not now:
             seconds, micros = await self._commands.run("TIME")
             now = repr(int(seconds) + int(micros) / 1_000_000)
-        due = await asyncio.gather(
-            *(
-                self._commands.run("ZRANGEBYSCORE", keys.shard(n)[0], "-inf", now, "LIMIT", 0, _SWEPT_AT_ONCE)
-                for n in range(keys.SHARDS)
-            )
-        )
-        ids = [name.decode() for part in due for name in part]
+        ids = await self._of_shards("ZRANGEBYSCORE", 0, "-inf", now, "LIMIT", 0, _SWEPT_AT_ONCE)
         settled = await in_parts(self._settle, ids)
         return [gone for gone in settled if gone is not None]
 

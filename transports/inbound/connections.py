@@ -30,7 +30,6 @@ _TOLD_EVERY_S: Final = 10.0
 _LEAVING_S: Final = 2.0
 """Seconds that a client has to read the last response. Closing at once could lose the response (RFC 9112 §9.6)."""
 
-
 _MOST_DROPPED: Final = 1 << 20
 """The most bytes that are read and discarded after the last response. Beyond this, reading pauses until `_LEAVING_S`
 has passed."""
