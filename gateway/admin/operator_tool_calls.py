@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -365,6 +366,7 @@ class EndsSessions(Protocol):
         ...
 
 
+@dataclass(eq=False, kw_only=True)
 class TriedCalls:
     """Call tools in the name of operators.
 
@@ -373,26 +375,16 @@ class TriedCalls:
     `where` is the setting `admin.try_tools`.
     """
 
-    def __init__(
-        self,
-        *,
-        catalog: ToolCatalog,
-        ask: InternalRequests,
-        finder: SessionFinder,
-        claims: Callable[[Session], CredentialClaims | None],
-        token: Callable[[Session], str],
-        record: Records,
-        ending: EndsSessions,
-        where: SessionScope,
-    ) -> None:
-        self.catalog = catalog
-        self.where: SessionScope = where
-        self._ask = ask
-        self._finder = finder
-        self._claims = claims
-        self._token = token
-        self._record = record
-        self._ending = ending
+    catalog: ToolCatalog
+    ask: InternalRequests
+    finder: SessionFinder
+    claims: Callable[[Session], CredentialClaims | None]
+    token: Callable[[Session], str]
+    record: Records
+    ending: EndsSessions
+    where: SessionScope
+
+    def __post_init__(self) -> None:
         self._running: dict[str, int] = {}
 
     async def call(self, attempt: Attempt, by: str, *, peer: str = "", left: Left | None = None) -> TriedCall:
@@ -404,7 +396,7 @@ class TriedCalls:
         """
         if self.where == "off":
             raise OperatorError("tools cannot be tried here: gateway.admin.try_tools is off")
-        session = await self._finder.find(attempt.session) if attempt.session else None
+        session = await self.finder.find(attempt.session) if attempt.session else None
         if session is not None and not may_use(self.where, session.principal, by):
             raise OperatorError(
                 "tools are tried in sessions of your own here: leave the session out for a fresh one, or set "
@@ -434,7 +426,7 @@ class TriedCalls:
         name = self.catalog.name_at(destination.path, attempt.server, attempt.tool)
         correlation = secrets.token_hex(16)
         self._note(attempt, by, session, destination, correlation)
-        call = OngoingCall(self._ask, destination, name, attempt, correlation, peer)
+        call = OngoingCall(self.ask, destination, name, attempt, correlation, peer)
         mirrored = self.catalog.headers_for(attempt.server, attempt.tool, attempt.arguments)
         began, opened, kept = monotonic(), session, True
         try:
@@ -455,7 +447,7 @@ class TriedCalls:
         the session is a child session, or its rights are unknown."""
         if session.parent:
             raise OperatorError(f"session {redact(session.id)} is part of another: name session {session.parent[:8]}")
-        claims = self._claims(session)
+        claims = self.claims(session)
         if claims is None:
             raise OperatorError(
                 f"the rules have changed since the last request of session {redact(session.id)}, so its rights are not "
@@ -466,7 +458,7 @@ class TriedCalls:
             path=session.endpoint,
             principal=session.principal,
             claims=claims,
-            token=self._token(session),
+            token=self.token(session),
             version=session.client.protocol_version,
         )
 
@@ -480,7 +472,7 @@ class TriedCalls:
 
         def record() -> None:
             CORRELATION.set(correlation)
-            self._record(
+            self.record(
                 session="" if session is None else session,
                 principal=str(destination.principal),
                 reason=f"the operator {by} has tried a tool {where}",
@@ -499,14 +491,14 @@ class TriedCalls:
         """End a new session. Return False if the store does not answer; the session then expires after its idle
         time."""
         try:
-            await self._ending.end(session.id, f"the operator {by} has tried a tool in it")
+            await self.ending.end(session.id, f"the operator {by} has tried a tool in it")
         except StoreUnavailable:
             return False
         return True
 
     async def _opened(self, destination: Destination) -> Session | None:
         """Return the session that a call has opened; None if the call was refused before a session was opened."""
-        return await self._finder.sessions.named(key_alias(destination.key, destination.principal, destination.path))
+        return await self.finder.sessions.named(key_alias(destination.key, destination.principal, destination.path))
 
 
 def may_use(scope: SessionScope, principal: Principal, by: str) -> bool:

@@ -223,7 +223,7 @@ def response_of(refused: Refused) -> tuple[int, bytes, HeaderList]:
 class _Answer:
     """The answer to one request. It sends the session's id to the client."""
 
-    __slots__ = ("_carriers", "_scope", "_send", "has_begun", "session")
+    __slots__ = ("_carriers", "_is_replaced", "_scope", "_send", "has_begun", "session")
 
     def __init__(self, scope: Scope, carriers: AppCarriers, session: AppSession, send: Send) -> None:
         self._scope = scope
@@ -231,17 +231,14 @@ class _Answer:
         self._send = send
         self.session = session
         self.has_begun = False
+        self._is_replaced = False
 
 
 class _Response(_Answer):
     """The response to one HTTP request, with the headers that set or delete the client's session, or an error in its
     place."""
 
-    __slots__ = ("_is_replaced",)
-
-    def __init__(self, scope: Scope, carriers: AppCarriers, session: AppSession, send: Send) -> None:
-        super().__init__(scope, carriers, session, send)
-        self._is_replaced = False
+    __slots__ = ()
 
     def send(self, event: MutableMapping[str, Any]) -> Awaitable[None]:
         """Send an ASGI event of the app to the HTTP server."""

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic, time
 from types import MappingProxyType
 from typing import Any, Final
@@ -38,6 +39,7 @@ class _ErrorText(msgspec.Struct):
     content: list[dict[str, Any]] = []
 
 
+@dataclass(eq=False)
 class RequestLog:
     """Records the outcome of each request, and logs at most `lines_per_s` lines per second.
 
@@ -45,23 +47,16 @@ class RequestLog:
     calls; None if they are logged immediately. `ended` is called with every ended call of a session.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        *,
-        lines_per_s: int,
-        tracing: Tracing | None = None,
-        fields: Callable[[Session], Mapping[str, str]] = lambda _: {},
-        lines: CallLines | None = None,
-        ended: Callable[[EndedCall], None] = lambda call: None,
-    ) -> None:
-        self._ended = ended
-        self.metrics = metrics
-        self._fields = fields
-        self._lines = lines
-        self.tracing = tracing
-        self._lines_per_s = lines_per_s
-        self._left = lines_per_s
+    metrics: Metrics
+    _: KW_ONLY
+    lines_per_s: int
+    tracing: Tracing | None = None
+    fields: Callable[[Session], Mapping[str, str]] = lambda _: {}
+    lines: CallLines | None = None
+    ended: Callable[[EndedCall], None] = lambda call: None
+
+    def __post_init__(self) -> None:
+        self._left = self.lines_per_s
         self._left_out = 0
 
     def begin(self, exchange: ObservedCall, request: Request, meta: Object, correlation: str) -> Object:
@@ -132,14 +127,14 @@ class RequestLog:
             if not (outcome.is_failure or exchange.log_facts):
                 self.went_well(call, exchange.era)
                 return
-            self._ended(call)
+            self.ended(call)
         self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
         if self._left > 0:
             self._left -= 1
             of_session: dict[str, Any] = {}
             if session is not None:
                 of_session = {"session": redact(session.id), "principal": str(session.principal)}
-                of_session["context"] = self._fields(session)
+                of_session["context"] = self.fields(session)
             self._line(
                 exchange.method,
                 outcome,
@@ -158,14 +153,14 @@ class RequestLog:
     def went_well(self, call: EndedCall, era: str) -> None:
         """Record a successful call whose log line has only the usual fields. `era`: the client's era."""
         self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
-        self._ended(call)
+        self.ended(call)
         if self._left <= 0:
             self._left_out += 1
             return
         self._left -= 1
-        session, context = call.session, self._fields(call.session)
-        if self._lines is not None:
-            self._lines.add(CallLine(call, era, context))
+        session, context = call.session, self.fields(call.session)
+        if self.lines is not None:
+            self.lines.add(CallLine(call, era, context))
             return
         self._line(
             call.method,
@@ -230,9 +225,9 @@ class RequestLog:
     def another_second(self, at: float) -> None:
         """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many lines were left out."""
         self.metrics.history.take(at)
-        if self._left_out and self._lines_per_s:
+        if self._left_out and self.lines_per_s:
             logger.info("%d more requests were answered (limit: gateway.log_calls_per_s)", self._left_out)
-        self._left, self._left_out = self._lines_per_s, 0
+        self._left, self._left_out = self.lines_per_s, 0
 
     @staticmethod
     def _line(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -39,48 +40,40 @@ COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
 """The result of a stream that the gateway ends."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Drain:
     """Drain this process, and report whether it is ready. Implements `admin.replica.Serving`."""
 
-    def __init__(
-        self,
-        *,
-        state: ServingState,
-        readiness: Readiness,
-        live: LiveSessions,
-        lifecycle: SessionLifecycle,
-        cluster: Cluster | None,
-        tasks: TaskTable,
-        rates: RateLimits,
-    ) -> None:
-        self._state = state
-        self.readiness = readiness
-        self._live = live
-        self._lifecycle = lifecycle
-        self._cluster = cluster
-        self._tasks = tasks
-        self._rates = rates
+    state: ServingState
+    readiness: Readiness
+    live: LiveSessions
+    lifecycle: SessionLifecycle
+    cluster: Cluster | None
+    tasks: TaskTable
+    rates: RateLimits
+
+    def __post_init__(self) -> None:
         self._until = 0.0  # end of the drain, by the loop's clock; 0: no drain has begun
         self._last_answers: asyncio.TimerHandle | None = None
 
     @property
     def is_draining(self) -> bool:
-        return self._state.is_draining
+        return self.state.is_draining
 
     async def is_ready(self) -> bool:
         return await self.readiness.is_ready()
 
     async def drain(self) -> None:
-        self._state.start_draining()
-        self._rates.release_waiting()
+        self.state.start_draining()
+        self.rates.release_waiting()
         loop = asyncio.get_running_loop()
         self._until = loop.time() + HAND_OVER_S
         self._answer_no_more()
         self._last_answers = loop.call_later(HAND_OVER_S - _ANSWER_S, self._answer_waiting)
-        for live in self._live:
+        for live in self.live:
             _end_streams(live)
-        if self._cluster is not None:
-            linger_s = LINGER_S if await self._has_peers(self._cluster) else 0.0
+        if self.cluster is not None:
+            linger_s = LINGER_S if await self._has_peers(self.cluster) else 0.0
             await asyncio.gather(self._hand_over(), asyncio.sleep(linger_s))
 
     async def tasks_end(self) -> None:
@@ -91,14 +84,14 @@ class Drain:
         question is not waited for: no answer can arrive any more.
         """
         loop = asyncio.get_running_loop()
-        if not any(_works(running) for running in self._tasks):
+        if not any(_works(running) for running in self.tasks):
             return
         if not self._until:
-            self._state.start_draining()
+            self.state.start_draining()
             self._until = loop.time() + HAND_OVER_S
         if loop.time() < self._until:
-            logger.info("%d tasks still work: the gateway waits for them", len(self._tasks))
-        while loop.time() < self._until and any(_works(running) for running in self._tasks):  # noqa: ASYNC110  # there is no event to wait for
+            logger.info("%d tasks still work: the gateway waits for them", len(self.tasks))
+        while loop.time() < self._until and any(_works(running) for running in self.tasks):  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.05)
 
     def hurry(self) -> None:
@@ -106,7 +99,7 @@ class Drain:
         self._until = asyncio.get_running_loop().time()
 
     def admit(self) -> None:
-        self._state.stop_draining()
+        self.state.stop_draining()
         self._until = 0.0
         self._answer_no_more()
 
@@ -118,7 +111,7 @@ class Drain:
     def _answer_waiting(self) -> None:
         """Answer with an error all requests that wait for the result of a made task, and all calls that were sent to a
         server."""
-        for exchange in [each for live in self._live for each in live.exchanges]:
+        for exchange in [each for live in self.live for each in live.exchanges]:
             if exchange.conversation is None or exchange.is_subscription:
                 continue
             if exchange.method == "tasks/result" and not exchange.server:
@@ -139,7 +132,7 @@ class Drain:
         until = loop.time() + HAND_OVER_S
         with contextlib.suppress(StoreUnavailable):
             # Calls end in many places. To poll for some seconds is simpler than a notification from each place.
-            while not await self._lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110  # there is no event to wait for
+            while not await self.lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0.05)
 
 

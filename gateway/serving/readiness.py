@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from typing import Final
 
@@ -52,6 +53,7 @@ ANSWER_S: Final = 2.0
 """Seconds after which a store without an answer counts as unavailable. Probes often time out after a few seconds."""
 
 
+@dataclass(eq=False)
 class Readiness:
     """Decide whether this process is ready, and cache the store's answer for a second.
 
@@ -64,18 +66,13 @@ class Readiness:
     while its lease is valid, and refuses the others.
     """
 
-    def __init__(
-        self,
-        may_serve: Callable[[], bool],
-        try_write: Callable[[], Awaitable[None]],
-        can_answer: Callable[[], bool] = lambda: True,
-        *,
-        is_shared: bool = False,
-    ) -> None:
-        self._may_serve = may_serve
-        self._try_write = try_write
-        self._can_answer = can_answer
-        self._is_shared = is_shared
+    may_serve: Callable[[], bool]
+    try_write: Callable[[], Awaitable[None]]
+    can_answer: Callable[[], bool] = lambda: True
+    _: KW_ONLY
+    is_shared: bool = False
+
+    def __post_init__(self) -> None:
         self._tasks = Tasks("readiness")
         self._known_until = 0.0
         self._writable = False
@@ -88,16 +85,16 @@ class Readiness:
 
     async def is_ready(self) -> bool:
         """Return whether load balancers should send requests here. Writes to the store at most once a second."""
-        if not (self._may_serve() and self._can_answer()):
+        if not (self.may_serve() and self.can_answer()):
             return False
         if monotonic() >= self._known_until:
             await self._tasks.share("write", self._write)
-        return (self._writable or (self._is_shared and self._has_written)) and self._may_serve()
+        return (self._writable or (self.is_shared and self._has_written)) and self.may_serve()
 
     async def _write(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._try_write()
+                await self.try_write()
             self._writable = self._has_written = True
         except (StoreError, TimeoutError):
             self._writable = False
