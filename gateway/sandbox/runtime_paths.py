@@ -180,7 +180,8 @@ class _Search:
         libraries = [*prefix.glob("lib*/python3*"), *prefix.glob("lib/node_modules")]
         if not is_broad(real(str(prefix))) and (libraries or os.path.isfile(prefix / "pyvenv.cfg")):
             self._found.add(prefix)
-        for library in libraries:
+        # `lib64` is often a link to `lib`.
+        for library in {real(str(library)): library for library in libraries}.values():
             self._found.add(library)
             if library.name.startswith("python3"):
                 self._packages(library / "site-packages")
