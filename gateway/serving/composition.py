@@ -70,17 +70,8 @@ class Callers:
 class Operating:
     """The parts for operators: the console, the REST interface, metrics, and queries to other replicas."""
 
-    def __init__(
-        self,
-        base: Foundation,
-        callers: Callers,
-        sessions: SessionParts,
-        servers: Servers,
-        resolution: Resolution,
-        http: Http,
-        drain: Drain,
-        link: SignInLink | None,
-    ) -> None:
+    def __init__(self, parts: "Parts", link: SignInLink | None) -> None:
+        base, sessions, servers = parts.foundation, parts.sessions, parts.servers
         backend, options = base.backend, base.settings.gateway
         admin, record = options.admin, functools.partial(base.audit.record, "operated")
         self.environments = SessionEnvironments(
@@ -92,17 +83,17 @@ class Operating:
             upstreams=servers.upstreams,
             metrics=base.metrics,
             cluster=base.cluster,
-            serving=drain,
+            serving=parts.drain,
             seen=ReplicaSources(
                 environments=self.environments,
-                warnings=resolution.returns.warnings,
+                warnings=parts.resolution.returns.warnings,
                 refused=servers.refused.of,
                 unwritten=base.activity.unwritten,
                 write_activity=base.activity.write_seen,
                 watches=base.watches,
                 memory=base.memory,
             ),
-            cancel_task=http.tasks.table.cancel,
+            cancel_task=parts.http.tasks.table.cancel,
         )
         self.catalog = ToolCatalog(
             servers.upstreams,
@@ -118,10 +109,10 @@ class Operating:
             clock=base.clock,
             tried=TriedCalls(
                 catalog=self.catalog,
-                ask=http.internal,
+                ask=parts.http.internal,
                 finder=SessionFinder(backend.sessions, base.clock),
                 claims=functools.partial(kept_claims, rules=sessions.rules),
-                token=resolution.carriers.token,
+                token=parts.resolution.carriers.token,
                 record=record,
                 ending=sessions.lifecycle,
                 where=admin.try_tools or ("any" if options.is_of_one_person else "own"),
@@ -131,7 +122,7 @@ class Operating:
         self.access = Access(
             admin.keys,
             base.ring,
-            guard=callers.guard,
+            guard=parts.callers.guard,
             flags=backend.flags,
             audit=base.audit,
             link=link,
@@ -177,8 +168,8 @@ class Parts:
         self.callers = callers = Callers(base)
         self.sessions = sessions = SessionParts(base)
         self.servers = servers = Servers(base, sessions, objects or {})
-        self.resolution = resolution = Resolution(base, sessions, servers)
-        self.http = http = Http(base, callers.guard, callers.senders, sessions, servers, resolution)
+        self.resolution = Resolution(base, sessions, servers)
+        self.http = Http(base, callers.guard, callers.senders, sessions, servers, self.resolution)
 
         def can_answer() -> bool:
             """Return True once a configured server has answered; without one, once the gateway's own tools have."""
@@ -194,10 +185,10 @@ class Parts:
             live=base.live,
             lifecycle=sessions.lifecycle,
             cluster=base.cluster,
-            tasks=http.tasks.table,
+            tasks=self.http.tasks.table,
             rates=base.rates,
         )
-        self.operating = Operating(base, callers, sessions, servers, resolution, http, self.drain, link)
+        self.operating = Operating(self, link)
 
 
 def environment_sources(settings: Settings, sessions: SessionParts, servers: Servers) -> EnvironmentSources:
