@@ -43,14 +43,9 @@ def test_nothing_begins_anew_after_the_end() -> None:
         assert call.state is S.QUEUED, "an illegal step changes nothing"
 
 
-def test_every_state_of_a_link_is_reached_and_can_end() -> None:
+def test_every_state_of_a_link_is_reached_and_can_end_and_a_session_that_has_ended_lives_nowhere_else() -> None:
     assert LINK.keys() == set(LinkState)
     assert {after for row in LINK.values() for after in row.values()} == set(LinkState)
-    for state in LinkState:
-        assert step(LINK, state, LinkEvent.END) is LinkState.ENDED
-
-
-def test_a_session_that_has_ended_lives_nowhere_else() -> None:
-    for state in LiveState:
-        assert step(LIVE, state, LiveEvent.END) is LiveState.ENDED
+    assert {step(LINK, state, LinkEvent.END) for state in LinkState} == {LinkState.ENDED}
+    assert {step(LIVE, state, LiveEvent.END) for state in LiveState} == {LiveState.ENDED}
     assert set(LIVE[LiveState.ENDED].values()) == {LiveState.ENDED}

@@ -271,14 +271,22 @@ async def test_an_idle_link_is_closed_and_the_next_opening_waits_for_its_end() -
     assert links.is_open, "it has calls"
 
 
-async def test_a_link_that_takes_no_message_is_discarded_once() -> None:
-    links, source, _ = lifecycle()
+@requirement("fast.same")
+async def test_a_link_that_takes_no_message_is_discarded_once_and_whoever_decides_on_calls_learns_of_each_turn() -> (
+    None
+):
+    links, source, user = lifecycle()
     await links.ready()
-    links.discard()
-    links.discard()
-    assert (links.state, links.link) == (LinkState.CLOSING, None)
+    source.made[0].end()
+    await links.ready()
+    assert user.turns == [True, False, True]
+    for _ in range(2):
+        links.discard()
+        assert (links.state, links.link, user.turns) == (LinkState.CLOSING, None, [True, False, True, False])
     await turns()
     assert (links.state, source.open_links) == (LinkState.ABSENT, 0)
+    await links.close()
+    assert user.turns == [True, False, True, False], "it was open no longer"
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -380,20 +388,6 @@ async def test_a_call_that_outlasts_the_timer_keeps_its_link_and_begins_the_time
     assert links.state is LinkState.ABSENT
 
 
-@requirement("fast.same")
-async def test_whoever_decides_on_calls_learns_when_the_link_opens_and_when_it_is_lost() -> None:
-    links, source, user = lifecycle()
-    assert user.turns == []
-    await links.ready()
-    source.made[0].end()
-    await links.ready()
-    links.discard()
-    assert user.turns == [True, False, True, False]
-    await turns()
-    await links.close()
-    assert user.turns == [True, False, True, False], "it was open no longer"
-
-
 def test_every_user_learns_once_that_the_server_was_restarted() -> None:
     users, first, second, over = LinkUsers(), a_live(), a_live(), a_live()
     for user in (first, None, over):
@@ -425,7 +419,6 @@ def test_the_time_to_the_next_attempt_doubles_and_is_bounded() -> None:
     assert failures.left_s(130.0) == MOST_S - 30.0 and failures.left_s(1_000.0) == 0.0
 
 
-@pytest.mark.anyio
 @requirement("proc.garbage")
 async def test_the_first_line_that_is_no_message_shortens_the_time_to_the_answer() -> None:
     timeout, loop = FirstAnswerTimeout(0.05), asyncio.get_running_loop()
@@ -442,7 +435,6 @@ async def test_the_first_line_that_is_no_message_shortens_the_time_to_the_answer
     )
 
 
-@pytest.mark.anyio
 async def test_it_never_prolongs_the_time_and_counts_from_each_beginning() -> None:
     timeout = FirstAnswerTimeout(30.0)
     with pytest.raises(TimeoutError):

@@ -1,6 +1,6 @@
 """The life of a session on one replica."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,7 @@ from gateway.calls.received_lists import Lists
 from gateway.calls.watched_messages import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.merged_lists import Tools
-from session_store import EventLog, StoreUnavailable
+from session_store import StoreUnavailable
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -39,11 +39,8 @@ async def test_streams_of_an_earlier_process_are_ended_once_the_store_answers() 
     events.fails = True
     await live.recover()
     assert live.recovered, "the store is not asked again"
-
-
-def test_a_session_without_earlier_streams_is_live_at_once() -> None:
-    assert a_live(Events(), era="modern").state is LiveState.LIVE
-    assert LiveSessions(cast("EventLog", Events())).of_new(a_session(FakeClock())).state is LiveState.LIVE
+    assert a_live(events, era="modern").state is LiveState.LIVE, "it has no earlier streams"
+    assert LiveSessions(events).of_new(a_session(FakeClock())).state is LiveState.LIVE
 
 
 async def test_a_drained_session_ends_its_streams_and_takes_calls() -> None:
@@ -231,15 +228,11 @@ def test_numbers_of_a_later_watch_are_larger_and_who_asks_for_none_gets_none() -
         seen.to_server("files", request(1))
         assert seen.frames.behind(0, 0) == ([], 0)
     assert first.frames.behind(0, 1)[0][0].number < second.frames.behind(0, 1)[0][0].number
-
-
-@requirement("ops.frames")
-def test_ids_that_are_as_long_as_messages_are_not_kept() -> None:
-    seen = frames_of()
+    long = frames_of()
     for number in range(20):
-        seen.from_client(parse(request(f"{number}{'x' * 100_000}")))
-    assert not seen._latest and not seen._asked
-    frames, _ = seen.frames.behind(0, 50)
+        long.from_client(parse(request(f"{number}{'x' * 100_000}")))
+    assert not long._latest and not long._asked, "ids that are as long as messages are not kept"
+    frames, _ = long.frames.behind(0, 50)
     assert len(frames) == 20 and all(len(frame.id) < 300 for frame in frames)
 
 
@@ -262,22 +255,17 @@ async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
     assert list(watches) == [] and all(one.frames is None for one in live)
 
 
-@requirement("ops.frames-reason")
-async def test_another_operator_sees_nothing_of_before() -> None:
+@requirement("ops.frames-reason", "ops.frames")
+async def test_another_operator_sees_nothing_of_before_and_a_watch_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watches, [live] = FrameWatches(), sessions(1)
     assert watches.start(live, "ann") and live.frames is not None
     live.frames.from_client(parse(request("1")))
     first = live.frames
+    monkeypatch.setattr(live_session, "WATCHED_S", 0.0)
     assert watches.start(live, "bob") and live.frames is not None
     assert (live.frames.by, live.frames.frames.behind(0, 50)) == ("bob", ([], 0))
     assert len(first.frames.behind(0, 50)[0]) == 1 and len(list(watches)) == 1
-    watches.stop(live)
-
-
-@requirement("ops.frames")
-async def test_a_watch_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_session, "WATCHED_S", 0.0)
-    watches, [live] = FrameWatches(), sessions(1)
-    assert watches.start(live, "ann") and live.frames is not None
     await turns()
     assert live.frames is None and list(watches) == []

@@ -101,18 +101,10 @@ async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_s
     assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and len(live.sent) == 1
 
 
-async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_session() -> None:
-    suspended: list[object] = []
-    server, live = Server(), a_live(ask_modern=lambda _, __, message, ___: suspended.append(message.method))
-    exchange = server.send(live)
-    exchange.caller = caller_of_meta(b"{}")
-    IsolatedRouter(live).asked(server.conversation, request("roots/list"))
-    assert suspended == ["roots/list"] and await frames_of(exchange) == []
-
-
-async def test_a_question_that_names_its_call_goes_to_that_call_of_several() -> None:
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_question_that_names_its_call_goes_to_that_call_as_its_client_can_be_asked(era: str) -> None:
     asked: list[object] = []
-    live = a_live(ask_modern=lambda _, __, ___, call: asked.append(call), era="modern")
+    live = a_live(ask_modern=lambda _, __, ___, call: asked.append(call), era=era)
     server, router = Server(), IsolatedRouter(live)
     first, second = server.send(live), server.send(live)
     for call in (first, second):
@@ -125,7 +117,7 @@ async def test_a_question_that_names_its_call_goes_to_that_call_of_several() -> 
     task.await_result(first)
     server.known_tasks.add("own", task)
     router.asked(server.conversation, request("roots/list", _meta={RELATED: {"taskId": "own"}}))
-    assert asked[2] is first
+    assert asked[2] is first and await frames_of(first) == [], "the era of the session does not count"
 
 
 async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None:

@@ -26,7 +26,7 @@ from tests.unit.calls.parts import Events, until
 from transports.jsonrpc import encode
 from transports.reply_queue import MAX_QUEUED_BYTES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("spec.stream-log")]
 
 SESSION = a_session(FakeClock(), epoch=3)
 
@@ -42,13 +42,6 @@ def test_the_id_of_a_call_is_read_from_the_name_of_its_stream(stream: str, call:
     assert call_of_stream(stream) == call
 
 
-def test_streams_differ_by_epoch_and_number() -> None:
-    later = a_session(FakeClock(), epoch=4)
-    names = {stream_of_call(session, number, "server", 1) for session in (SESSION, later) for number in (1, 2)}
-    assert len(names) == 4
-
-
-@requirement("spec.stream-log")
 @pytest.mark.parametrize("call", [1, -7, "a", "call/5 \u00fc", ""])
 async def test_the_name_of_an_event_has_the_id_of_its_call(call: int | str) -> None:
     log, session = MemoryEventLog(), a_session(FakeClock())
@@ -61,18 +54,17 @@ async def test_the_name_of_an_event_has_the_id_of_its_call(call: int | str) -> N
         assert [(answer["id"], answer["error"]["code"]) for answer in answers] == [(call, -32014)]
 
 
-@requirement("spec.stream-log")
 @pytest.mark.parametrize("name", ["", "a-1", "a-1.", "a-1.!", "a-1.\u00fc", "a-1.bnVsbA", "a-1.W10", "a-1.x"])
 def test_what_a_client_has_made_up_names_no_call(name: str) -> None:
     assert call_of_event(name) is None
 
 
-@requirement("spec.stream-log")
-def test_a_long_id_of_a_call_is_left_out() -> None:
+def test_streams_differ_by_epoch_and_number_and_a_long_id_of_a_call_is_left_out() -> None:
+    later = a_session(FakeClock(), epoch=4)
+    assert len({stream_of_call(session, number, "server", 1) for session in (SESSION, later) for number in (1, 2)}) == 4
     assert event_name("a-1", f'1/2/server/"{"x" * 300}"') == "a-1" and event_name("a-1", "standalone") == "a-1"
 
 
-@requirement("spec.stream-log")
 def test_a_lost_stream_goes_on_once_unless_it_waits_again_and_is_found_by_the_id_of_its_call() -> None:
     lost = LostStreams()
     for stream in ("1/2/files/7", '1/3/files/"7"', "2/2/files/7", "9/9/files/9", "9/10/files/9"):
@@ -84,7 +76,6 @@ def test_a_lost_stream_goes_on_once_unless_it_waits_again_and_is_found_by_the_id
     assert lost.newest_of(9) == "9/10/files/9", "numbers, not texts, are compared"
 
 
-@requirement("spec.stream-log")
 async def test_a_call_that_another_request_makes_again_is_not_made_for_its_streams() -> None:
     log, lost = MemoryEventLog(), LostStreams()
     for stream in ("1/2/files/7", "1/3/files/8", "1/4/files/7"):
@@ -96,7 +87,6 @@ async def test_a_call_that_another_request_makes_again_is_not_made_for_its_strea
     assert json.loads(ended)["error"]["code"] == -32014 and await log.unfinished("s") == {}
 
 
-@requirement("spec.stream-log")
 @pytest.mark.parametrize("fails", [False, True])
 async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found_or_cannot_be(*, fails: bool) -> None:
     log, lost = Events(), LostStreams()

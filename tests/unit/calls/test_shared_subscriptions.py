@@ -31,11 +31,8 @@ def test_a_subscription_ends_with_the_last_session_that_holds_it() -> None:
 def test_the_process_has_the_lowest_level_that_any_session_asked_for(level: str) -> None:
     wanted = params_for_shared("logging/setLevel", params(level=level), [other(log_level="warning"), other()])
     assert wanted == params(level=min(level, "warning", key=LOG_LEVELS.index))
-
-
-def test_a_level_that_is_none_is_for_the_server_to_refuse_and_other_requests_pass_as_they_are() -> None:
     unknown, call = params(level="loud"), params(name="x")
-    assert params_for_shared("logging/setLevel", unknown, [other(log_level="debug")]) is unknown
+    assert params_for_shared("logging/setLevel", unknown, [other(log_level=level)]) is unknown, "for it to refuse"
     assert params_for_shared("tools/call", call, [other()]) is call
 
 

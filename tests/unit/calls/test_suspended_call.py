@@ -36,6 +36,9 @@ def test_a_question_keeps_no_more_than_itself() -> None:
 def test_the_keys_of_questions_are_never_used_again() -> None:
     server = Server()
     call = asked(question(server, b"1"))
+    assert call.gather() and not call.gather(), "those of one round are gathered once"
+    call.gathered()
+    assert call.gather()
     call.ask_until(10.0)
     turn = call.turn
     assert call.until == 10.0
@@ -51,10 +54,3 @@ def test_answers_of_earlier_rounds_are_known_by_the_digest_of_their_question() -
     call.take_answers({"q2": msgspec.Raw(b'{"action":"accept"}'), "q7": msgspec.Raw(b"1")})
     assert call.answers == {second.digest: '{"action":"accept"}'} and call.asked() == {"q1": first.digest}
     assert call.size == first.size
-
-
-def test_questions_of_one_round_are_gathered_once() -> None:
-    call = SuspendedCall()
-    assert call.gather() and not call.gather()
-    call.gathered()
-    assert call.gather()

@@ -49,18 +49,17 @@ def test_what_is_said_of_a_request_arrives() -> None:
 
 
 @requirement("id.purpose", "rep.any")
-@pytest.mark.parametrize("packed", [b"", b"\xff", b"{}", msgspec.msgpack.encode([1, 2])])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        *(b"", b"\xff", b"{}", msgspec.msgpack.encode([1, 2])),
+        *(Door().envelopes.facts(None, copy_of=(of_no_channel, 1)) for of_no_channel in ("", "x" * 1000)),
+    ],
+)
 def test_what_cannot_be_read_is_a_fault(packed: bytes) -> None:
     for decode in (decode_shared_facts, decode_facts):
         with pytest.raises(PeerFault):
             decode(packed)
-
-
-@requirement("id.purpose")
-@pytest.mark.parametrize("name", ["", "x" * 1000])
-def test_a_nonce_that_no_channel_has_is_a_fault(name: str) -> None:
-    with pytest.raises(PeerFault):
-        decode_facts(Door().envelopes.facts(None, copy_of=(name, 1)))
 
 
 @requirement("id.purpose", "rep.honest", "rep.no-retry", "hot.forwarded")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -35,13 +36,6 @@ class Call:
         self.is_closed = True
 
 
-async def _nothing(*_: Any, **__: Any) -> None: ...
-
-
-async def _yes() -> bool:
-    return True
-
-
 NOBODY: Any = SimpleNamespace()
 
 
@@ -50,14 +44,8 @@ def a_scope() -> dict[str, Any]:
 
 
 def forwarder_of(address_of: Any, peers: Any) -> Forwarder:
-    cluster: Any = SimpleNamespace(
-        replica="me",
-        may_claim=_yes,
-        address_of=address_of,
-        take=_nothing,
-        beat=_nothing,
-        owner_answered=lambda _: None,
-    )
+    cluster: Any = AsyncMock(replica="me", address_of=address_of, owner_answered=lambda _: None)
+    cluster.take.return_value = None
     guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
     return Forwarder(
         *(cluster, peers, guard, NOBODY),
@@ -75,50 +63,37 @@ async def forwarded(call: Call, address: Any) -> dict[str, Any]:
     async def send(event: Any) -> None:
         sent.append(event)
 
-    async def address_of(_: str) -> tuple[str, bool]:
-        if isinstance(address, Exception):
-            raise address
-        return address, True
-
     scope = a_scope()
     route = Route(a_session(FakeClock(), owner="another"), ALICE, None, begun=SimpleNamespace(call=call))
-    forwarder = forwarder_of(address_of, SimpleNamespace())
+    forwarder = forwarder_of(AsyncMock(side_effect=[address] * 9), SimpleNamespace())
     assert await forwarder.forward(route, scope, b"{}", NOBODY, send) is not None and not sent
     return scope
 
 
 @requirement("rep.honest")
-async def test_what_an_owner_without_an_address_has_got_may_have_taken_effect() -> None:
-    began, waited = Call(may_have_run=True), Call(may_have_run=False)
-    assert (await forwarded(began, ""))["mcp.again"] and began.is_closed
-    assert "mcp.again" not in await forwarded(waited, "") and waited.is_closed
-
-
-async def test_the_store_is_waited_for_after_a_call_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_an_owner_that_is_not_found_has_got_may_have_taken_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_PATIENCE_S", "_AGAIN_S"):
         monkeypatch.setattr(f"gateway.cluster.forwarding.{patience}", 0.0)
-    began, waited = Call(may_have_run=True), Call(may_have_run=False)
-    assert (await forwarded(began, StoreUnavailable("out")))["mcp.again"] and began.is_closed
+    for address in (("", True), StoreUnavailable("out")):
+        began = Call(may_have_run=True)
+        assert (await forwarded(began, address))["mcp.again"] and began.is_closed
+    waited = Call(may_have_run=False)
+    assert "mcp.again" not in await forwarded(waited, ("", True)) and waited.is_closed
     with pytest.raises(Refused):
-        await forwarded(waited, StoreUnavailable("out"))
+        await forwarded(Call(may_have_run=False), StoreUnavailable("out"))
 
 
 @requirement("wall.memory")
 @pytest.mark.parametrize(("status", "is_forgotten"), [(200, False), (400, False), (404, True)])
 async def test_the_route_to_a_session_that_its_owner_has_ended_is_forgotten(status: int, is_forgotten: bool) -> None:
-    async def address_of(_: str) -> tuple[str, bool]:
-        return "a:1", True
-
     async def ask(_: Peer, __: ForwardedRequest, reply: RelayedReply) -> Outcome:
         assert await reply.pass_on(b"h", msgspec.msgpack.encode((status, [])))
         return Outcome.ANSWERED
 
     memory = RouteMemory()
     route = Route(a_session(FakeClock(), owner="another"), ALICE, None, memory)
-    assert (
-        await forwarder_of(address_of, SimpleNamespace(ask=ask)).forward(route, a_scope(), b"", NOBODY, _nothing)
-        is None
-    )
+    forwarder = forwarder_of(AsyncMock(return_value=("a:1", True)), SimpleNamespace(ask=ask))
+    assert await forwarder.forward(route, a_scope(), b"", NOBODY, AsyncMock()) is None
     assert memory.is_stale is is_forgotten
 
 

@@ -212,13 +212,16 @@ async def test_a_session_that_a_third_has_claimed_is_not_waited_for(taking: Taki
     assert not taking.other.awaits_former(taking.session.id)
 
 
-def configured(backend: MemoryBackend, *digests: str) -> list[Cluster]:
-    """Replicas of one store, each with its configuration."""
-    made = []
+async def configured(*digests: str, beating: int = 9) -> list[Cluster]:
+    """Replicas of one store, each with its configuration. So many of them have renewed their leases."""
+    backend, made = MemoryBackend(clock=FakeClock()), list[Cluster]()
     for digest in digests:
         cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
         cluster.configuration.use(digest)
+        cluster.advertise(f"127.0.0.1:{len(made)}")
         made.append(cluster)
+        if len(made) <= beating:
+            await cluster.beat()
     return made
 
 
@@ -226,19 +229,13 @@ def configured(backend: MemoryBackend, *digests: str) -> list[Cluster]:
 async def test_a_replica_with_an_older_configuration_says_so_and_claims_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = FakeClock()
-    backend = MemoryBackend(clock=clock)
-    older, newer, newest = configured(backend, "a", "a", "b")
-    for one in (older, newer):
-        one.advertise("127.0.0.1:1")
-        await one.beat()
+    older, _, newest = await configured("a", "a", "b", beating=2)
     assert not older.configuration.is_outdated
-    owned = await older.own(
-        await backend.sessions.create(a_session(clock, principal=ALICE, owner="", epoch=0)), ALICE, None
-    )
-    newest.advertise("127.0.0.1:2")
+    owned, unowned = [
+        await older._sessions.create(a_session(FakeClock(), principal=ALICE, owner="", epoch=0)) for _ in "12"
+    ]
+    owned = await older.own(owned, ALICE, None)
     await newest.beat()
-    unowned = await backend.sessions.create(a_session(clock, principal=ALICE, owner="", epoch=0))
     with pytest.raises(OwnedByPeer):  # it has not renewed its lease since: it asks before it claims
         await older.own(unowned, ALICE, None)
     assert not await older.may_claim() and await newest.may_claim()
@@ -252,17 +249,26 @@ async def test_a_replica_with_an_older_configuration_says_so_and_claims_nothing(
 
 
 @requirement("live.reload")
-async def test_a_replica_that_drains_holds_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("stop", "resume"),
+    [
+        (Cluster.start_leaving, Cluster.stop_leaving),
+        (lambda one: one.set_reachable(False), lambda one: one.set_reachable(True)),
+    ],
+    ids=["drains", "is not reached"],
+)
+async def test_a_replica_that_drains_or_that_others_do_not_reach_holds_no_other_back(
+    stop: Callable[[Cluster], None], resume: Callable[[Cluster], None], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    older, newest = configured(MemoryBackend(clock=FakeClock()), "a", "b")
+    older, newest = await configured("a", "b")
     await older.beat()
-    await newest.beat()
-    assert not await older.may_claim() and await older.another() is None
-    newest.start_leaving()
+    assert not await older.may_claim()
+    stop(newest)
     await newest.beat()
     assert await older.may_claim()
     assert caplog.messages[-1] == "no replica has a newer configuration file than this one any more (epoch 1)"
-    newest.stop_leaving()
+    resume(newest)
     await newest.beat()
     assert not await older.may_claim(), "it is the newest again"
     await newest.leave()
@@ -270,26 +276,10 @@ async def test_a_replica_that_drains_holds_no_other_back(caplog: pytest.LogCaptu
 
 
 @requirement("live.reload")
-async def test_a_replica_that_others_do_not_reach_holds_no_other_back() -> None:
-    older, newest = configured(MemoryBackend(clock=FakeClock()), "a", "b")
-    await older.beat()
-    newest.set_reachable(False)
-    await newest.beat()
-    assert await older.may_claim() and not await newest.may_claim()
-    newest.set_reachable(True)
-    await newest.beat()
-    assert not await older.may_claim()
-
-
-@requirement("live.reload")
 async def test_a_replica_that_drains_learns_of_newer_configurations() -> None:
-    older, newer, newest = configured(MemoryBackend(clock=FakeClock()), "a", "a", "b")
-    for one in (older, newer):
-        one.advertise("127.0.0.1:1")
-        await one.beat()
+    older, newer, newest = await configured("a", "a", "b", beating=2)
     older.start_leaving()
     assert await older.another() == (newer.replica, "127.0.0.1:1")
-    newest.advertise("127.0.0.1:2")
     await newest.beat()
     assert not await older.may_claim(), "nor the sessions of a dead owner"
     assert await older.another() == (newest.replica, "127.0.0.1:2")
@@ -297,9 +287,7 @@ async def test_a_replica_that_drains_learns_of_newer_configurations() -> None:
 
 @requirement("live.reload")
 async def test_an_edit_during_a_drain_gets_its_number_after_it() -> None:
-    one, other = configured(MemoryBackend(clock=FakeClock()), "a", "a")
-    await one.beat()
-    await other.beat()
+    one, other = await configured("a", "a")
     one.start_leaving()
     one.configuration.use("b")
     await one.beat()
@@ -311,17 +299,14 @@ async def test_an_edit_during_a_drain_gets_its_number_after_it() -> None:
 
 @requirement("live.reload")
 async def test_a_replica_without_a_file_takes_no_part() -> None:
-    alone, other = configured(MemoryBackend(clock=FakeClock()), "", "b")
-    await other.beat()
+    alone, _ = await configured("", "b", beating=2)
     assert await alone.may_claim() and (alone.configuration.own, alone.configuration.newest) == (0, 0)
     await alone.leave()
 
 
 @requirement("live.reload")
 async def test_an_edit_that_the_store_did_not_take_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = configured(MemoryBackend(clock=FakeClock()), "a", "b")
-    await one.beat()
-    await other.beat()
+    one, other = await configured("a", "b")
 
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("away")

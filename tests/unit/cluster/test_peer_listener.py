@@ -18,6 +18,7 @@ from gateway.cluster.peer_listener import PeerListener
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import KeyRing
 from tests.requirements import requirement
+from tests.support.asgi import body_of, respond
 from tests.unit.calls.parts import until
 from transports.inbound import event_stream
 from transports.inbound.event_stream import Stream
@@ -66,19 +67,12 @@ class Sender:
 
     def repeat(self, definition: Any, body: bytes, **more: Any) -> PeerCall:
         """Send a call whose head the listener keeps."""
-        facts: dict[str, Any] = {
-            "epoch": -1,
-            "version": -1,
-            "correlation": "c1",
-            "traceparent": "",
-            "expires": time.time() + 9,
-        } | more
-        return self._channel.ask(definition, msgspec.msgpack.encode(CallFacts(**facts)), body)
+        unread: dict[str, Any] = {"epoch": -1, "version": -1, "correlation": "c1", "traceparent": ""}
+        facts = CallFacts(**(unread | {"expires": time.time() + 9} | more))
+        return self._channel.ask(definition, msgspec.msgpack.encode(facts), body)
 
     def ask(self, path: str = "/mcp", *, body: bytes = b"{}", expires: bool = False, **common: Any) -> PeerCall:
-        facts = self._envelopes.facts(None)
-        if expires:
-            facts = Envelopes(KeyRing.ephemeral(), lambda: 0.0).facts(None)
+        facts = (Envelopes(KeyRing.ephemeral(), lambda: 0.0) if expires else self._envelopes).facts(None)
         return self._channel.ask(SharedFacts(path=path, **{"session": "s", **common}).packed(), facts, body)
 
 
@@ -106,12 +100,7 @@ async def frames(call: PeerCall) -> list[bytes]:
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    body, more = b"", True
-    while more:
-        event = await receive()
-        body, more = body + event["body"], event["more_body"]
-    await send(START)
-    await send({"type": "http.response.body", "body": body})
+    await respond(send, 200, await body_of(receive))
 
 
 @requirement("rep.any")
@@ -208,8 +197,7 @@ async def test_a_fault_in_writing_an_answer_at_once_has_it_written_in_the_usual_
             raise RuntimeError("a fault")
 
         async def finish(self, scope: Any, receive: Any, send: Any) -> None:
-            await send(START)
-            await send({"type": "http.response.body", "body": b"answered"})
+            await respond(send, 200, b"answered")
 
     class Head(msgspec.Struct):
         headers: dict[str, str] = {}
@@ -239,9 +227,8 @@ class FastApp(App):
         self.falls_back = 0
         self.connection: AnsweringConnection | None = None
         self.replies = ReplyQueue()
-        self.answer: Any = SimpleNamespace(
-            is_doubtful=False, headers=[(b"a", b"b")], done=lambda: None, cancel=lambda why: None
-        )
+        done = {"done": lambda: None, "cancel": lambda why: None}
+        self.answer: Any = SimpleNamespace(is_doubtful=False, headers=[(b"a", b"b")], **done)
 
     async def call(self, request: Request) -> Answer:
         self.general.append(request)
@@ -313,11 +300,17 @@ async def fast_sender() -> AsyncIterator[tuple[Sender, Any, RouteMemory]]:
         yield other, app, memory
 
 
+async def begun(other: Sender, app: Any, memory: RouteMemory, **more: Any) -> PeerCall:
+    """A call that has taken the fast path."""
+    call = other.repeat(memory, a_call(7, "x"), **more)
+    await until(lambda: app.connection is not None)
+    return call
+
+
 @requirement("fast.same", "hot.forwarded")
 async def test_a_call_like_one_before_it_takes_the_fast_path() -> None:
     async with fast_sender() as (other, app, memory):
-        call = other.repeat(memory, a_call(7, "x"), traceparent="t")
-        await until(lambda: app.connection is not None)
+        call = await begun(other, app, memory, traceparent="t")
         assert app.begun == [((b"7", b"", b'{"key":"x"}'), b"t", "c1")] and len(app.general) == 2
         assert not app.connection.answer_fast(b"x" * (SMALL_BYTES + 1), []), "nothing was done"
         assert app.connection.answer_fast(b'{"fast":1}', [(b"a", b"b")])
@@ -344,8 +337,7 @@ async def test_a_call_whose_sender_has_read_the_record_or_that_is_another_takes_
 @requirement("fast.falls-back", "rep.honest")
 async def test_a_call_that_falls_back_is_answered_once_and_was_begun_from_its_first_moment() -> None:
     async with fast_sender() as (other, app, memory):
-        call = other.repeat(memory, a_call(7))
-        await until(lambda: app.connection is not None)
+        call = await begun(other, app, memory)
         app.fall_back()
         assert app.general[-1].message.id == 7 and app.general[-1].headers[CORRELATION_HEADER] == "c1"
         await app.general[-1].forwarded.started()  # asks its sender for nothing
@@ -357,8 +349,7 @@ async def test_a_call_that_falls_back_is_answered_once_and_was_begun_from_its_fi
 @requirement("fast.falls-back", "rep.honest")
 async def test_who_leaves_has_its_call_fall_back_and_end_as_any_other() -> None:
     async with fast_sender() as (other, app, memory):
-        call = other.repeat(memory, a_call(7))
-        await until(lambda: app.connection is not None)
+        call = await begun(other, app, memory)
         call.close()
         await until(lambda: app.falls_back == 1 and "mcp.forwarded" in app.scope)
 
@@ -366,13 +357,8 @@ async def test_who_leaves_has_its_call_fall_back_and_end_as_any_other() -> None:
 @requirement("fast.falls-back", "rep.honest")
 async def test_a_call_that_cannot_fall_back_is_not_to_be_repeated() -> None:
     async with fast_sender() as (other, app, memory):
-
-        def fails(request: Request) -> Answer:
-            raise RuntimeError("a fault")
-
-        app.usual = fails
-        call = other.repeat(memory, a_call(7))
-        await until(lambda: app.connection is not None)
+        app.usual = lambda request: 1 / 0
+        call = await begun(other, app, memory)
         app.fall_back()
         assert await call.next() == SEEN
 
@@ -385,7 +371,6 @@ async def test_the_head_that_has_had_paths_for_longest_makes_room(monkeypatch: p
         for number in range(2):
             assert await frames(other.repeat(another, a_call(number))) == [b"h", b"e"]
         assert await frames(other.repeat(memory, a_call(7))) == [b"h", b"e"] and not app.begun
-        call = other.repeat(memory, a_call(8))
-        await until(lambda: app.connection is not None)
+        call = await begun(other, app, memory)
         app.connection.answer_fast(b"{}", [])
         assert await frames(call) == [b"h", b"e"]

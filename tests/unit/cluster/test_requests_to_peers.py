@@ -230,16 +230,19 @@ async def test_what_may_have_taken_effect_is_told_from_what_has_not(what: str) -
     assert await asked.outcome() is outcome and asked.reply.has_started is started
 
 
+@requirement("rep.no-retry", "rep.takeover")
 @pytest.mark.parametrize(
-    ("cluster", "call", "started"),
+    ("cluster", "opened", "started"),
     [
-        pytest.param(Cluster(), Call([refusal(Refusal.INVALID)]), False, id="replicas disagree about keys"),
-        pytest.param(Cluster(None), silent_for(LEASE_S), True, id="the store is away"),
-        pytest.param(Cluster(False, trusts=False), silent_for(LEASE_S), True, id="the store was away a moment ago"),
+        pytest.param(Cluster(), [[refusal(Refusal.INVALID)]], False, id="replicas disagree about keys"),
+        pytest.param(Cluster(), [[LOST], [], [refusal(Refusal.INVALID)]], True, id="a copy comes too late"),
+        pytest.param(Cluster(), [PeerOtherKeys()], False, id="a peer with other keys runs"),
+        pytest.param(Cluster(None), [silent_for(LEASE_S)], True, id="the store is away"),
+        pytest.param(Cluster(False, trusts=False), [silent_for(LEASE_S)], True, id="it was away a moment ago"),
     ],
 )
-async def test_what_is_not_known_gives_503(cluster: Cluster, call: Call, started: bool) -> None:
-    asked = Asked(cluster, call)
+async def test_what_is_not_known_gives_503(cluster: Cluster, opened: list[Any], started: bool) -> None:
+    asked = Asked(cluster, *opened)
     with pytest.raises(Refused) as refused:
         await asked.outcome()
     assert refused.value.status == 503 and asked.reply.has_started is started
@@ -263,6 +266,8 @@ async def test_a_peer_that_timed_out_is_judged_by_its_lease(
     cluster: Cluster, quiet_for_s: float, outcome: Outcome
 ) -> None:
     assert await Asked(cluster, silent_for(quiet_for_s, *ANSWER)).outcome() is outcome
+    other_keys = Asked(Cluster(False), PeerOtherKeys())
+    assert await other_keys.outcome() is Outcome.SILENT, "another gateway has its address now"
 
 
 @requirement("rep.quick")
@@ -283,14 +288,12 @@ async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(leased
     assert hanging.is_given_up and not asked.reply.has_started, "nothing was sent"
 
 
-async def test_a_peer_that_is_reached_after_all_answers() -> None:
-    cluster = Cluster()
-    assert await Asked(cluster, TIMED_OUT, Hanging(cluster, 2, ANSWER)).outcome() is Outcome.ANSWERED
-
-
 @requirement("rep.quick", "rep.behind-address")
 async def test_an_address_that_closes_connections_asks_the_lease_and_proves_no_beat() -> None:
     assert await Asked(Cluster(False), *CLOSING).outcome() is Outcome.SILENT
+    cluster = Cluster()
+    reached = Asked(cluster, TIMED_OUT, Hanging(cluster, 2, ANSWER))
+    assert await reached.outcome() is Outcome.ANSWERED, "after all"
     cluster = Cluster(0.0)
     for next_try in (ANSWER, Hanging(cluster, then=ANSWER, seconds=0.9)):
         assert await Asked(cluster, *CLOSING, next_try).outcome() is Outcome.ANSWERED, "its sidecar may be starting"
@@ -336,24 +339,6 @@ async def test_a_call_that_was_begun_long_ago_is_followed_and_not_copied() -> No
     asked = Asked(Cluster(), [], again)
     assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.TIMED_OUT and asked.reply.has_started
     assert not begun.frames and not again.facts
-
-
-@requirement("rep.no-retry")
-async def test_a_copy_that_comes_too_late_says_nothing_of_the_first() -> None:
-    asked = Asked(Cluster(), [LOST], [], [refusal(Refusal.INVALID)])
-    with pytest.raises(Refused):
-        await asked.outcome()
-    assert asked.reply.has_started, "the first may have been executed"
-
-
-@requirement("rep.takeover")
-async def test_the_sessions_of_a_peer_with_other_keys_are_not_claimed_while_it_runs() -> None:
-    with pytest.raises(Refused) as refused:
-        await Asked(Cluster(), PeerOtherKeys()).outcome()
-    assert refused.value.status == 503
-    assert await Asked(Cluster(False), PeerOtherKeys()).outcome() is Outcome.SILENT, (
-        "another gateway has its address now"
-    )
 
 
 # -- the channels

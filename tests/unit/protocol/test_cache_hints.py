@@ -53,14 +53,11 @@ def test_what_is_made_of_several_is_as_private_as_the_most_private() -> None:
     assert most_private([public, private]) == most_private([public, {}]) == most_private([]) == PRIVATE
 
 
-def test_the_time_that_is_left_takes_the_place_of_the_first_and_nothing_else_changes() -> None:
-    assert with_ttl(b'{"big": 1e400, "ttlMs":5}', 3) == b'{"big":1e400,"ttlMs":3}'
-
-
 def test_a_result_with_a_fact_of_one_session_is_for_nobody_else() -> None:
     plain = raw(tools=[])
     assert of_one_session(plain | raw(ttlMs=5, cacheScope="public")) == plain | raw(ttlMs=0, cacheScope="private")
     assert of_one_session(plain) is plain, "results of other methods have no hints"
+    assert with_ttl(b'{"big": 1e400, "ttlMs":5}', 3) == b'{"big":1e400,"ttlMs":3}', "nothing else changes"
 
 
 def test_answers_to_questions_are_known() -> None:

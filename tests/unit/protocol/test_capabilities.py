@@ -74,12 +74,9 @@ def test_what_a_client_says_of_itself_and_declares_beyond_the_core_passes_as_it_
     shaken = one.initialize_params()
     assert info in shaken and beyond in shaken
     assert bytes(one.meta("")["io.modelcontextprotocol/clientInfo"]) == info
-
-
-def test_capabilities_in_several_lines_become_one_line() -> None:
-    """They are part of a line of stdio."""
-    caller = caller_of_params(b'{"clientInfo":{\n"name":"c",\n"version":"1"},"capabilities":{"x":{\n"a":1}}}')
-    assert b"\n" not in caller.initialize_params() and json.loads(caller.capabilities) == {"x": {"a": 1}}
+    lines = caller_of_params(b'{"clientInfo":{\n"name":"c",\n"version":"1"},"capabilities":{"x":{\n"a":1}}}')
+    assert b"\n" not in lines.initialize_params(), "they are part of a line of stdio"
+    assert json.loads(lines.capabilities) == {"x": {"a": 1}}
 
 
 @requirement("ext.relay")
@@ -88,11 +85,6 @@ def test_large_capabilities_have_a_short_key_of_their_own_and_large_icons_are_le
     assert small.key == small.capabilities and len(large.key) == 64 and large.key != other.key
     info = INFO | {"title": "T", "icons": [{"src": "data:" + "x" * MAX_INFO_BYTES}]}
     assert json.loads(caller_of_params(encode({"clientInfo": info})).info) == INFO | {"title": "T"}
-
-
-def test_a_log_level_comes_with_a_modern_request_only() -> None:
-    assert modern({}, logLevel="debug").log_level == "debug"
-    assert modern({}, logLevel=7).log_level == legacy({}).log_level == ""
 
 
 @pytest.mark.parametrize(
@@ -131,12 +123,10 @@ def test_a_missing_capability_is_named_with_the_part_that_a_request_needs() -> N
     assert capability_for("com.acme/ask/name", {}) == {"extensions": {"com.acme/ask": {}}}
     code, text = refusal(b'{"sampling":{}}', "sampling/createMessage", raw(tools=[])) or (0, "")
     assert code == INVALID_PARAMS and text.startswith("The client has not declared sampling.tools")
-
-
-@pytest.mark.parametrize("mode", [[], {}, 1])
-def test_a_mode_that_is_no_text_is_an_error_of_the_server(mode: Any) -> None:
-    with pytest.raises(msgspec.MsgspecError):
-        may_be_asked(b'{"elicitation":{}}', "elicitation/create", raw(mode=mode))
+    modes: list[Any] = [[], {}, 1]
+    for mode in modes:  # an error of the server
+        with pytest.raises(msgspec.MsgspecError):
+            may_be_asked(b'{"elicitation":{}}', "elicitation/create", raw(mode=mode))
 
 
 def test_a_caller_introduces_itself_to_servers_of_both_eras() -> None:
@@ -144,4 +134,6 @@ def test_a_caller_introduces_itself_to_servers_of_both_eras() -> None:
     shaken = json.loads(caller.initialize_params())
     assert shaken == {"protocolVersion": "2025-11-25", "capabilities": {"roots": {}}, "clientInfo": INFO}
     plain = of_spec(protocolVersion="2026-07-28", clientInfo=INFO, clientCapabilities={"roots": {}})
+    assert modern({}, logLevel="debug").log_level == "debug"
+    assert modern({}, logLevel=7).log_level == legacy({}).log_level == "", "it comes with a modern request only"
     assert caller.meta("") == raw(**plain) and caller.meta("info") == raw(**plain, **of_spec(logLevel="info"))

@@ -7,7 +7,14 @@ import pytest
 from gateway.protocol.skills import distinct, named_uri, origin_of, skill_fit, with_uris
 from tests.requirements import requirement
 
+pytestmark = requirement("spec.skills")
+
 OUTER, INNER = "skill://acme/billing/SKILL.md", "skill://acme/billing/refunds/SKILL.md"
+
+
+def test_what_is_in_no_skill_fits_none() -> None:
+    for uri in ("skill://acme/billing-two/SKILL.md", "skill://other", "other://acme/billing/SKILL.md", ""):
+        assert skill_fit(uri, [OUTER, INNER]) == 0
 
 
 @pytest.mark.parametrize(
@@ -20,18 +27,11 @@ OUTER, INNER = "skill://acme/billing/SKILL.md", "skill://acme/billing/refunds/SK
         ("skill://acme/billing/refunds-two/SKILL.md", OUTER, INNER),
     ],
 )
-@requirement("spec.skills")
 def test_a_file_belongs_to_the_innermost_skill_around_it(uri: str, better: str, worse: str) -> None:
     assert skill_fit(uri, [worse, better]) == skill_fit(uri, [better]) > skill_fit(uri, [worse])
 
 
-def test_what_is_in_no_skill_fits_none() -> None:
-    for uri in ("skill://acme/billing-two/SKILL.md", "skill://other", "other://acme/billing/SKILL.md", ""):
-        assert skill_fit(uri, [OUTER, INNER]) == 0
-
-
 @pytest.mark.parametrize("uri", [OUTER, "skill://a/SKILL.md", "file:///a/SKILL.md", "github://o/r__/a/SKILL.md"])
-@requirement("spec.skills")
 def test_a_uri_with_its_server_leads_back_to_both(uri: str) -> None:
     for server in ("b", "b_c.d-1", "b_"):
         assert origin_of(named_uri(server, uri)) == (server, uri)
@@ -44,7 +44,6 @@ def entry(uri: str, *files: Any) -> dict[str, Any]:
     return {"uri": uri, "frontmatter": {"name": "x", "uri": "kept", "resources": [1]}, "resources": [*files]}
 
 
-@requirement("spec.skills")
 def test_uris_are_converted_where_results_have_them_and_nowhere_else() -> None:
     def convert(uri: str) -> str:
         return "" if uri.startswith("hidden") else f"{uri}!"
@@ -60,7 +59,6 @@ def test_uris_are_converted_where_results_have_them_and_nowhere_else() -> None:
     assert with_uris({"contents": [{"uri": "a", "text": "t"}]}, convert) == {"contents": [{"uri": "a!", "text": "t"}]}
 
 
-@requirement("spec.skills")
 def test_a_skill_whose_uri_is_taken_gets_its_server() -> None:
     one, two = entry("skill://a/SKILL.md", {"uri": "skill://a/x.md"}), entry("skill://b/SKILL.md")
     named = entry("skill://s__/a/SKILL.md", {"uri": "skill://s__/a/x.md"})

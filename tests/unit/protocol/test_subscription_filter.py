@@ -25,14 +25,11 @@ def methods(frames: list[bytes]) -> list[str]:
     return [str(parse(frame).method) for frame in frames]
 
 
-def test_a_filter_is_read_and_written_as_the_wire_has_it() -> None:
+def test_a_filter_is_read_and_written_as_the_wire_has_it_and_a_server_fulfils_what_it_has_declared() -> None:
     assert Filter(kinds=frozenset({"toolsListChanged"}), uris=frozenset({"a"})) == ASKED
     assert ASKED.as_notifications() == {"toolsListChanged": True, "resourceSubscriptions": ["a"]}
     assert ASKED and not Filter.of({}) and ASKED.size == 1
     assert (ASKED | Filter(uris=frozenset({"b"}))).uris == {"a", "b"}
-
-
-def test_a_server_fulfils_what_it_has_declared() -> None:
     assert ASKED.honoured({"tools": {"listChanged": True}}) == Filter(kinds=frozenset({"toolsListChanged"}))
     assert ASKED.honoured({"resources": {"subscribe": True}}) == Filter(uris=frozenset({"a"}))
     assert not ASKED.honoured({})

@@ -13,14 +13,11 @@ CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 
 
 @requirement("task.relay")
-def test_a_client_takes_tasks_if_its_request_declares_the_extension() -> None:
+def test_a_client_takes_tasks_if_its_request_declares_the_extension_and_a_result_is_one_by_its_type_only() -> None:
     assert declares_tasks({CAPABILITIES: {"extensions": {TASKS: {}}}})
     others: tuple[Any, ...] = ({}, None, {"extensions": {"other": {}}}, {"extensions": [TASKS]}, {"tasks": {}})
     for meta in ({}, {"extensions": {TASKS: {}}}, *({CAPABILITIES: other} for other in others)):
         assert not declares_tasks(meta), meta
-
-
-def test_a_result_is_a_task_by_its_type_only() -> None:
     assert is_task(raw(resultType="task", taskId="1"))
     assert not is_task(raw(resultType="complete", taskId="1")) and not is_task(raw(taskId="1"))
 

@@ -30,16 +30,21 @@ def a_tool_call(live: LiveSession, client_id: Any = 1, context: Context | None =
 
 
 class TakingEndpoint:
-    """An endpoint whose server takes every call, rates that allow every call, and a log of requests that keeps none."""
+    """An endpoint whose server takes every call, rates that allow every call, and a log of requests that keeps none.
+    `error` is raised in place of taking a call."""
 
-    def __init__(self, *, is_repeatable: bool = True) -> None:
+    is_repeatable_now = True
+
+    def __init__(self, error: Exception | None = None) -> None:
         self.calls: list[Call] = []
-        self.is_repeatable_now = is_repeatable
+        self.error = error
 
     async def is_repeatable(self, call: Call) -> bool:
         return self.is_repeatable_now
 
     async def relay(self, call: Call) -> None:
+        if self.error is not None:
+            raise self.error
         self.calls.append(call)
 
     async def call(self, session_id: str, size: int = 0) -> None:

@@ -52,7 +52,7 @@ from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_cal
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
-from transports.reply_queue import Frame, ReplyQueue
+from transports.reply_queue import Frame
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -118,12 +118,15 @@ class Parts:
         return await relay(cast("Any", SimpleNamespace(**parts)), call)
 
 
-async def test_how_a_call_of_a_tool_was_sent_is_known_unless_its_server_is_shared() -> None:
+async def test_a_call_of_a_tool_is_audited_once_and_how_it_was_sent_is_known_unless_its_server_is_shared() -> None:
     parts, server = Parts(), Server()
     call = parts.call()
     target = await parts.send(server, call)
     assert server.sent == [(call.params, call.meta)]
     assert target is not None and target.held_conversation is cast("Any", server) and target.named is None
+    call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+    await parts.audit.flush()
+    assert [event.event for event in await parts.backend.audit.recent(100)].count("called") == 1
     assert await parts.send(Server(shared=True), parts.call()) is None
 
 
@@ -175,15 +178,6 @@ async def test_a_legacy_server_gets_nothing_of_the_modern_era(method: str) -> No
     assert server.sent == [({"name": call.params["name"]}, {})]
 
 
-async def test_a_call_is_audited_once() -> None:
-    parts, server = Parts(), Server()
-    call = parts.call()
-    await parts.send(server, call)
-    call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
-    await parts.audit.flush()
-    assert [event.event for event in await parts.backend.audit.recent(100)].count("called") == 1
-
-
 async def test_a_modern_server_is_not_asked_for_what_the_record_of_the_session_has() -> None:
     parts, server = Parts(initialized=False), Server(era=Era.MODERN)
     call = parts.call("logging/setLevel", level="debug")
@@ -198,14 +192,11 @@ WHO = RequestContext(ALICE, None, "c")
 
 @requirement("rep.no-retry")
 async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time() -> None:
-    class Unavailable(TakingEndpoint):
-        async def relay(self, call: Call) -> None:
-            raise UpstreamUnavailable("its program is missing")
-
     live, codes = a_live(), []
+    away = TakingEndpoint(UpstreamUnavailable("its program is missing"))
     for again in (False, True):
         exchange = a_tool_call(live)
-        await an_intake(Unavailable()).accept(exchange, a_request(again=again), WHO, {}, [])
+        await an_intake(away).accept(exchange, a_request(again=again), WHO, {}, [])
         assert exchange.replies.first is not None
         codes.append(exchange.replies.first.error_code)
     assert codes == [UPSTREAM_UNAVAILABLE, OUTCOME_UNKNOWN], "the first invites a client to repeat it"
@@ -213,17 +204,13 @@ async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time()
 
 @requirement("ops.memory")
 async def test_a_call_of_a_shared_server_that_is_not_started_gets_the_whole_refusal() -> None:
-    class Full(TakingEndpoint):
-        async def relay(self, call: Call) -> None:
-            raise StartRefused(OutOfMemory("s"))
-
-    live = a_live()
+    live, full = a_live(), TakingEndpoint(StartRefused(OutOfMemory("s")))
     with pytest.raises(Refused) as refused:
-        await an_intake(Full()).accept(a_tool_call(live), a_request(), WHO, {}, [])
+        await an_intake(full).accept(a_tool_call(live), a_request(), WHO, {}, [])
     assert (refused.value.status, refused.value.data) == (503, {"reason": "out_of_memory", "retryAfter": 30})
     assert live.busy == 0 and refused.value.log_facts
     exchange = a_tool_call(live)
-    await an_intake(Full()).accept(exchange, a_request(again=True), WHO, {}, [])
+    await an_intake(full).accept(exchange, a_request(again=True), WHO, {}, [])
     assert exchange.replies.first is not None and exchange.replies.first.error_code == OUTCOME_UNKNOWN
 
 
@@ -308,18 +295,14 @@ async def test_a_server_gets_its_token_and_none_of_the_gateways_keys() -> None:
 
 @requirement("rep.no-retry")
 async def test_the_replica_that_has_forwarded_a_call_learns_of_it_before_the_call_is_sent() -> None:
-    events: list[str] = []
-
-    class Sender:
-        async def started(self) -> None:
-            events.append("the sender knows")
-
-    class Sending(TakingEndpoint):
-        async def relay(self, call: Call) -> None:
-            events.append("sent")
-
-    await an_intake(Sending()).accept(a_tool_call(a_live()), a_request(forwarded=Sender()), WHO, {}, [])
-    assert events == ["the sender knows", "sent"]
+    endpoint, sender = TakingEndpoint(), Forwarded()
+    request = a_request(forwarded=sender)
+    accepting = asyncio.create_task(an_intake(endpoint).accept(a_tool_call(a_live()), request, WHO, {}, []))
+    await sender.begun.wait()
+    assert not endpoint.calls
+    sender.goes_on.set()
+    await accepting
+    assert len(endpoint.calls) == 1
 
 
 PARAMS = {"name": msgspec.Raw(b'"ask"'), "arguments": msgspec.Raw(b"{}")}
@@ -413,16 +396,13 @@ async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_cal
 async def test_an_answer_that_is_there_when_the_loss_of_its_session_is_learned_is_not_sent() -> None:
     clock = FakeClock()
     backend = MemoryBackend(clock=clock)
-    owner, other = (
-        Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None) for _ in range(2)
-    )
+    shared = backend.directory, backend.sessions, backend.bus
+    owner, other = (Cluster(*shared, taken_over=lambda _: None) for _ in "12")
     await owner.beat()
     session = await owner.claim(await backend.sessions.create(a_session(clock)))
     assert session is not None
-    exchange: Any = SimpleNamespace(
-        replies=ReplyQueue(), live=SimpleNamespace(session=session), correlation="", client_id=1
-    )
-    reply = CallReply(exchange, None, [], events=None, cluster=owner)
+    live: Any = SimpleNamespace(session=session)
+    reply = CallReply(a_tool_call(live), None, [], events=None, cluster=owner)
     answer = Frame(b"{}", final=True)
     assert not reply.is_doubtful
     assert await other.claim(session) is not None

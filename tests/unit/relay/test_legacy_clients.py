@@ -39,14 +39,11 @@ class Server(TakingEndpoint):
     """An endpoint whose server answers every call, if it `may_answer`."""
 
     was_repeatable = may_answer = True
-    is_hidden = False
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
         return Called(is_repeatable=self.was_repeatable)
 
     async def relay(self, call: Call) -> None:
-        if self.is_hidden:
-            raise unknown_tool("nap")
         await super().relay(call)
         call.exchange.emit(b'{"method":"notifications/progress"}')
         if self.may_answer:
@@ -195,7 +192,8 @@ async def test_a_repetition_whose_process_dies_as_well_has_an_unknown_outcome(pa
 @pytest.mark.parametrize("why", ["the tool", "policy", "the endpoint"])
 async def test_a_call_that_may_not_be_made_any_more_has_an_unknown_outcome(why: str, parts: Parts) -> None:
     stream = await parts.dead.begun([BEGINNING])
-    parts.server.is_repeatable_now, parts.server.is_hidden = why != "the tool", why == "policy"
+    parts.server.is_repeatable_now = why != "the tool"
+    parts.server.error = unknown_tool("nap") if why == "policy" else None
     if why == "the endpoint":
         parts.replica.intake.endpoints = {}
     assert await parts.replica.resume(stream)

@@ -31,9 +31,11 @@ def tools(*names: str, **more: Any) -> dict[str, Any]:
     return {"tools": [{"name": name} for name in names], **more}
 
 
-async def listed(parts: MergedServers, *, era: Era = Era.LEGACY, **params: Any) -> dict[str, Any]:
-    """The tools of all servers."""
-    request = msgspec.structs.replace(a_call("tools/list", **params), era=era)
+async def listed(
+    parts: MergedServers, method: str = "tools/list", *, era: Era = Era.LEGACY, **params: Any
+) -> dict[str, Any]:
+    """The list of all servers."""
+    request = msgspec.structs.replace(a_call(method, **params), era=era)
     await parts.merged_list(request)
     return cast("dict[str, Any]", (await answer_of(request.exchange))["result"])
 
@@ -74,6 +76,8 @@ async def test_a_list_continues_at_the_servers_that_have_more_pages_and_every_pa
     assert one.asked == [("tools/list", ""), ("tools/list", "2")] and two.asked == [("tools/list", "")]
     assert first["cacheScope"] == rest["cacheScope"] == "private"
     assert (await listed(merged(two), era=Era.MODERN))["cacheScope"] == "public"
+    with pytest.raises(Refused, match="Invalid cursor"):
+        await listed(parts, cursor="2")
 
 
 @pytest.mark.parametrize("cursor", ["again", "c" * 8_192, 7])
@@ -84,11 +88,6 @@ async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_clien
     assert names(first) == ["a__x", "b__y", "c__w"] and len(first["nextCursor"]) <= 4_096
     rest = await listed(parts, cursor=first["nextCursor"])
     assert names(rest)[-1] == "b__z"
-
-
-async def test_a_cursor_that_is_not_of_the_gateway_is_refused() -> None:
-    with pytest.raises(Refused, match="Invalid cursor"):
-        await merged(PagedServer("a", {}), PagedServer("b", {})).merged_list(a_call("tools/list", cursor="2"))
 
 
 async def test_a_public_name_belongs_to_one_server() -> None:
@@ -115,14 +114,6 @@ async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> 
 
 
 APP_TOOL = {"name": "t", "_meta": {"ui": {"resourceUri": "ui://t/app.html"}}}
-
-
-@pytest.mark.parametrize("items", [None, 7, {"name": "x"}, [None, "x", {}, {"name": 7}]])
-async def test_what_is_no_list_keeps_no_list_of_other_servers_from_a_client(items: Any) -> None:
-    wrong, good = ({("prompts/list", ""): {"prompts": found}} for found in (items, [{"name": "p"}]))
-    request = a_call("prompts/list")
-    await merged(PagedServer("a", wrong), PagedServer("b", good)).merged_list(request)
-    assert (await answer_of(request.exchange))["result"]["prompts"] == [{"name": "b__p"}]
 
 
 LIST, TEMPLATES, READ = "resources/list", "resources/templates/list", "resources/read"
@@ -157,14 +148,11 @@ async def test_a_resource_on_a_later_page_is_found_and_costs_no_list_until_lists
     for each in (one, two):
         each.lists.forget("resources")
     assert await owner(parts, "y://3") == "b" and two.asked.count((LIST, "3")) == 2, "the lists have changed"
-
-
-async def test_pages_that_clients_ask_for_count() -> None:
     one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
     parts = merged(one, two)
     await parts.merged_list(a_call(LIST))
     asked = requests(one, two)
-    assert await owner(parts, "y://1") == "b" and requests(one, two) == asked
+    assert await owner(parts, "y://1") == "b" and requests(one, two) == asked, "pages that clients ask for count"
 
 
 @pytest.mark.parametrize("method", ["resources/read", "resources/subscribe", "resources/unsubscribe"])
@@ -360,14 +348,10 @@ def skilled(name: str, *uris: str, ttl_ms: int = 9, directories: bool = False, u
     return server
 
 
-async def skills(parts: MergedServers, **params: Any) -> dict[str, Any]:
-    request = msgspec.structs.replace(a_call(SKILLS, **params), era=Era.MODERN)
-    await parts.merged_list(request)
-    return cast("dict[str, Any]", (await answer_of(request.exchange))["result"])
-
-
-def uris(result: dict[str, Any]) -> list[str]:
-    return [skill["uri"] for skill in result["skills"]]
+async def skills(parts: MergedServers, **params: Any) -> tuple[list[str], dict[str, Any]]:
+    """The URIs of a page of the skills of all servers, and the page."""
+    result = await listed(parts, SKILLS, era=Era.MODERN, **params)
+    return [skill["uri"] for skill in result["skills"]], result
 
 
 A, B, C = (f"skill://{name}/SKILL.md" for name in "abc")
@@ -377,21 +361,21 @@ A, B, C = (f"skill://{name}/SKILL.md" for name in "abc")
 async def test_the_skills_of_all_servers_that_have_any_are_one_list_with_the_shortest_ttl() -> None:
     one, two, without = skilled("one", A, B), skilled("two", C, ttl_ms=5), PagedServer("without", pages())
     parts = merged(one, without, two)
-    first = await skills(parts)
-    assert uris(first) == [A, C] and first["ttlMs"] == 5
-    rest = await skills(parts, cursor=first["nextCursor"])
-    assert uris(rest) == [B] and rest["ttlMs"] == 9 and "nextCursor" not in rest
+    found, first = await skills(parts)
+    assert found == [A, C] and first["ttlMs"] == 5
+    found, rest = await skills(parts, cursor=first["nextCursor"])
+    assert found == [B] and rest["ttlMs"] == 9 and "nextCursor" not in rest
     assert not without.asked, "it has not declared the extension"
-    assert uris(await skills(merged(without, PagedServer("other", pages())))) == []
+    assert (await skills(merged(without, PagedServer("other", pages()))))[0] == []
 
 
 @requirement("spec.skills")
 async def test_a_skill_that_an_earlier_server_has_on_any_page_gets_its_server() -> None:
     parts = merged(skilled("one", A, B), skilled("two", B, C))
-    first = await skills(parts)
-    assert uris(first) == [A, "skill://two__/b/SKILL.md"]
+    found, first = await skills(parts)
+    assert found == [A, "skill://two__/b/SKILL.md"]
     assert first["skills"][1]["resources"] == [{"uri": "skill://two__/b/SKILL.md"}]
-    assert uris(await skills(parts, cursor=first["nextCursor"])) == [B, C]
+    assert (await skills(parts, cursor=first["nextCursor"]))[0] == [B, C]
 
 
 @requirement("spec.skills")
@@ -432,8 +416,12 @@ async def test_a_skill_that_nobody_lists_is_asked_for_at_each_server_that_has_sk
 
 
 @requirement("spec.skills")
-@pytest.mark.parametrize("page", [{}, {"skills": None}, {"skills": {"uri": A}}, {"skills": [None, 7, {}, {"uri": 7}]}])
-async def test_a_page_that_is_no_list_of_skills_keeps_none_of_other_servers_from_a_client(page: Any) -> None:
-    wrong, good = PagedServer("wrong", {(SKILLS, ""): page}), skilled("good", A)
-    wrong.declared = good.declared
-    assert uris(await skills(merged(wrong, good))) == [A]
+@pytest.mark.parametrize("items", [None, 7, {"name": "x", "uri": A}, [None, "x", 7, {}, {"name": 7, "uri": 7}]])
+async def test_what_is_no_list_keeps_no_list_of_other_servers_from_a_client(items: Any) -> None:
+    wrong, good = ({("prompts/list", ""): {"prompts": found}} for found in (items, [{"name": "p"}]))
+    found = await listed(merged(PagedServer("a", wrong), PagedServer("b", good)), "prompts/list")
+    assert found["prompts"] == [{"name": "b__p"}]
+    for page in ({}, {"skills": items}):
+        without, having = PagedServer("wrong", {(SKILLS, ""): page}), skilled("good", A)
+        without.declared = having.declared
+        assert (await skills(merged(without, having)))[0] == [A]

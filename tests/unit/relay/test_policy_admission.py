@@ -92,13 +92,17 @@ def test_the_list_that_a_decision_lacks_is_requested_once_and_again_for_a_name_t
         assert len(server.server_lists.asked) == lists, "the list may have changed"
 
 
-def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template() -> None:
+def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template_to_be_read_or_subscribed_to() -> None:
     server, wanted = Listing(resource_uris=SECRET_ROWS), asked("resources/read", uri="db://t/1")
     assert server.ask(wanted) is wanted.params
     assert server.server_lists.asked == ["resources/list", "resources/templates/list"]
     for uri in ("db://secret/1", "web://t/1"):
         with pytest.raises(Refused):
             server.ask(asked("resources/read", uri=uri))
+    wanted = asked("subscriptions/listen", notifications={"resourceSubscriptions": ["db://secret/1", "db://t/1"]})
+    params = server.ask(wanted)
+    assert isinstance(params, dict)
+    assert msgspec.json.decode(params["notifications"]) == {"resourceSubscriptions": ["db://t/1"]}
 
 
 @requirement("wall.decoded", "pol.late-patterns")
@@ -147,13 +151,6 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
         assert isinstance(admitted, AdmittedTool)
         admitted.begins(wanted.exchange)
         assert wanted.exchange.is_listed == admitted.is_listed == is_listed
-
-
-def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:
-    wanted = asked("subscriptions/listen", notifications={"resourceSubscriptions": ["db://secret/1", "db://t/1"]})
-    params = Listing(resource_uris=SECRET_ROWS).ask(wanted)
-    assert isinstance(params, dict)
-    assert msgspec.json.decode(params["notifications"]) == {"resourceSubscriptions": ["db://t/1"]}
 
 
 def test_a_request_that_names_a_tool_and_is_no_call_is_decided_on_as_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:

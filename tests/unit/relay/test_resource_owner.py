@@ -36,6 +36,8 @@ async def test_an_app_calls_tools_by_the_names_of_its_server() -> None:
     for hidden in ("admin", "other", "none"):
         with pytest.raises(Refused, match=f"Unknown tool: {hidden}"):
             await called(parts, hidden)
+    parts = merged(clock("a"), clock("b"), policies={"a": ruled(hidden_tools=("tick",))})
+    assert await called(parts, "tick") == ("b", b'"tick"'), "what policy hides makes no name ambiguous"
 
 
 async def test_of_two_servers_with_one_app_the_one_that_was_called_is_meant_and_none_is_guessed() -> None:
@@ -60,12 +62,6 @@ async def test_of_two_servers_with_different_apps_the_one_whose_app_was_read_is_
         await called(parts, "tick", live)
     await parts.resources.owner("ui://other", a_call("resources/read", live=live, uri="ui://other"))
     assert await called(parts, "tick", live) == ("b", b'"tick"')
-
-
-async def test_a_tool_that_policy_hides_does_not_make_a_name_ambiguous() -> None:
-    hidden = ruled(hidden_tools=("tick",))
-    parts = merged(clock("a"), clock("b"), policies={"a": hidden})
-    assert await called(parts, "tick") == ("b", b'"tick"')
 
 
 def test_only_apps_that_several_servers_have_are_followed_and_within_bounds() -> None:

@@ -50,6 +50,15 @@ async def test_those_who_ask_for_one_name_share_a_look_up_for_some_seconds() -> 
     assert (await lookups.find("none.test")).outcome == "unknown"
     assert [(await lookups.find("away.test")).outcome for _ in range(2)] == ["failed", "failed"]
     assert names.asked.count("away.test") == 2, "what nobody could say is asked again"
+    first, second = (asyncio.ensure_future(lookups.find("slow.test")) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    names.let.set()
+    assert (await second).outcome == "found", "one who gives up does not end the look-up of others"
+    assert "127.0.0.1" in addresses_of("localhost")
+    with pytest.raises(socket.gaierror):
+        addresses_of("name.invalid")
 
 
 async def test_threads_and_waiting_names_are_bounded() -> None:
@@ -66,23 +75,6 @@ async def test_threads_and_waiting_names_are_bounded() -> None:
     assert {found.outcome for found in await asyncio.gather(*asking[:MAX_THREADS], asking[-1])} == {"found"}
     assert names.most == MAX_THREADS and (await lookups.find("more.test", 0)).outcome == "found"
     assert len(names.asked) == MAX_THREADS + 2, "what nobody wants any more is not looked up"
-
-
-async def test_one_who_gives_up_does_not_end_the_look_up_of_others() -> None:
-    names = Names()
-    lookups = Lookups(names)
-    first, second = (asyncio.ensure_future(lookups.find("slow.test")) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    names.let.set()
-    assert (await second).outcome == "found"
-
-
-def test_this_machine_s_own_names_are_found() -> None:
-    assert "127.0.0.1" in addresses_of("localhost")
-    with pytest.raises(socket.gaierror):
-        addresses_of("name.invalid")
 
 
 def begun(turns: LookupTurns) -> list[str]:

@@ -22,23 +22,13 @@ def test_registries_are_found_in_words_variables_and_files(tmp_path: Path) -> No
         [npmrc, absent],
     )
     own = {("pypi.org", 443), ("files.pythonhosted.org", 443), ("registry.npmjs.org", 443)}
-    assert found - own == {
-        ("npm.example.com", 4873),
-        ("10.0.0.1", 3128),
-        ("mirror.example.com", 443),
-        ("proxy.example.com", 8080),
-        ("b.example.com", 443),
-    }
+    named = {("npm.example.com", 4873), ("10.0.0.1", 3128), ("proxy.example.com", 8080)}
+    assert found - own == named | {("mirror.example.com", 443), ("b.example.com", 443)}
     assert own <= found and ("pypi.org", 443) not in registries_of("npm", (), {}, [])
 
 
 async def test_their_addresses_are_grants_whatever_they_are() -> None:
-    hosts = {"a.example.com": ["10.0.0.7", "fd00::7"], "10.0.0.1": ["10.0.0.1"]}
-
-    def resolve(name: str) -> list[str]:
-        return hosts[name]
-
-    lookups = Lookups(resolve)
+    lookups = Lookups({"a.example.com": ["10.0.0.7", "fd00::7"], "10.0.0.1": ["10.0.0.1"]}.__getitem__)
     places = await places_of([("a.example.com", 4873), ("10.0.0.1", 80)], lookups)
     assert sorted(places) == ["10.0.0.1:80", "10.0.0.7:4873", "[fd00::7]:4873"]
     assert all(destination(place).network is not None for place in places)

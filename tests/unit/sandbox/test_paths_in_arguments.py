@@ -44,13 +44,10 @@ def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pyte
     assert not found("/no such/folder/x", MEMORY_FILE_PATH="/etc/new.json").write, "nor is it for a file that is made"
 
 
-def test_a_missing_folder_is_told_as_missing() -> None:
-    told = "/no-such-folder: it does not exist; make it before the start, or correct the path"
-    assert [*found("/no-such-folder", "/no such option").not_granted] == [told]
-
-
-def test_a_missing_folder_of_a_file_is_told_with_the_command_that_makes_it(place: Path) -> None:
+def test_a_missing_folder_is_told_and_that_of_a_file_with_the_command_that_makes_it(place: Path) -> None:
     """Otherwise the server could write nothing, and nothing would say why."""
+    missing = "/no-such-folder: it does not exist; make it before the start, or correct the path"
+    assert [*found("/no-such-folder", "/no such option").not_granted] == [missing]
     told = f"{place}/of mine/x.json: there is no folder {place}/of mine: mkdir -p '{place}/of mine'"
     assert [*found(MEMORY_FILE_PATH=f"{place}/of mine/x.json").not_granted] == [told]
     assert len(found("--data-dir", f"{place}/no/data").not_granted) == 1
@@ -111,15 +108,12 @@ def test_urls_of_files_are_files(place: Path) -> None:
         assert f"{place}/a b.db" in found(url).write, url
 
 
-def test_hosts_of_urls_are_reached_at_their_ports() -> None:
+def test_hosts_of_urls_are_reached_at_their_ports_and_the_metadata_of_a_cloud_by_no_argument() -> None:
     named = found(
         "postgresql://user:secret@db.internal/x", "--api=http://10.1.2.3:8123/v1", PROXY="http://[fd00::1]:3128"
     )
     assert [*named.reach] == ["db.internal:5432", "10.1.2.3:8123", "[fd00::1]:3128"]
     assert not found("postgres://localhost:port/x", "http://[nothing/", "a://", "redis://").reach
-
-
-def test_the_metadata_of_a_cloud_is_granted_by_no_argument() -> None:
     named = found(*(f"http://{host}/latest" for host in ("169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]")))
     assert not named.reach and len(named.not_granted) == 3 and all("reach" in why for why in named.not_granted)
 

@@ -116,19 +116,19 @@ def test_a_shell_in_front_of_a_server_changes_nothing(place: Path) -> None:
     assert mode_of(found.walls, place / "data") == "rw" and not mode_of(found.walls, place)
 
 
-def test_what_is_not_granted_is_told(tmp_path: Path) -> None:
-    found = enclosed({"args": ["/etc"]}, read=(f"{tmp_path}/none",))
-    assert [line.partition(":")[0] for line in found.not_granted] == ["/etc", f"{tmp_path}/none"]
+def test_what_is_not_granted_is_told_and_a_repository_is_asked_for_until_it_is_listed(place: Path) -> None:
+    def asked_for(entry: dict[str, Any], **granted: Any) -> list[str]:
+        return [line.partition(":")[0] for line in enclosed(entry, **granted).not_granted]
 
-
-def test_a_repository_is_asked_for_until_it_is_listed(place: Path) -> None:
     make(place, "main/.git/")
     make(place, "tree/.git", text=f"gitdir: {place}/main/.git/worktrees/tree\n")
+    assert asked_for({"args": ["/etc"]}, read=(f"{place}/none",)) == ["/etc", f"{place}/none"]
     entry = {"args": [f"{place}/tree"]}
-    assert [line.partition(":")[0] for line in enclosed(entry).not_granted] == [f"{place}/main/.git"]
-    found = enclosed(entry, write=(f"{place}/main/.git",))
-    assert not found.not_granted and mode_of(found.walls, place / "main/.git/objects") == "rw"
-    assert not enclosed(entry, write=(f"{place}/main",)).not_granted
+    assert asked_for(entry) == [f"{place}/main/.git"]
+    for granted in (f"{place}/main/.git", f"{place}/main"):
+        assert asked_for(entry, write=(granted,)) == []
+    listed = enclosed(entry, write=(f"{place}/main/.git",))
+    assert mode_of(listed.walls, place / "main/.git/objects") == "rw"
 
 
 @pytest.mark.parametrize("package", ["@modelcontextprotocol/server-memory", "@modelcontextprotocol/server-memory@1.2"])
@@ -185,11 +185,6 @@ def made(*paths: Path, meant: tuple[Path, ...] = ()) -> tuple[dict[str, str], li
     return {grant.path: grant.mode for grant in grants}, withheld
 
 
-def test_a_folder_without_credentials_stays_one_grant(app: Path) -> None:
-    make(app, ".env.example")
-    assert made(app, app / "src/server.py") == ({f"{app}": "rx", f"{app}/src/server.py": "rx"}, [])
-
-
 @requirement("box.runtime")
 @pytest.mark.parametrize("name", [".env", ".env.production", ".envrc", "mcp.json", "any.json"])
 def test_credentials_on_the_way_to_the_code_are_withheld(app: Path, name: str) -> None:
@@ -208,7 +203,9 @@ def test_configurations_of_clients_in_a_project_are_withheld(app: Path) -> None:
     assert grants[f"{app}/.vscode"] == "l" and grants[f"{app}/.vscode/tasks.json"] == "rx"
 
 
-def test_what_an_operator_has_written_down_is_meant(app: Path) -> None:
+def test_a_folder_without_credentials_stays_one_grant_and_what_an_operator_has_written_down_is_meant(app: Path) -> None:
+    make(app, ".env.example")
+    assert made(app, app / "src/server.py") == ({f"{app}": "rx", f"{app}/src/server.py": "rx"}, [])
     make(app, ".env")
     for meant in (app, app / ".env"):
         assert made(app, meant=(meant,)) == ({f"{app}": "rx"}, []), meant

@@ -87,6 +87,8 @@ def test_repetitions_are_counted_and_told_ever_less_often(caplog: pytest.LogCapt
     assert [(session, count) for session, _, _, count in told.events] == [
         ("abcdefgh", count) for count in (3, 180, 360, 720, 1_440)
     ]
+    told.process("bbbbbbbb").add(CONNECT)
+    assert told.events[-1][0] == "bbbbbbbb" and len(caplog.records) == 1, "one line, and an event of each session"
 
 
 def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,13 +96,6 @@ def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pyte
     told.flood("abcdefgh", 5_000)
     assert told.counts == {"connect": 5_000} and len(told.events) == MAX_TOLD + 1 == len(caplog.records)
     assert told.events[-1][2] == "server 'x' was refused more things than are listed one by one"
-
-
-def test_one_refusal_in_many_sessions_is_one_line_and_an_event_of_each(caplog: pytest.LogCaptureFixture) -> None:
-    told = Told()
-    for session in ("aaaaaaaa", "bbbbbbbb"):
-        told.process(session).add(CONNECT)
-    assert [event[0] for event in told.events] == ["aaaaaaaa", "bbbbbbbb"] and len(caplog.records) == 1
 
 
 def test_the_page_of_a_session_has_what_its_servers_were_refused() -> None:

@@ -50,7 +50,9 @@ def test_a_global_package_of_node_brings_the_packages_beside_it(home: Path) -> N
     assert {f"{prefix}/lib/node_modules", f"{prefix}", f"{prefix}/bin/node"} <= code.keys()
 
 
-def test_a_script_brings_its_project_and_never_a_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_or_a_module_brings_its_project_and_never_a_home_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(home))
     notes = f"{home}/projects/notes"
     make(home, "projects/notes/src/server.py", "projects/notes/pyproject.toml", "lonely.py")
@@ -58,14 +60,11 @@ def test_a_script_brings_its_project_and_never_a_home_folder(home: Path, monkeyp
     assert notes in found(home, "python3", "src/server.py", cwd=notes).code
     assert notes in found(home, "uv", "run", "--directory", notes, "server").code
     assert notes in found(home, "uv", f"--project={notes}", "run", "server").code
-    alone = found(home, "python3", f"{home}/lonely.py").code
-    assert f"{home}/lonely.py" in alone and str(home) not in alone
-
-
-def test_a_module_of_the_working_directory_is_its_code(home: Path) -> None:
     make(home, "work/notes/__main__.py")
     for module, is_code in (("notes.main", True), ("http.server", False)):
         assert (f"{home}/work" in found(home, "python", "-m", module, cwd=f"{home}/work").code) is is_code
+    alone = found(home, "python3", f"{home}/lonely.py").code
+    assert f"{home}/lonely.py" in alone and str(home) not in alone
 
 
 def test_a_tool_that_looks_below_home_is_told_where_it_is(home: Path) -> None:
@@ -100,13 +99,10 @@ def test_packages_of_a_user_stay_where_python_finds_them(home: Path, monkeypatch
     assert f"{home}/.local" not in told.code and not any("keyrings" in path for path in told.code)
 
 
-def test_the_long_line_of_pip_for_sh_names_an_interpreter(home: Path) -> None:
+def test_the_long_line_of_pip_for_sh_names_an_interpreter_and_interpreters_that_name_each_other_end(home: Path) -> None:
     python = program(home / "deep/bin/python3")
     program(home / "bin/server", f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
     assert str(python) in found(home, str(home / "bin/server")).code
-
-
-def test_interpreters_that_name_each_other_end(home: Path) -> None:
     one, two = home / "bin/one", home / "bin/two"
     program(one, f"#!{two}\n")
     program(two, f"#!{one}\n")

@@ -158,7 +158,11 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
 
 
 @requirement("box.keys")
-def test_the_file_of_a_store_is_read_from_its_url_as_the_store_reads_it(tmp_path: Path) -> None:
+def test_the_file_of_a_store_is_read_from_its_url_as_the_store_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MCP_GATEWAY_KEYS_FILE", raising=False)
+    assert own_files(GatewaySettings.model_validate({"store": "redis://localhost:6379/0"})) == []
     for scheme, ending in (("sqlite", "my%20s.db"), ("SQLITE", "my s.db"), ("sqlite", "my s.db?x=1")):
         found = own_files(GatewaySettings.model_validate({"store": f"{scheme}:///{tmp_path}/{ending}"}))
         assert {tmp_path / "my s.db", tmp_path / "my s.db.keys", tmp_path / "my s.db-wal"} <= {*found}
@@ -203,11 +207,6 @@ def test_a_folder_is_opened_where_it_is_mounted(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "stat", lambda path, **how: look(folder if path == str(mounted) else path, **how))
     found = [*opened(reading(mounted), [folder / "key"])]
     assert found == [(str(mounted), folder / "key")], "before the file is there, too"
-
-
-def test_a_store_that_is_no_file_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MCP_GATEWAY_KEYS_FILE", raising=False)
-    assert own_files(GatewaySettings.model_validate({"store": "redis://localhost:6379/0"})) == []
 
 
 FOUND: dict[str, Any] = {

@@ -21,16 +21,13 @@ def sandboxes(sandbox: Any, **entry: Any) -> SandboxesByTrust:
 
 
 @requirement("box.trust")
-def test_a_process_of_nobody_or_of_many_has_the_sandbox_of_the_least_trusted() -> None:
+def test_a_process_of_nobody_of_many_or_of_unknown_trust_has_the_sandbox_of_the_least_trusted() -> None:
     by_trust = {"direct": "standard", "sandboxed": "strict"}
     assert sandboxes(by_trust).shared.profile == "strict"
     assert sandboxes(by_trust, direct_only=True).shared.profile == "standard", "no other session reaches it"
     with_launcher = sandboxes({"direct": "standard", "sandboxed": {"launcher": ["bwrap"]}}).shared
     assert (with_launcher.profile, with_launcher.launcher) == ("standard", ()), "a launcher is for sessions"
     assert sandboxes(["bwrap"]).shared.launcher == ()
-
-
-def test_trust_that_is_unknown_is_not_direct() -> None:
     found = sandboxes({"direct": "off", "sandboxed": "strict"})
     assert [found.sandbox(trust).profile for trust in ("direct", "sandboxed", "other")] == ["off", "strict", "strict"]
 

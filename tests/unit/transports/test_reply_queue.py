@@ -17,13 +17,14 @@ async def test_frames_come_in_order_and_end_with_the_final_one() -> None:
     assert await queue.next() is None
 
 
-async def test_a_reader_that_waits_is_woken() -> None:
-    queue = ReplyQueue()
+async def test_a_reader_that_waits_is_woken_and_takes_the_place_of_a_callback() -> None:
+    queue, called = ReplyQueue(), list[object]()
+    queue.when_ready(called.append, 10.0)
     for wake, found in ((lambda: queue.push(Frame(b"a")), Frame(b"a")), (queue.close, None)):
         reading = asyncio.create_task(queue.next())
         await asyncio.sleep(0)
         wake()
-        assert await reading == found
+        assert await reading == found and not called
 
 
 async def test_a_client_that_does_not_read_is_given_up_at_the_bound_but_one_frame_and_the_answer_pass() -> None:
@@ -63,12 +64,3 @@ async def test_a_reader_without_a_task_learns_of_silence_and_of_the_end() -> Non
         queue.close()
         await asyncio.sleep(0)
         assert called.pop() is False
-
-
-async def test_a_task_takes_the_place_of_a_callback() -> None:
-    queue, called = ReplyQueue(), list[object]()
-    queue.when_ready(called.append, 10.0)
-    reading = asyncio.create_task(queue.next())
-    await asyncio.sleep(0)
-    queue.push(Frame(b"a"))
-    assert await reading == Frame(b"a") and not called

@@ -71,34 +71,20 @@ async def test_an_error_that_nobody_foresaw_answers_its_request_and_the_next_is_
     assert "foresaw" not in json.dumps(ends.got) and "could not be handled" in caplog.text
 
 
-async def test_a_request_after_a_failed_initialize_is_answered_with_the_reason_of_the_failure() -> None:
+async def test_a_request_after_a_failed_initialize_is_answered_with_its_reason_and_a_notification_is_not() -> None:
     class Refusing(Ends):
         def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
-            answer = Answered(json.loads(body)["id"], None)
+            answer = Answered(json.loads(body).get("id"), None)
             message = "could not be started" if b'"initialize"' in body else "Session not found."
             answer.headers, answer._frame["error"] = {}, {"code": -32013, "message": message}
             del answer._frame["result"]
             return answer
 
     ends = Refusing()
-    for number, method in enumerate(("initialize", "tools/list")):
-        await ends.connection.receive(encode({"jsonrpc": "2.0", "id": number, "method": method, "params": {}}))
+    for method, more in (("initialize", {"id": 0}), ("tools/list", {"id": 1}), ("notifications/initialized", {})):
+        await ends.connection.receive(encode({"jsonrpc": "2.0", **more, "method": method, "params": {}}))
     await ends.connection.close()
     assert [(each["id"], each["error"]["message"]) for each in ends.got] == [
         (0, "could not be started"),
         (1, "could not be started"),
     ]
-
-
-async def test_the_notification_of_a_client_that_got_no_session_has_no_answer() -> None:
-    class Refusing(Ends):
-        def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
-            answer = Answered(json.loads(body or b"{}").get("id"), None)
-            answer.headers = {}
-            return answer
-
-    ends = Refusing()
-    await ends.connection.receive(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}')
-    await ends.connection.receive(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
-    await ends.connection.close()
-    assert [each["id"] for each in ends.got] == [1]

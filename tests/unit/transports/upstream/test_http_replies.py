@@ -29,11 +29,20 @@ def reader(max_bytes: int = 1_000) -> tuple[ReplyReader, list[Message], Recorded
     return read, delivered, events
 
 
-@pytest.mark.parametrize("body", [ANSWER, b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}'])
-async def test_a_json_body_is_the_answer(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("status", "body", "is_answer"),
+    [
+        *((200, body, True) for body in (ANSWER, b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}')),
+        *((200, body, False) for body in (b"no json", b'{"jsonrpc":"2.0"}')),
+        *((202, b"", False), (500, b"no", False)),
+    ],
+)
+async def test_a_json_body_is_the_answer_and_what_is_none_fails_the_request(
+    status: int, body: bytes, is_answer: bool
+) -> None:
     read, delivered, events = reader()
-    assert await read.read(httpx2.Response(200, content=body), REQUEST, StreamPlace())
-    assert [message.id for message in delivered] == [7] and not events.failed
+    assert await read.read(httpx2.Response(status, content=body), REQUEST, StreamPlace())
+    assert ([message.id for message in delivered], events.failed) == (([7], []) if is_answer else ([], [7]))
 
 
 async def test_of_a_stream_without_the_answer_the_place_is_known() -> None:
@@ -43,13 +52,6 @@ async def test_of_a_stream_without_the_answer_the_place_is_known() -> None:
     assert not await read.read(httpx2.Response(200, headers=STREAM, content=body), REQUEST, place)
     assert (place.last_id, place.retry_s, place.events) == ("5", 0.25, 2)
     assert len(delivered) == 1 and not events.failed
-
-
-@pytest.mark.parametrize(("status", "body"), [(200, b"no json"), (202, b""), (500, b"no"), (200, b'{"jsonrpc":"2.0"}')])
-async def test_what_is_no_answer_fails_the_request(status: int, body: bytes) -> None:
-    read, delivered, events = reader()
-    assert await read.read(httpx2.Response(status, content=body), REQUEST, StreamPlace())
-    assert events.failed == [7] and not delivered
 
 
 async def test_a_body_beyond_the_bound_is_not_read() -> None:
@@ -70,21 +72,11 @@ def test_the_servers_time_is_kept_within_bounds(retry_ms: int, pause: float) -> 
     assert pause_s(place(retry_ms), 0) == pause_s(place(retry_ms), 0, at_once=True) == pause
 
 
-def test_without_one_a_second_passes_or_less_if_somebody_waits() -> None:
-    assert pause_s(place(), 0) == 1.0 and pause_s(place(), 0, at_once=True) == LEAST_S
-
-
 @requirement("up.retry")
 def test_failures_double_the_time_and_never_shorten_that_of_the_server() -> None:
-    assert [pause_s(place(), failures) for failures in (1, 2, 3, 99)] == [1.0, 2.0, 4.0, 60.0]
+    assert [pause_s(place(), failures) for failures in (0, 1, 2, 3, 99)] == [1.0, 1.0, 2.0, 4.0, 60.0]
+    assert pause_s(place(), 0, at_once=True) == LEAST_S, "somebody waits"
     assert pause_s(place(5_000), 1) == 5.0 and pause_s(place(1_000), 3) == 4.0
-
-
-def test_the_last_id_stays_where_an_event_has_none() -> None:
-    read = StreamPlace()
-    read.read("7")
-    read.read("")
-    assert (read.last_id, read.events) == ("7", 2)
 
 
 @requirement("up.retry")
@@ -92,7 +84,9 @@ def test_the_last_id_stays_where_an_event_has_none() -> None:
 def test_an_id_that_no_header_can_hold_is_not_sent_and_no_older_one_in_its_place(event_id: str) -> None:
     read = StreamPlace()
     read.read("7")
+    read.read("")
+    assert read.last_id == "7", "an event without one changes nothing"
     read.read(event_id)
-    assert (read.last_id, read.events) == ("", 2)
+    assert (read.last_id, read.events) == ("", 3)
     read.read("é 8")
     assert read.last_id == "é 8"

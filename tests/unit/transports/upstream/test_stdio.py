@@ -88,16 +88,11 @@ def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFix
     assert len(caplog.messages) == MOST_KINDS + 1
 
 
-@requirement("box.tree-limits")
-def test_a_child_that_the_kernel_ended_says_why() -> None:
-    link, events = linked(why_ended="its processes had more than 64 MiB of memory together")
-    link.exited(-9)
-    assert events.ends == ["server 'files' was ended: its processes had more than 64 MiB of memory together"]
-
-
 @pytest.mark.anyio
-@requirement("proc.ends")
-async def test_a_child_that_hangs_is_not_told_as_killed(caplog: pytest.LogCaptureFixture) -> None:
+@requirement("proc.ends", "box.tree-limits")
+async def test_a_child_that_hangs_is_not_told_as_killed_and_one_that_the_kernel_ended_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     for code, is_heard, told in (
         (-15, False, "was ended after 0.0 s, before it had sent a message"),
         (0, False, "was ended after 0.0 s, before it had sent a message"),
@@ -114,6 +109,9 @@ async def test_a_child_that_hangs_is_not_told_as_killed(caplog: pytest.LogCaptur
         link.exited(code)
         assert process.is_ended and events.ends == [f"server 'files' {told}"]
     assert len(caplog.messages) == 4, "the gateway has stopped the one that was killed"
+    link, events = linked(why_ended="its processes had more than 64 MiB of memory together")
+    link.exited(-9)
+    assert events.ends == ["server 'files' was ended: its processes had more than 64 MiB of memory together"]
 
 
 @requirement("proc.garbage", "proc.noise")
@@ -129,17 +127,13 @@ def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog:
 
 
 @requirement("proc.last-words", "ops.redact")
-def test_credentials_are_redacted_before_a_line_is_cut() -> None:
+def test_credentials_of_any_form_and_of_the_environment_are_redacted_before_a_line_is_cut() -> None:
     straddling = "x" * 490 + " " + SECRET
     many = " ".join([f"{number} {SECRET}" for number in range(200)])
     link, _ = linked(straddling, many[:2_000], many)
     for line in link.output_tail:
         assert "ghp_" not in line and len(line) <= 500
     assert link.output_tail[0].startswith("x" * 490)
-
-
-@requirement("proc.last-words", "ops.redact")
-def test_the_secrets_of_a_server_s_environment_are_redacted_whatever_their_form() -> None:
     environment = {"API_KEY": "plain words", "TENANT": "acme-corporation", "HOME": "/home/ada", "TOKEN": "abc"}
     link, _ = linked("key 'plain words' of acme-corporation in /home/ada is no abc", environment=environment)
     assert link.output_tail == ["key '[redacted]' of [redacted] in /home/ada is no abc"]

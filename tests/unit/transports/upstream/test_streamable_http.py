@@ -110,6 +110,15 @@ async def linked(
         await upstream.close()
 
 
+async def ended(server: Any, *messages: bytes, **options: Any) -> Events:
+    """What came of these messages, or of a call, each of them sent when the one before it had ended."""
+    async with linked(server, **options) as (link, events):
+        for count, message in enumerate(messages or (CALL,), 1):
+            link.send(message)
+            await events.settled(count)
+    return events
+
+
 def test_a_modern_request_names_its_version_and_the_same_text_elsewhere_names_none() -> None:
     assert modern_version({}) == ""
     for meta, version in (
@@ -124,31 +133,22 @@ async def test_only_a_request_with_a_session_id_finds_that_the_session_is_forgot
     meta: dict[str, Any], forgotten: list[int]
 ) -> None:
     server = Server(post=httpx2.Response(404))
-    async with linked(server, resume=SESSION) as (link, events):
-        link.send(request(meta, {"name": "count"}))
-        await events.settled()
-        assert events.failed == [7] and events.unsent_ids == forgotten
-        assert ("mcp-session-id" in server.posted[0].headers) == bool(forgotten)
+    events = await ended(server, request(meta, {"name": "count"}), resume=SESSION)
+    assert events.failed == [7] and events.unsent_ids == forgotten
+    assert ("mcp-session-id" in server.posted[0].headers) == bool(forgotten)
 
 
 async def test_a_request_whose_headers_cannot_be_made_is_refused() -> None:
-    def schemas() -> dict[str, Any]:
-        raise RuntimeError("no schemas")
-
     server = Server()
-    async with linked(server, schemas=schemas) as (link, events):
-        link.send(request(MODERN, {"name": "count"}))
-        await events.settled()
-        assert events.failed == [7] and not events.unsent_ids and not server.posted
+    events = await ended(server, request(MODERN, {"name": "count"}), schemas=lambda: 1 / 0)
+    assert events.failed == [7] and not events.unsent_ids and not server.posted
 
 
 @requirement("ext.relay")
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
 async def test_a_modern_request_about_a_task_names_the_task_in_a_header(method: str) -> None:
     server = Server(post=httpx2.Response(404))
-    async with linked(server) as (link, events):
-        link.send(request(MODERN, {"taskId": "täsk"}, method))
-        await events.settled()
+    await ended(server, request(MODERN, {"taskId": "täsk"}, method))
     headers = server.posted[0].headers
     assert headers["mcp-method"] == method and decode_value(headers["mcp-name"]) == "täsk"
 
@@ -190,21 +190,17 @@ async def test_a_stream_is_not_opened_any_more_when_the_link_has_ended() -> None
 async def test_a_server_that_cuts_a_call_again_and_again_is_asked_when_it_says() -> None:
     cut = [stream(f"id: {number}\nretry: {number * 1_000}\ndata:\n\n") for number in range(2, 9)]
     server = Server(*cut, stream(RESULT), post=stream("id: 1\nretry: 500\ndata:\n\n"))
-    async with linked(server) as (link, events):
-        link.send(CALL)
-        await events.settled()
-        assert events.answered == [7] and server.asked == [str(number) for number in range(1, 9)]
-        assert server.pauses == [0.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    events = await ended(server)
+    assert events.answered == [7] and server.asked == [str(number) for number in range(1, 9)]
+    assert server.pauses == [0.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
 @requirement("up.retry")
 @pytest.mark.parametrize(("answer", "asked"), [(httpx2.Response(404), 1), (httpx2.Response(503), 5), (stream(""), 5)])
 async def test_a_server_that_does_not_continue_a_call_is_given_up(answer: httpx2.Response, asked: int) -> None:
     server = Server(answer, post=stream("id: 1\n" + NOTE))
-    async with linked(server) as (link, events):
-        link.send(CALL)
-        await events.settled()
-        assert events.failed == [7] and len(server.asked) == asked
+    events = await ended(server)
+    assert events.failed == [7] and len(server.asked) == asked
 
 
 @requirement("up.retry")
@@ -275,22 +271,17 @@ async def test_what_no_header_can_have_is_not_taken_from_a_server(
 ) -> None:
     body = {"jsonrpc": "2.0", "id": 7, "result": {"protocolVersion": version}}
     server = Server(post=httpx2.Response(200, headers=[(b"mcp-session-id", session)], json=body))
-    async with linked(server) as (link, events):
-        for count, method in enumerate(("initialize", "ping"), 1):
-            link.send(request({}, {}, method))
-            await events.settled(count)
-        headers = server.posted[-1].headers
-        assert events.answered == [7, 7] and server.posted[-1].method == "POST"
-        assert (headers.get("mcp-session-id"), headers.get("mcp-protocol-version")) == sent
-        await link.close()
-        assert events.ends == ["it was closed"]
+    events = await ended(server, request({}, {}, "initialize"), request({}, {}, "ping"))
+    _, ping, *_ = server.posted
+    assert events.answered == [7, 7] and ping.method == "POST" and events.ends == ["it was closed"]
+    assert (ping.headers.get("mcp-session-id"), ping.headers.get("mcp-protocol-version")) == sent
 
 
 @requirement("up.bounded")
 async def test_a_link_that_resumes_what_no_header_can_have_ends_like_others() -> None:
     async with linked(Server(), resume='["2025-11-25","s-é"]') as (link, events):
-        await link.close()
-        assert events.ends == ["it was closed"] and not link.resume
+        pass
+    assert events.ends == ["it was closed"] and not link.resume
 
 
 REMOTE = "http://op:key@remote/mcp"
@@ -310,10 +301,8 @@ async def test_a_redirection_within_the_origin_is_followed_with_method_body_and_
             return httpx2.Response(status, headers={"location": location})
         return httpx2.Response(200, content=b'{"jsonrpc":"2.0","id":7,"result":{}}')
 
-    async with linked(answer, url=REMOTE, resume=SESSION) as (link, events):
-        link.send(CALL)
-        await events.settled()
-        posts = [request for request in seen if request.method == "POST"]
+    events = await ended(answer, url=REMOTE, resume=SESSION)
+    posts = [request for request in seen if request.method == "POST"]
     assert events.answered == [7] and [request.url.path for request in posts] == ["/mcp", "/mcp/"]
     assert posts[1].url.query == b"a=1" and posts[1].content == CALL == posts[0].content
     assert posts[1].headers == posts[0].headers and "authorization" in posts[0].headers
@@ -338,10 +327,8 @@ async def test_any_other_redirection_is_named_without_credentials_and_reaches_no
     status: int, location: str, shown: str
 ) -> None:
     server = Server(post=httpx2.Response(status, headers={"location": location}))
-    async with linked(server) as (link, events):
-        link.send(CALL)
-        await events.settled()
-        assert len(server.posted) == 1 and shown in events.reasons[0] and "s3cret" not in events.reasons[0]
+    [reason] = (await ended(server)).reasons
+    assert len(server.posted) == 1 and shown in reason and "s3cret" not in reason
 
 
 @requirement("http.redirects")
@@ -355,10 +342,7 @@ async def test_a_location_whose_host_cannot_be_read_is_a_fault_of_the_protocol()
 @requirement("http.redirects")
 async def test_redirections_without_end_are_given_up() -> None:
     server = Server(post=httpx2.Response(307, headers={"location": "/mcp"}))
-    async with linked(server) as (link, events):
-        link.send(CALL)
-        await events.settled()
-        assert events.failed == [7] and len(server.posted) == 4
+    assert (await ended(server)).failed == [7] and len(server.posted) == 4
 
 
 @requirement("http.retry-idempotent", "rep.no-retry")
@@ -373,25 +357,20 @@ async def test_of_requests_that_are_closed_unanswered_only_a_repeatable_one_is_s
         sent.append(request.method)
         raise error
 
-    async with linked(answer, repeatable=frozenset({"tools/list"})) as (link, events):
-        link.send(request({}, {}, method))
-        await events.settled()
-        assert events.failed == [7] and sent == ["POST"] * tries
+    events = await ended(answer, request({}, {}, method), repeatable=frozenset({"tools/list"}))
+    assert events.failed == [7] and sent == ["POST"] * tries
 
 
 @requirement("http.redirects")
 async def test_the_wait_and_the_challenge_of_a_refusal_are_told_without_addresses() -> None:
     challenge = 'Bearer realm="http://remote", error="invalid_token", resource_metadata="http://remote/x", scope="a b"'
-    headers = {"retry-after": "7", "www-authenticate": challenge}
-    async with linked(Server(post=httpx2.Response(401, headers=headers))) as (link, events):
-        link.send(CALL)
-        await events.settled()
-    told = 'Retry-After: 7; WWW-Authenticate: Bearer error="invalid_token", scope="a b"'
-    assert events.reasons == [f"server 'remote' answered 401 Unauthorized; {told}"]
-    async with linked(Server(post=httpx2.Response(429, headers={"retry-after": "7\tignore all"}))) as (link, events):
-        link.send(CALL)
-        await events.settled()
-    assert events.reasons == ["server 'remote' answered 429 Too Many Requests"]
+    shown = 'Retry-After: 7; WWW-Authenticate: Bearer error="invalid_token", scope="a b"'
+    for status, headers, told in (
+        (401, {"retry-after": "7", "www-authenticate": challenge}, f"401 Unauthorized; {shown}"),
+        (429, {"retry-after": "7\tignore all"}, "429 Too Many Requests"),
+    ):
+        events = await ended(Server(post=httpx2.Response(status, headers=headers)))
+        assert events.reasons == [f"server 'remote' answered {told}"]
 
 
 class Gateway:
