@@ -36,6 +36,10 @@ HOLD: Final = "hold"
 """The path of a request by which a replica asks a peer to claim none of its sessions for a while. Then
 `SharedFacts.session` has the name of the asking replica."""
 
+CLAIM: Final = "claim"
+"""The path of a request by which a replica that may not claim a session has another one do it, if that one does not
+reach the session's owner either. Then `SharedFacts.session` has the session's id."""
+
 JSON_TYPE: Final = (b"content-type", b"application/json")
 """The header of an answer that is one JSON message."""
 

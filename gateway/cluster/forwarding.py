@@ -324,8 +324,44 @@ class Forwarder:
         elif await cluster.may_claim():
             await self._claim(session, outcome, address if leased else None)
         elif not reply.has_started:
-            return await self._hand_over(request, reply)
+            return await self._have_claimed(session)
         return outcome
+
+    async def _have_claimed(self, session: Session) -> Outcome:
+        """Have another replica claim the session of an owner that this one does not reach, because this one may claim
+        none. It looks for the owner itself: this replica alone may be cut off. Nothing of the request is sent before
+        the claim. Raises `Refused`: 503, no other replica is reached, or none claims the session."""
+        tried, has_claimed = [session.owner], None
+        while has_claimed is None and (another := await self._cluster.another(*tried)) is not None:
+            has_claimed = await self._peers.has_claimed(Peer(*another), session.id)
+            tried.append(another[0])
+        if not has_claimed:
+            raise unreachable()
+        return Outcome.MOVED
+
+    async def claim_for_peer(self, session_id: str) -> bool:
+        """Claim a session for a peer that may claim none, unless this replica reaches the session's owner, or may claim
+        none either. Return False if the owner stays.
+
+        Raises:
+            Refused: 503, the owner may run.
+            StoreUnavailable: the store does not answer.
+        """
+        cluster = self._cluster
+        if cluster.is_leaving or not await cluster.may_claim():
+            return False
+        session = await cluster.owned_elsewhere(session_id)
+        if session is None:
+            return True
+        address, leased = await cluster.address_of(session.owner)
+        if address:
+            outcome = await self._peers.look_for(session, address)
+        else:
+            outcome = Outcome.CUT_OFF if leased else Outcome.GONE
+        if outcome not in _NOT_REACHED:
+            return False
+        await self._claim(session, outcome, address if leased else None)
+        return True
 
     async def _claim(self, session: Session, outcome: Outcome, refused_at: str | None) -> None:
         """Claim the session of an owner that could not be reached. `refused_at`: the owner's address, if its lease is
@@ -350,8 +386,9 @@ class Forwarder:
             self._take_over(claimed)
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Send a request to any other replica, which claims and serves its session. This replica may not: it drains,
-        others do not reach it, or have a newer configuration. Raises `Refused`: 503, no other replica is reached."""
+        """Send a request to any other replica, which claims and serves its unowned session. This one may not: it
+        drains, others do not reach it, or have a newer configuration. Raises `Refused`: 503, no other one is reached.
+        """
         another = await self._cluster.another()
         if another is None:
             raise unreachable()

@@ -433,6 +433,11 @@ class Cluster:
 
     # -- the others
 
+    async def owned_elsewhere(self, session_id: str) -> Session | None:
+        """Return the session as it is in the store, if another replica owns it now; else None."""
+        found = await self._sessions.peek(session_id)
+        return found if found is not None and found.owner not in ("", self.replica) else None
+
     async def address_of(self, replica: str) -> tuple[str | None, bool]:
         """Return a replica's address, and True if its lease is valid. If the lease has expired, the address is the last
         known one, or None."""
@@ -450,10 +455,11 @@ class Cluster:
         """Return the names of all replicas with a valid lease."""
         return set(await self._directory.replicas())
 
-    async def another(self) -> tuple[str, str] | None:
-        """Return the name and address of a random other replica that may claim sessions of this one; None if there is
-        none. Replicas with the newest configuration come first; others may claim nothing of a newer one."""
-        others = await self.others()
+    async def another(self, *but: str) -> tuple[str, str] | None:
+        """Return the name and address of a random other replica that may claim sessions, except those named `but`; None
+        if there is none. Replicas with the newest configuration come first; others may claim nothing of a newer one.
+        """
+        others = [other for other in await self.others() if other[0] not in but]
         newest = [other for other in others if other[0] in self.configuration.holders]
         if newest or self.configuration.is_outdated:
             others = newest

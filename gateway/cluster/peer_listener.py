@@ -7,8 +7,9 @@ as one frame. The endpoint's ASGI app serves everything else, in a task. `reques
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from contextvars import Context
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gateway.cluster.envelope import (
+    CLAIM,
     GREETING,
     HOLD,
     JSON_TYPE,
@@ -30,7 +32,7 @@ from gateway.cluster.envelope import (
 from gateway.cluster.ownership import Forwarded
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
-from session_store import Principal
+from session_store import Principal, StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.inbound.post_parsing import Head, is_batch
 from transports.inbound.started_post import PostServer, RepeatedHead, StartedPost
@@ -49,7 +51,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class PeerListener:
     """Serve the requests of peers. `refused` is called for each sender that is not a replica of this store, or that
     breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of that
-    replica for a while."""
+    replica for a while. `claim` gets a session's id, and returns False if the session's owner stays."""
 
     def __init__(
         self,
@@ -59,10 +61,12 @@ class PeerListener:
         *,
         refused: Callable[[], None],
         hold: Callable[[str], bool],
+        claim: Callable[[str], Coroutine[Any, Any, bool]],
     ) -> None:
         self._envelopes = envelopes
         self._endpoints = endpoints
         self._hold = hold
+        self._claim = claim
         self._tasks = Tasks("calls of peers")
         self._with_paths = WeakKeyDictionary[RepeatedHead, None]()  # in the order in which they got the first one
         rules = Rules(define=self._define, begin=self._begin, cut=refused)
@@ -97,6 +101,8 @@ class PeerListener:
             call.end(b"a")
         elif known.shared.path == HOLD:
             call.end(b"a" if self._hold(known.shared.session) else b"m")
+        elif known.shared.path == CLAIM:
+            self._tasks.spawn(self._claim_for(call, known.shared.session))
         elif known.endpoint is None:
             call.end(b"r", Refusal.INVALID.value.encode())
         else:
@@ -105,6 +111,15 @@ class PeerListener:
             except Exception:
                 logger.exception("a forwarded request failed")
                 call.end(b"r", Refusal.SEEN.value.encode())
+
+    async def _claim_for(self, call: Call, session_id: str) -> None:
+        """Claim a session for the peer that has called, and answer. Its calls for one session share one claim."""
+        try:
+            with contextlib.suppress(Refused, StoreUnavailable):
+                if await self._tasks.share(session_id, functools.partial(self._claim, session_id)):
+                    call.end(b"a")
+        finally:
+            call.end(b"m")  # does nothing after `a`
 
     def _learn(self, repeated: RepeatedHead, post: StartedPost) -> None:
         """Let calls like a POST that was answered in one piece take the fast path from now on. If too many HTTP heads

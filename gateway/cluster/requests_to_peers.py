@@ -11,18 +11,18 @@ import functools
 import logging
 from collections.abc import Mapping
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.cluster.envelope import COPIES_S, HOLD, Envelopes, Refusal, SharedFacts
+from gateway.cluster.envelope import CLAIM, COPIES_S, GREETING, HOLD, Envelopes, Refusal, SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Lease, Outcome, decide
 from gateway.cluster.ownership import Cluster, Route
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
-from session_store import StoreUnavailable
+from session_store import Session, StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.inbound.http import ClientWatch
 from transports.inbound_port import HeaderList, Refused
@@ -177,6 +177,24 @@ class Copies:
             sent = channel.ask(self._common, facts, self._request.body)
         self._sent.append(sent)
         return sent
+
+
+class _GreetingReply(RelayedReply):
+    """Take the answer to a greeting, which has neither a client nor a head."""
+
+    def __init__(self) -> None:
+        super().__init__(_never, _nowhere)
+
+    async def pass_on(self, kind: bytes, payload: bytes) -> bool:
+        return True
+
+
+async def _never() -> Any:
+    await asyncio.get_running_loop().create_future()
+
+
+async def _nowhere(_: Any) -> None:
+    """Drop what is sent."""
 
 
 class PeerRequests:
@@ -391,13 +409,27 @@ class PeerRequests:
         agreed = False
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost, TimeoutError):
             async with asyncio.timeout(_HOLD_WITHIN_S):
-                agreed = all(await asyncio.gather(*(self._held_by(Peer(*peer)) for peer in peers.items())))
+                asked = (self._agrees(Peer(*peer), HOLD, self._cluster.replica) for peer in peers.items())
+                agreed = all(await asyncio.gather(*asked))
         return agreed
 
-    async def _held_by(self, peer: Peer) -> bool:
+    async def has_claimed(self, peer: Peer, session_id: str) -> bool | None:
+        """Have a replica claim a session, unless it reaches the session's owner. Return False if it does not claim it;
+        None if the replica is not reached. Then it may claim the session nevertheless."""
+        with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost):
+            return await self._agrees(peer, CLAIM, session_id)
+        return None
+
+    async def look_for(self, session: Session, address: str) -> Outcome:
+        """Greet a session's owner, and return how that ended: as a request in this session would. Raises as `ask`."""
+        peer, greeting = Peer(session.owner, address), SharedFacts(path=GREETING, session="")
+        request = ForwardedRequest(Route(session, session.principal, None), greeting, b"")
+        return await self._ask(peer, Copies(peer, request, [], self._envelopes, self._channels), _GreetingReply())
+
+    async def _agrees(self, peer: Peer, path: str, about: str) -> bool:
+        """Send a request that only replicas send, and return True if the peer agrees to it."""
         channel = await self._channels.open(peer)
-        asking = SharedFacts(path=HOLD, session=self._cluster.replica).packed()
-        call = channel.ask(asking, self._envelopes.facts(None), b"")
+        call = channel.ask(SharedFacts(path=path, session=about).packed(), self._envelopes.facts(None), b"")
         try:
             return (await call.next())[0] == b"h"
         finally:

@@ -219,7 +219,7 @@ class Http:
                 is_here=lambda session_id: base.live.get(session_id) is not None,
                 stripped=without_tokens,
             )
-            self.membership = self._membership(base.cluster, peers, envelopes)
+            self.membership = self._membership(base.cluster, peers, envelopes, self.forwarder)
         self._addresses = Addresses(base.ring.derive(Purpose.CONNECTION)) if options.sse else None
         for path in servers.endpoints:
             self.add(path)
@@ -330,7 +330,9 @@ class Http:
             streams=resolution.streams,
         )
 
-    def _membership(self, cluster: Cluster, peers: PeerRequests, envelopes: Envelopes) -> Membership:
+    def _membership(
+        self, cluster: Cluster, peers: PeerRequests, envelopes: Envelopes, forwarder: Forwarder
+    ) -> Membership:
         """Build the part that registers this replica with the others on the store, and listens for their requests."""
         options, limited = self._base.settings.gateway, self._base.metrics.limited
         return Membership(
@@ -341,6 +343,7 @@ class Http:
                 self.endpoints,
                 refused=lambda: limited.update((Limited.HOP,)),
                 hold=cluster.lease.hold,
+                claim=forwarder.claim_for_peer,
             ),
             peers=peers,
             beats=Beats(cluster, self._base.backend.bus, peers.hold),

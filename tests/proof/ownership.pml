@@ -32,6 +32,9 @@
 #define may(kind) (faults > 0 && (KINDS & kind))
 #define REPLICAS 3
 #define NOBODY REPLICAS
+#ifndef OLDER
+#define OLDER NOBODY     /* the replica with an older configuration file: it claims nothing (configuration_epoch.pml) */
+#endif
 
 /* -- the store: the session's record, the leases, the lists of lost sessions, and the record that its copy has */
 
@@ -170,8 +173,11 @@ inline next_epoch() { /* session_store.ports.cluster.next_epoch: unique, also if
 #define is_free(r) (formers[r] == NOBODY)
 #endif
 
+#define is_alone (by != entry && runs(entry) && !hears(entry, by)) /* whom it has asked is not reached */
+
 proctype Call() {
     byte entry, to, read, began, stage, executed, faults_when_sent;
+    byte by; /* who claims: the entry, or whom it has asked to */
     bool is_gone;
 
     atomic {
@@ -188,15 +194,16 @@ proctype Call() {
 resolve: /* SessionResolver.resume, Cluster.own */
         atomic {
             runs(entry);
-            stage = NOTHING; is_gone = false;
+            stage = NOTHING; is_gone = false; by = entry;
             if
             :: away[entry] && live[entry] && is_fresh[entry] -> to = entry; stage = SENT; goto sent /* serves_outage */
             :: away[entry] && !(live[entry] && is_fresh[entry]) -> goto ended /* 503 */
             :: else -> to = owner; read = epoch
             fi;
             if
-            :: is_leaving[entry] && (to == entry || to == NOBODY) -> goto ended /* _hand_over */
-            :: !is_leaving[entry] && (to == entry || to == NOBODY) -> goto own
+            :: (is_leaving[entry] || (entry == OLDER && to == NOBODY)) && (to == entry || to == NOBODY) ->
+                goto ended /* _hand_over */
+            :: !(is_leaving[entry] || (entry == OLDER && to == NOBODY)) && (to == entry || to == NOBODY) -> goto own
             :: else -> goto forward
             fi
         }
@@ -305,51 +312,57 @@ take: /* Cluster.take, from an owner that may run unless it has refused a connec
 #endif
             if
             :: away[entry] || is_leaving[entry] || given > CLAIMS -> goto ended
-            :: else
+            :: !(away[entry] || is_leaving[entry] || given > CLAIMS) && entry == OLDER ->
+                if /* Forwarder._have_claimed: not if the request may have taken effect */
+                :: stage == SENT -> goto ended /* -32014, after the claim */
+                :: else -> goto asks
+                fi
+            :: !(away[entry] || is_leaving[entry] || given > CLAIMS) && entry != OLDER
             fi
         }
+claim:
         atomic {
-            runs(entry);
+            runs(by) || is_alone;
             if
-            :: away[entry] || given > CLAIMS -> goto ended
+            :: is_alone || away[by] || given > CLAIMS -> goto ended
 #ifdef NO_COMPARE
-            :: !away[entry] && given <= CLAIMS ->
+            :: runs(by) && !away[by] && given <= CLAIMS ->
 #else
-            :: !away[entry] && given <= CLAIMS && epoch == read ->
+            :: runs(by) && !away[by] && given <= CLAIMS && epoch == read ->
 #endif
-                next_epoch(); owner = entry; knows_loss[entry] = false;
+                next_epoch(); owner = by; knows_loss[by] = false;
                 read = epoch;
                 if
-                :: !is_gone -> formers[entry] = to; has_told[entry] = false
+                :: !is_gone -> formers[by] = to; has_told[by] = false
                 :: else
                 fi;
                 if
-                :: has_told[entry] = true
+                :: has_told[by] = true
 #ifndef NOT_TOLD
                     ; lost[to] = true
 #endif
                 :: may(LOST_ANSWER) && !is_gone -> faults-- /* the store's answer is lost, or this is as far as it got */
 #ifdef NOT_TOLD_AGAIN
-                    ; has_told[entry] = true
+                    ; has_told[by] = true
 #endif
                     ; goto retry
                 fi
 #ifndef NO_COMPARE
-            :: !away[entry] && given <= CLAIMS && epoch != read ->
+            :: runs(by) && !away[by] && given <= CLAIMS && epoch != read ->
                 goto retry
 #endif
             fi
         }
         atomic { /* SessionAttacher.take_over */
 #ifdef NOT_ACKNOWLEDGED
-            runs(entry); formers[entry] = NOBODY;
+            runs(by) || is_alone; formers[by] = NOBODY;
 #else
-            runs(entry) && (formers[entry] == NOBODY || away[entry]);
+            is_alone || (runs(by) && (formers[by] == NOBODY || away[by]));
 #endif
             if
-            :: away[entry] -> goto ended
-            :: !away[entry] && !is_leaving[entry] -> begin(entry, read)
-            :: !away[entry] && is_leaving[entry]
+            :: is_alone || (runs(by) && away[by]) -> goto ended
+            :: runs(by) && !away[by] && !is_leaving[by] -> begin(by, read)
+            :: runs(by) && !away[by] && is_leaving[by]
             fi
         }
 retry:
@@ -358,6 +371,45 @@ retry:
             if
             :: stage == SENT -> goto ended /* -32014: it may have taken effect */
             :: else -> goto resolve
+            fi
+        }
+asks: /* PeerRequests.has_claimed; Forwarder.claim_for_peer at the replica `by` */
+        atomic {
+            runs(entry);
+            if
+            :: entry != 0 && to != 0 && hears(entry, 0) -> by = 0
+            :: entry != 1 && to != 1 && hears(entry, 1) -> by = 1
+            :: entry != 2 && to != 2 && hears(entry, 2) -> by = 2
+            :: else -> goto ended /* 503 */
+            fi
+        }
+        atomic {
+            runs(by) || is_alone;
+            if
+            :: is_alone || away[by] || is_leaving[by] -> goto ended
+            :: runs(by) && !away[by] && !is_leaving[by] -> to = owner; read = epoch
+            fi;
+            if
+            :: to == by || to == NOBODY -> goto resolve
+#ifdef BELIEVES_ASKER
+            :: to != by && to != NOBODY -> is_gone = true; goto claim
+#else
+            :: to != by && to != NOBODY -> is_gone = false
+#endif
+            fi
+        }
+        atomic { /* PeerRequests.look_for */
+            is_alone || (runs(by) && (away[by] || hears(by, to) || refuses(by, to) || lease[to] == VALID ||
+                may_doubt(to) || lease[to] == EXPIRED));
+            if
+            :: is_alone || away[by] || hears(by, to) -> goto ended /* the owner stays: 503 */
+            :: runs(by) && !away[by] && refuses(by, to) -> is_gone = true; goto claim
+            :: runs(by) && !away[by] && !hears(by, to) && !refuses(by, to) ->
+                if
+                :: lease[to] == OLD -> doubted[to] = true
+                :: else
+                fi;
+                goto claim
             fi
         }
     } unless { process[entry] == STOPPED || process[entry] == DEAD }; /* its client has no connection any more */

@@ -19,6 +19,7 @@ CUT, OUTAGE, LOST_ANSWER, JUMP = 4, 8, 64, 128
 ALL = 127
 SECOND_OWNER, SECOND_RUN, SENT_TO_SILENT = "began>=latest", "executed==1", "faults_when_sent"
 MUTANTS = {
+    "BELIEVES_ASKER OLDER=1": (2, 1, ALL, SECOND_OWNER),
     "EPOCH_REUSED": (1, 2, ALL, "epoch>given"),
     "HELD_TOO_LATE": (2, 2, CUT | OUTAGE, SECOND_OWNER),
     "HOLD_IGNORED": (2, 2, CUT | OUTAGE, SECOND_OWNER),
@@ -77,6 +78,15 @@ def test_every_call_ends(tmp_path: Path) -> None:
     assert_complete(checked(tmp_path, "ownership.pml", "CALLS=1", "FAULTS=1", "LIVENESS"), 5_000)
 
 
+@pytest.mark.parametrize(
+    ("flags", "least"),
+    [(("CALLS=2", "FAULTS=1"), 500_000), (("CALLS=1", "FAULTS=1", "LIVENESS"), 5_000)],
+    ids=["invariants", "every call ends"],
+)
+def test_a_replica_that_has_others_claim_breaks_nothing(flags: tuple[str, ...], least: int, tmp_path: Path) -> None:
+    assert_complete(checked(tmp_path, "ownership.pml", "OLDER=1", *flags), least)
+
+
 @pytest.mark.parametrize("flags", [(), ("LIVENESS",)], ids=["invariants", "every call ends"])
 def test_a_call_with_two_faults(flags: tuple[str, ...], tmp_path: Path) -> None:
     assert_complete(checked(tmp_path, "ownership.pml", "CALLS=1", "FAULTS=2", *flags), 400_000)
@@ -97,7 +107,7 @@ def test_a_jump_of_the_stores_clock_beside_a_cut_gives_a_session_two_owners(tmp_
 def test_a_mutant_of_the_protocol_is_found(mutant: str, tmp_path: Path) -> None:
     calls, faults, kinds, violated = MUTANTS[mutant]
     bounds = (f"CALLS={calls}", f"FAULTS={faults}", f"KINDS={kinds}")
-    said = checked(tmp_path, "ownership.pml", *bounds, mutant, optimize="-O0")
+    said = checked(tmp_path, "ownership.pml", *bounds, *mutant.split(), optimize="-O0")
     assert "errors: 1" in said and violated in said, said
 
 

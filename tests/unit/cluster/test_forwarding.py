@@ -246,3 +246,111 @@ def test_a_call_that_falls_back_does_so_once_and_its_lines_have_its_ids() -> Non
     call.fall_back()
     assert way.client.left == ["the answer"] and not way.peers.ended
     assert way.client.told == ("10.0.0.0/24", way.peers.sent[0][3])
+
+
+class Store:
+    """What a replica does of a session that another one asks it to claim: `looked` at its owner, `taken` with what
+    `take` was told of that owner."""
+
+    def __init__(self, look: Outcome | Exception = Outcome.GONE, *, may_claim: bool = True, **more: Any) -> None:
+        self.look, self.is_allowed = look, may_claim
+        self.session = a_session(FakeClock(), owner="dead")
+        self.looked: list[str] = []
+        self.taken: list[bool] = []
+        self.loaded: list[Any] = []
+        self.is_leaving, self.owner, self.replica = False, "dead", "me"
+        vars(self).update(more)
+
+    async def may_claim(self) -> bool:
+        return self.is_allowed
+
+    async def owned_elsewhere(self, _: str) -> Any:
+        return self.session if self.owner == "dead" else None
+
+    async def address_of(self, _: str) -> tuple[str, bool]:
+        return "a:1", False
+
+    async def look_for(self, _: Any, address: str) -> Outcome:
+        self.looked.append(address)
+        if isinstance(self.look, Exception):
+            raise self.look
+        return self.look
+
+    async def take(self, session: Any, *, may_run: bool) -> Any:
+        self.taken.append(may_run)
+        return msgspec.structs.replace(session, owner=self.replica)
+
+    def asked(self) -> Forwarder:
+        here: Any = self
+        return Forwarder(
+            *(here, here, NOBODY, NOBODY),
+            take_over=self.loaded.append,
+            is_here=lambda _: False,
+            stripped=lambda headers: headers,
+        )
+
+
+@requirement("rep.takeover", "rep.fence")
+@pytest.mark.parametrize(
+    ("found", "taken"),
+    [(Outcome.GONE, [False]), (Outcome.CUT_OFF, [True]), (Outcome.SILENT, [True]), (Outcome.ANSWERED, [])],
+)
+async def test_a_replica_that_is_asked_to_claim_looks_for_the_owner_itself(found: Outcome, taken: list[bool]) -> None:
+    store = Store(found)
+    assert await store.asked().claim_for_peer("s") is bool(taken) and store.looked == ["a:1"]
+    assert store.taken == taken and [one.owner for one in store.loaded] == ["me"] * len(taken)
+
+
+@requirement("rep.takeover", "live.reload")
+async def test_a_replica_that_may_not_claim_does_not_do_it_for_a_peer() -> None:
+    for store in (Store(may_claim=False), Store(is_leaving=True)):
+        assert not await store.asked().claim_for_peer("s") and not store.looked
+    store = Store(Refused(503, 0, "it may run"))
+    with pytest.raises(Refused):
+        await store.asked().claim_for_peer("s")
+    moved = Store(owner="me")
+    assert await moved.asked().claim_for_peer("s") and not (moved.looked + moved.taken), "the record is read again"
+
+
+@requirement("rep.takeover", "live.reload")
+@pytest.mark.parametrize(
+    ("answers", "asked", "is_claimed"),
+    [
+        ([True], ["one"], True),
+        ([None, True], ["one", "two"], True),
+        ([False], ["one"], False),
+        ([None, None], ["one", "two"], False),
+    ],
+    ids=["claimed", "the first is not reached", "the owner runs", "none is reached"],
+)
+async def test_a_replica_that_may_not_claim_has_another_one_do_it_before_it_sends_anything(
+    answers: list[bool | None], asked: list[str], is_claimed: bool
+) -> None:
+    called, others = [], {"dead": "a:1", "one": "b:1", "two": "c:1"}
+
+    async def ask(*_: Any) -> Outcome:
+        return Outcome.GONE
+
+    async def has_claimed(peer: Peer, session_id: str) -> bool | None:
+        called.append(peer.replica)
+        return answers.pop(0)
+
+    async def another(*but: str) -> tuple[str, str] | None:
+        return next((each for each in others.items() if each[0] not in but), None)
+
+    store: Any = Store(may_claim=False, ask=ask, has_claimed=has_claimed, another=another)
+    guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
+    forwarder = Forwarder(
+        *(store, store, guard, NOBODY),
+        take_over=lambda _: None,
+        is_here=lambda _: False,
+        stripped=lambda headers: headers,
+    )
+    send, scope, route = AsyncMock(), a_scope(), Route(store.session, ALICE, None)
+    if is_claimed:
+        assert await forwarder.forward(route, scope, b"{}", NOBODY, send) is send, "it is handled again"
+        assert "mcp.again" not in scope
+    else:
+        with pytest.raises(Refused):
+            await forwarder.forward(route, scope, b"{}", NOBODY, send)
+    assert called == asked and not store.taken

@@ -16,7 +16,7 @@ from gateway.cluster.envelope import CallFacts, Envelopes, SharedFacts
 from gateway.cluster.ownership import RouteMemory
 from gateway.cluster.peer_listener import PeerListener
 from gateway.observability.request_log import CORRELATION_HEADER
-from session_store import KeyRing
+from session_store import KeyRing, StoreUnavailable
 from tests.requirements import requirement
 from tests.support.asgi import body_of, respond
 from tests.unit.calls.parts import until
@@ -81,7 +81,15 @@ async def sender(serve: Any = None, posts: Any = None, app: App | None = None) -
     """Another replica, of a listener with one endpoint."""
     app, envelopes = app or App(serve, posts), Envelopes(KeyRing.ephemeral())
     endpoints: Any = {"/mcp": app}
-    listener = PeerListener("me", envelopes, endpoints, refused=lambda: None, hold=lambda replica: replica == "held")
+
+    async def claim(session: str) -> bool:
+        if session == "unknown":
+            raise StoreUnavailable("out")
+        return session == "gone"
+
+    listener = PeerListener(
+        *("me", envelopes, endpoints), refused=lambda: None, hold=lambda replica: replica == "held", claim=claim
+    )
     async with asyncio.timeout(60), listener.listening("127.0.0.1", 0) as port:
         channel = await open_channel(f"127.0.0.1:{port}", "me", envelopes.peer_keys)
         try:
@@ -124,6 +132,9 @@ async def test_a_call_that_cannot_be_served_is_refused_and_the_channel_goes_on()
         assert await other.ask("greeting").next() == (b"h", b"")
         assert await frames(other.ask("hold", session="held")) == [b"h", b"e"]
         assert await frames(other.ask("hold")) == [b"m"]
+        assert await frames(other.ask("claim", session="gone")) == [b"h", b"e"]
+        for session in ("there", "unknown"):
+            assert await frames(other.ask("claim", session=session)) == [b"m"]
 
 
 async def test_a_fault_before_the_answer_and_one_in_it_are_told() -> None:

@@ -189,6 +189,28 @@ async def test_others_hold_if_all_of_them_agree_in_time(answer: Any, holds: bool
     assert await Asked(Cluster()).requests.hold({}), "there is nobody else"
 
 
+@requirement("rep.takeover", "live.reload")
+async def test_a_peer_says_whether_it_has_claimed_a_session() -> None:
+    for answer, has_claimed in (((b"h", b""), True), ((b"m", b""), False), (refusal(Refusal.INVALID), False)):
+        call = Call([answer])
+        assert await Asked(Cluster(), call).requests.has_claimed(Peer("peer", "a:1"), "s") is has_claimed
+        assert (call.common.path, call.common.session) == ("claim", "s") and call.ends == ["close"]
+    for lost in (Call([LOST]), Call([TIMED_OUT]), PeerRefused()):
+        assert await Asked(Cluster(), lost).requests.has_claimed(Peer("peer", "a:1"), "s") is None
+
+
+@requirement("rep.takeover", "rep.fence")
+async def test_an_owner_is_looked_for_as_if_a_request_were_sent_to_it() -> None:
+    session = a_session(FakeClock(), owner="peer")
+    greeted = Call([(b"h", b""), END])
+    assert await Asked(Cluster(), greeted).requests.look_for(session, "a:1") is Outcome.ANSWERED
+    assert (greeted.common.path, greeted.common.session, greeted.ends) == ("greeting", "", ["done"])
+    assert await Asked(Cluster(), PeerRefused()).requests.look_for(session, "a:1") is Outcome.GONE
+    silent = Asked(Cluster(), silent_for(LEASE_S))
+    assert await silent.requests.look_for(session, "a:1") is Outcome.CUT_OFF
+    assert not silent.log.metrics.forwarded, "it is no client's request"
+
+
 async def test_an_answer_is_passed_on_as_it_comes() -> None:
     call = Call([HEAD, (b"b", b"one"), (b"e", b"two")])
     asked = Asked(Cluster(), call)
