@@ -86,11 +86,13 @@ def _load() -> None:
     import typer
 
     import gateway.cli.main
+    from gateway.sandbox.sandbox_checks import kernel_for
 
     for module in LATE:
         importlib.import_module(module)
     for listed in typer.main.get_command(gateway.cli.main.app).commands.values():  # type: ignore[attr-defined]  # a group
         listed.loaded()
+    kernel_for(True)  # each gateway would try namespaces in a process of its own
     assert threading.active_count() == 1, "a process with threads cannot be forked safely"
     # A collection, as at the end of each process, would write to all that it shares with this one: 0.2 s for each.
     gc.collect()
