@@ -19,6 +19,8 @@ _HERE: Final = (
     "This call is in that session, which no tool ends: the call would get no answer. The client ends its own session, "
     "when it disconnects or by DELETE with its session id."
 )
+_LEAST_CHARS: Final = 4
+"""Fewer characters of an id end no session. A model that has none, or made one up, would end the only other session."""
 _PAGE: Final = 500
 _MOST: Final = 20_000
 """Maximum number of sessions in the store that are searched to find those of a principal."""
@@ -40,10 +42,12 @@ def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
 
     @server.tool(name="end_session", annotations={"idempotentHint": True})  # type: ignore[arg-type]  # or a mapping
     async def end_session(session: str) -> str:
-        """End another one of your sessions, with its processes. Give the first characters of its id."""
+        """End another one of your sessions, with its processes. Give the first characters of its id, at least four."""
+        if len(session) < _LEAST_CHARS:
+            raise ToolError("Nothing was ended: give at least the first four characters of the session's id.")
         here = current_session().id
         others = [own for own in await own_sessions(store) if own.id != here]
-        if session and here.startswith(session) and not any(own.id.startswith(session) for own in others):
+        if here.startswith(session) and not any(own.id.startswith(session) for own in others):
             raise ToolError(_HERE)
         found = _chosen(others, session)
         await lifecycle.end(found.id, "its owner ended it")

@@ -138,6 +138,8 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
             (ids["his"], "no such session"),
             ("nonsense", "no such session"),
             (ids["first"], "by DELETE"),
+            ("", "at least the first four"),
+            (ids["second"][:3], "at least the first four"),
         ):
             refused = result_of(one.tool("gateway__end_session", {"session": wrong}))
             assert refused["isError"] and why in refused["content"][0]["text"]
