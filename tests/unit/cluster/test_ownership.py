@@ -262,8 +262,10 @@ async def test_a_replica_that_drains_or_that_others_do_not_reach_holds_no_other_
 ) -> None:
     caplog.set_level("INFO")
     older, newest = await configured("a", "b")
+    newest.advertise("")
+    await newest.beat()
     await older.beat()
-    assert not await older.may_claim()
+    assert not await older.may_claim() and await older.another() is None, "nobody can ask one without an address"
     stop(newest)
     await newest.beat()
     assert await older.may_claim()
