@@ -272,7 +272,7 @@ class="badge busy">busy</span>
 {% if tasks %}
 <section class="panel" aria-labelledby="tasks">
 <header><h2 id="tasks">Tasks</h2>
-{% if has_more_tasks %}<a href="{{ root }}/admin/tasks?q={{ s.session | urlencode }}">All tasks</a>{% endif
+{% if has_more_tasks %}<a href="{{ root }}/admin/tasks?q={{ head.session | urlencode }}">All tasks</a>{% endif
 %}</header>
 {{ tables.tasks_table(tasks) }}
 </section>

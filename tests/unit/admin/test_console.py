@@ -62,6 +62,7 @@ pytestmark = pytest.mark.anyio
 HOSTILE = "\u202e<script>alert(1)</script>"
 SESSION = "abcdefgh-the-secret-rest"
 TASK = "ijklmnop-the-secret-rest"
+ENDED = "qrstuvwx-the-secret-rest"
 HOSTILE_TOOL = {"name": HOSTILE, "title": HOSTILE, "description": HOSTILE, "inputSchema": {"title": HOSTILE}}
 HOSTILE_SERVER: Any = SimpleNamespace(name="hostile", probed_tools=Tools([HOSTILE_TOOL]))
 
@@ -98,7 +99,10 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
         TimelineEntry(1.0, "refusal", correlation="blocked-1"),
         TimelineEntry(2.0, "call", outcome="failed", correlation="called-1"),
     ]
-    await backend.timelines.add([TimelinePart(head=TimelineHead(session="abcdefgh"), entries=entries)])
+    for known in ("abcdefgh", ENDED[:8]):
+        await backend.timelines.add([TimelinePart(head=TimelineHead(session=known), entries=entries)])
+    for number in range(21):
+        await backend.tasks.create(a_task(clock, id=f"{number:08}-of-ended", session_id=ENDED, server=HOSTILE))
     failure = Failure(at=1.0, name=HOSTILE, server=HOSTILE, outcome="failed", why=HOSTILE, correlation="c")
     process = ProcessFacts(server=HOSTILE, era="legacy", stderr=[HOSTILE])
     refused = RefusedRow(at=1.0, server=HOSTILE, kind="name", what=HOSTILE, why="not listed", allows=HOSTILE, count=3)
@@ -151,6 +155,12 @@ async def test_a_correlation_id_is_a_link_if_an_event_has_it(operator: httpx.Asy
     shown = (await operator.get("/admin/sessions/abcdefgh")).text
     assert "events?q=blocked-1" in shown, "the refusal is an event"
     assert 'title="called-1"' in shown and "q=called-1" not in shown, "without audit.calls, only the log has it"
+
+
+@requirement("ops.timeline")
+async def test_a_session_that_has_ended_leads_to_all_its_tasks(operator: httpx.AsyncClient) -> None:
+    shown = (await operator.get(f"/admin/sessions/{ENDED[:8]}")).text
+    assert "This session is over" in shown and f"/admin/tasks?q={ENDED[:8]}" in shown
 
 
 @requirement("ops.console-limits")
