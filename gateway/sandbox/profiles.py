@@ -110,10 +110,15 @@ class Enclosure:
 
 
 def enclosure_of(
-    settings: UpstreamSettings, sandbox: Sandbox, *, inherited: Mapping[str, str], closed: Sequence[str] = ()
+    settings: UpstreamSettings,
+    sandbox: Sandbox,
+    *,
+    inherited: Mapping[str, str],
+    closed: Sequence[str] = (),
+    private: Iterable[Path] = (),
 ) -> Enclosure:
     """Return the walls of a sandbox for a server's processes on this machine. `inherited` are the variables that the
-    processes inherit. No grant opens the addresses in `closed`."""
+    processes inherit. No grant opens the addresses in `closed`, and no grant of code opens the files in `private`."""
     here = _working_directory()
     is_own = settings.cwd == HOME or (settings.cwd is None and not _is_relative(settings, here))
     folder = here if settings.cwd in (None, HOME) else os.path.join(here, settings.cwd)
@@ -133,7 +138,7 @@ def enclosure_of(
     ]
     code = [*system_grants(), *_granted((*runtime.code, *named.read), "rx")]
     meant = [*(grant.path for grant in data), *(path for path in named.read if os.path.isfile(path))]
-    code, withheld = without_withheld(code, meant)
+    code, withheld = without_withheld(code, meant, private)
     grants = [*code, *data]
     sockets = tuple(listed.existing(sandbox.sockets))
     writable = [grant.path for grant in grants if "w" in grant.mode]
@@ -276,9 +281,11 @@ _OF_CLIENTS: Final = (".claude", ".cursor", ".gemini", ".roo", ".vscode", ".wind
 _SERVERS_THERE: Final = (_SERVERS, b'"servers"')  # VS Code's
 
 
-def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[list[Grant], list[str]]:
-    """Take files that may contain others' credentials out of the grants of code. Return the changed grants, and these
-    files.
+def without_withheld(
+    grants: Iterable[Grant], meant: Collection[str], private: Iterable[Path] = ()
+) -> tuple[list[Grant], list[str]]:
+    """Take files that may contain others' credentials out of the grants of code, and the `private` files, which need
+    not exist yet. Return the changed grants, and the files with credentials.
 
     A folder with such a file may only be listed, and everything else in it gets its own grant. The search covers
     granted folders and those between two of them, such as between a project and a script in it. Paths in `meant` stay
@@ -288,7 +295,8 @@ def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[l
     granted = {grant.path for grant in grants}
     ways = dict.fromkeys(folder for path in granted for folder in _ways(path, granted))
     withheld = sorted({path for way in ways for path in _withheld_in(way)})
-    closed = [path for path in withheld if is_within(path, granted) and not is_within(path, meant)]
+    away = dict.fromkeys((*withheld, *map(os.path.realpath, private)))
+    closed = [path for path in away if is_within(path, granted) and not is_within(path, meant)]
 
     def parts(grant: Grant) -> Iterator[Grant]:
         if is_within(grant.path, closed):
@@ -302,7 +310,7 @@ def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[l
             if not os.path.islink(path):  # what it leads to has a grant of its own, or none
                 yield from parts(grant._replace(path=path))
 
-    return [part for grant in grants for part in parts(grant)], closed
+    return [part for grant in grants for part in parts(grant)], [path for path in withheld if path in closed]
 
 
 def _ways(path: str, granted: Collection[str]) -> Iterator[str]:

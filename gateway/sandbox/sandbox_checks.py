@@ -158,7 +158,7 @@ def server_sandbox_of(
 
 def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
     """Raise an error if a sandbox lets a server read the gateway's private files, or write the packages from which
-    others start. A grant of a folder cannot exclude a file in it.
+    others start. Grants of code leave those files out; a folder that is granted as data cannot.
 
     Raises:
         ConfigurationError: one line for each grant of each sandbox, with the first file that it opens.

@@ -19,6 +19,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.profiles import Enclosure, enclosure_of
 from session_store.connect import sqlite_path
 from session_store.sqlite import KEY_FILE_ENDING
+from session_store.sqlite.database import LOCK_FILE_ENDING
 from transports.upstream.stdio import inherited
 from transports.upstream.walls.wall_specification import Walls
 
@@ -52,8 +53,10 @@ class SandboxesByTrust:
         self._name = name
         self._settings = settings
         self._sandboxes = sandboxes
-        self._enclosure_of = partial(enclosure_of, settings, inherited=inherited, closed=tuple(closed))
         self.private = tuple(private)
+        self._enclosure_of = partial(
+            enclosure_of, settings, inherited=inherited, closed=tuple(closed), private=self.private
+        )
         self._clock = clock
         self._run = run
         self._made: dict[Sandbox, tuple[float, Enclosure]] = {}
@@ -140,7 +143,8 @@ def own_files(options: GatewaySettings) -> list[Path]:
     store = []
     if urlsplit(options.store).scheme == "sqlite" and (path := str(sqlite_path(options.store))) != ".":
         database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
-        store = [path, f"{path}{KEY_FILE_ENDING}", *(f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))]
+        beside = (f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))
+        store = [path, f"{path}{KEY_FILE_ENDING}", f"{path}{LOCK_FILE_ENDING}", *beside]
     named = (key_file(), Path(options.store_file) if options.store_file else None, *map(Path, store))
     return [file for file in named if file is not None]
 

@@ -17,6 +17,7 @@ from session_store.ports.accounting import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
 
 TIMEOUT_S: Final = 1.0
+LOCK_FILE_ENDING: Final = ".lock"
 _MOST_AT_ONCE: Final = 256
 _MOST_WAITING: Final = 4_096
 """The most functions that may wait, as for a blocked disk. Further ones are refused at once."""
@@ -111,7 +112,7 @@ class Database:
 
     def _lock(self) -> None:
         try:
-            self._lock_file = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock_file = os.open(f"{self.path}{LOCK_FILE_ENDING}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._unlock()

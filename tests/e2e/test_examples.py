@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +10,20 @@ from pathlib import Path
 import httpx
 
 from tests.requirements import requirement
-from tests.support.commands import start_command
+from tests.support.commands import ROOT, run_command, start_command
 from tests.support.gateway_process import RunningGateway
 from tests.support.mcp_clients import Legacy, failed_text, result_of, tool_text
+
+
+def environment() -> dict[str, str]:
+    """Variables with which `python` is that of the environment."""
+    return {**os.environ, "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
 
 
 @contextlib.contextmanager
 def running(name: str) -> Iterator[RunningGateway]:
     """The gateway with that example's configuration, from the project's root, with the environment's `python`."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    env = {**os.environ, "PATH": path, "MCP_GATEWAY_STORE": os.environ.get("EXAMPLE_STORE", "memory://")}
+    env = {**environment(), "MCP_GATEWAY_STORE": os.environ.get("EXAMPLE_STORE", "memory://")}
     command = ["run", "--config", f"examples/{name}/mcp.json", "--port", "0"]
     gateway = RunningGateway(start_command(command, env=env))
     try:
@@ -72,6 +77,20 @@ def test_stacs_variables_and_state_are_the_sessions(http: httpx.Client) -> None:
         assert tool_text(answer) == "dunes: search 1 of agent-1 for anonymous"
         trace = result_of(answer)["_meta"]["io.github.mcp-session-gateway/trace"]
         assert tool_text(two.tool("session")).startswith(trace["session"]) and len(trace["correlation_id"]) == 32
+
+
+@requirement("box.keys")
+def test_stacs_store_beside_its_project_is_closed_to_it(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    shutil.copytree(ROOT / "examples/stac", tmp_path / "examples/stac")
+    env = environment()
+    env.pop("MCP_GATEWAY_STORE", None)
+    config = ("--config", "examples/stac/mcp.json")
+    checked = run_command("check", *config, env=env, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    assert (tmp_path / "sessions.db.keys").exists()
+    explained = run_command("sandbox", "explain", "catalog", *config, env=env, cwd=tmp_path)
+    assert f"{tmp_path}/examples/stac/server.py" in explained.stdout and "sessions.db" not in explained.stdout
 
 
 @requirement("id.carriers", "id.reattach")

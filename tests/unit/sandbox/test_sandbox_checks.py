@@ -29,7 +29,7 @@ from transports.upstream.walls.kernel_support import Kernel
 from transports.upstream.walls.wall_specification import Grant, Walls
 
 OLD = Kernel(landlock=0, filters="no filters", gate="no gate", namespaces="no namespaces", mounts="no mounts")
-BESIDE = {f"sessions.db{ending}" for ending in ("-wal", "-shm", "-journal")}
+STORE = {f"sessions.db{ending}" for ending in ("", ".keys", ".lock", "-wal", "-shm", "-journal")}
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 
 
@@ -122,11 +122,11 @@ def test_where_servers_have_cgroups_is_logged_or_why_they_have_none(caplog: pyte
 
 
 @requirement("box.told")
-def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
+def test_a_server_reads_no_store_beside_its_code_and_the_files_that_it_may_read_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = tmp_path / "project"
-    make(project, "package.json", "server.js", "mcp.json")
+    make(project, "package.json", "server.js", "mcp.json", "sessions.db")
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
     entry = {"args": [str(project / "server.js")], "sandbox": "standard"}
     settings = settings_of(
@@ -136,9 +136,20 @@ def test_files_of_the_gateway_that_a_sandbox_leaves_open_are_found(
         c={"command": "cat"},
     )
     files = [project / "mcp.json", *own_files(settings.gateway)]
-    assert {file.name for file in files} == {"mcp.json", "keys", "sessions.db", "sessions.db.keys", *BESIDE}
+    assert {file.name for file in files} == {"mcp.json", "keys", *STORE}
     opened = {one.server: {Path(file).name for file in one.opens(files)} for one in configured_sandboxes(settings)}
-    assert opened == {"a": set(), "b": {"mcp.json", "sessions.db", "sessions.db.keys", *BESIDE}, "c": set()}
+    assert opened == {"a": set(), "b": {"mcp.json"}, "c": set()}
+    walls = configured_sandboxes(settings)[1].walls
+    assert walls is not None
+    code = {Path(grant.path): grant.mode for grant in walls.grants}
+    assert code[project] == "l" and code[project / "server.js"] == "rx"
+    refuse_open(configured_sandboxes(settings), settings)
+    data = settings_of(
+        {"store": f"sqlite:///{project}/sessions.db"},
+        b={"command": "node", **entry, "sandbox": {"profile": "standard", "read": [str(project)]}},
+    )
+    with pytest.raises(ConfigurationError, match=r"grants .*/project, and with it .*/sessions\.db, which holds keys"):
+        refuse_open(configured_sandboxes(data), data)
 
 
 @requirement("box.keys")
@@ -148,8 +159,8 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
     folder, keys = tmp_path / "data", tmp_path / "data" / "deep" / "keys"
     folder.mkdir()
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(keys))
-    for profile in ("standard", "strict"):
-        settings = settings_of(files={"command": "cat", "args": [str(folder)], "sandbox": profile})
+    for sandbox in ("standard", {"profile": "strict", "read": [str(folder)]}):
+        settings = settings_of(files={"command": "cat", "args": [str(folder)], "sandbox": sandbox})
         with pytest.raises(ConfigurationError) as refused:
             refuse_open(configured_sandboxes(settings), settings)
         assert f"mcpServers.files: its sandbox grants {folder}, and with it {keys}" in str(refused.value)
