@@ -9,6 +9,7 @@ from gateway.context.session_facts import SessionFacts
 from gateway.context.session_folders import SessionFolders
 from gateway.identity.context_rules import ContextRules, own_setting
 from session_store import Session
+from transports.upstream.stdio import inherited
 from transports.upstream_port import UpstreamUnavailable
 
 
@@ -60,6 +61,12 @@ class ChildEnvironment:
             if where != own_setting(self._server) or is_template(value)
         }
         return variables | await self._secrets.fill(configured, session.principal)
+
+    def without_session(self) -> dict[str, str]:
+        """Return the variables of a child that is started for no session. They are empty or have their default, so that
+        a program that reads them starts. Variables that each child has anyway are left out: they stay what they are."""
+        always = {*inherited(), "HOME", "TMPDIR"}
+        return {name: value.default for name, value in self._names.items() if value.default or name not in always}
 
     def overriding(self, session: Session) -> frozenset[str]:
         """Return the variables of the server's own `env` whose values other settings replace for the session."""

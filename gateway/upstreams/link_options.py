@@ -124,7 +124,9 @@ class SessionResources:
 
     async def shared(self) -> LinkResources:
         """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return await self.sandboxed.shared() if self.settings.kind == "command" else LinkResources()
+        if self.settings.kind != "command":
+            return LinkResources()
+        return await self.sandboxed.shared({} if self.settings.shared else self.environment.without_session())
 
     async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, also if memory is short."""

@@ -3,7 +3,7 @@ private folder, and the package that it is started from."""
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,14 +52,14 @@ class SandboxedResources:
         """Return True while memory is short: then only processes that a client waits for are started."""
         return self._memory.is_short
 
-    async def shared(self) -> LinkResources:
-        """Return the resources, with walls, of a link that belongs to no session, or to many.
+    async def shared(self, env: Mapping[str, str]) -> LinkResources:
+        """Return the resources, with walls and the variables `env`, of a link that belongs to no session, or to many.
 
         Raises:
             UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is free for the process.
         """
         try:
-            return await self.of_session(LinkResources(), "", self._by_trust.shared)
+            return await self.of_session(LinkResources(given=ConnectOptions(env=env)), "", self._by_trust.shared)
         except Refused as refused:
             raise StartRefused(refused) from None
 

@@ -66,6 +66,12 @@ def test_parachutes_variables_say_whose_session_it_is(http: httpx.Client) -> Non
         assert Legacy(gateway.url, http).initialize().status_code == 401
 
 
+@requirement("ctx.env-names")
+def test_parachutes_server_starts_without_a_session() -> None:
+    checked = run_command("check", "--config", "examples/parachute/mcp.json", env=environment())
+    assert checked.returncode == 0, checked.stderr
+
+
 @requirement("ctx.env-names", "ctx.state", "ctx.meta-out")
 def test_stacs_variables_and_state_are_the_sessions(http: httpx.Client) -> None:
     with running("stac") as gateway:

@@ -381,7 +381,7 @@ async def test_too_little_memory_refuses_a_process_and_releases_what_it_was_give
         await server.link()
     assert server.ended == ["closed"]
     with pytest.raises(StartRefused, match="it needs more memory") as failed:
-        await server.sandboxed.shared()
+        await server.sandboxed.shared({})
     assert failed.value.refused.data["retryAfter"] == 30
     parts: Any = dict.fromkeys(
         ("grants", "assertions", "credentials", "environment", "quotas", "take_prestarted"), SimpleNamespace()
@@ -410,7 +410,7 @@ async def test_without_walls_a_link_is_left_as_it_was_and_nothing_is_fetched(fol
     assert replace(link.given, began=print) == ConnectOptions(env={"A": "session"}, began=print)
     link.close()
     assert server.ended == ["closed"]
-    assert walls_of(await server.sandboxed.shared()), "such a process has the walls of the least trusted session"
+    assert walls_of(await server.sandboxed.shared({})), "such a process has the walls of the least trusted session"
 
 
 @requirement("box.package-once", "box.package-equal")
