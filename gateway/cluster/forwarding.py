@@ -360,6 +360,8 @@ class Forwarder:
             outcome = Outcome.CUT_OFF if leased else Outcome.GONE
         if outcome not in _NOT_REACHED:
             return False
+        if cluster.is_leaving or not await cluster.may_claim():  # looking may take as long as a lease
+            return False
         await self._claim(session, outcome, address if leased else None)
         return True
 
