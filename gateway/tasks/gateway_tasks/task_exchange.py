@@ -170,8 +170,10 @@ class TaskExchange(Exchange):
         become a task, the task asks."""
         self._holds_questions = False
         held, self._held = self._held, None
-        if held is not None and self.state is ExchangeState.SENT and self.suspendable().questions:
-            self.suspend(held)
+        suspended = self.suspendable() if held is not None and self.state is ExchangeState.SENT else None
+        # While more questions are gathered, all are asked once they are there.
+        if held is not None and suspended is not None and suspended.questions and not suspended.is_gathering:
+            self.suspend(held | {"inputRequests": msgspec.Raw(encode(suspended.requests()))})
 
     def suspend(self, result: Object) -> None:
         if self._holds_questions:

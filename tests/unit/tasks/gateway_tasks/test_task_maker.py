@@ -183,6 +183,24 @@ async def test_a_question_before_the_task_is_stored_is_asked_by_the_task_or_the_
         assert stored is not None and stored.status == "input_required"
 
 
+async def test_questions_that_are_still_gathered_are_asked_once() -> None:
+    parts = Parts()
+    await parts.waiting()
+    server, suspended = Server(), parts.exchange.suspendable()
+    parts.exchange.sent_as(server.conversation, 1, None, 0.0)
+    for number in (b"1", b"2"):
+        suspended.add(InputRequest(server.conversation, number, "elicitation/create", {}))
+        assert suspended.gather()
+        if number == b"1":
+            suspended.gathered()
+            parts.exchange.suspend({"resultType": msgspec.Raw(b'"input_required"')})
+    await parts.goes_on()
+    assert not parts.exchange.is_suspended, "the timer of the second question asks"
+    suspended.gathered()
+    parts.exchange.suspend({"resultType": msgspec.Raw(b'"input_required"')})
+    assert parts.exchange.is_suspended and len(parts.exchange.open_questions()) == 2
+
+
 async def test_a_call_that_is_refused_is_refused() -> None:
     parts, refused = Parts(after_s=60.0), asyncio.Event()
     refused.set()
