@@ -366,7 +366,7 @@ class EndsSessions(Protocol):
         ...
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class TriedCalls:
     """Call tools in the name of operators.
 

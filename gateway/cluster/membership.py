@@ -77,7 +77,7 @@ class Beats:
             self._cluster.lease.held(began)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Membership:
     """Join the cluster and keep the membership alive.
 

@@ -82,7 +82,7 @@ class UpstreamSettings(BaseModel):
     """The program to start, found by PATH."""
     args: tuple[str, ...] = ()
     """Arguments of the command."""
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default={}, repr=False)
     """Environment variables of the child. They override all others. `${secret:NAME}` is replaced by a secret of the
     principal."""
     cwd: str | None = None

@@ -39,7 +39,7 @@ class _ErrorText(msgspec.Struct):
     content: list[dict[str, Any]] = []
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RequestLog:
     """Records the outcome of each request, and logs at most `lines_per_s` lines per second.
 

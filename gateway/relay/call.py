@@ -186,7 +186,7 @@ class Clients(Protocol):
         """Send a call that may become a task, and return the reply. Return None if it may not: nothing was sent."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Calls:
     """Answer the requests of clients of both eras."""
 

@@ -35,7 +35,7 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EndpointServers:
     """Present the servers of one URL as one. A single server is relayed unchanged; several are merged
     (`merged_servers`). Answers that combine several servers do not wait for those that are slow (`late_servers`)."""
@@ -47,9 +47,7 @@ class EndpointServers:
     merged: MergedServers
     late: LateServers
     extensions: ExtensionRelay
-
-    def __post_init__(self) -> None:
-        """Relays the methods that MCP does not define."""
+    """Relays the methods that MCP does not define."""
 
     @property
     def lists_in_sessions(self) -> bool:

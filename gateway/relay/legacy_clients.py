@@ -180,7 +180,7 @@ async def _record(reply: CallReply) -> None:
         reply.done()
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LegacyHandshake:
     """Answer `initialize`. If the handshake is refused, end the session that it has opened."""
 
@@ -242,7 +242,7 @@ class LegacyHandshake:
             await self.lifecycle.end(resolved.live.session.id, "handshake refused")
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LegacyClients:
     """Handle the messages of legacy clients."""
 

@@ -24,7 +24,7 @@ from transports.inbound_port import Answer, Carried, EventSource, Refused, Reque
 from transports.jsonrpc import encode
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class MessageHandler:
     """Handle the messages of inbound wires (`transports.inbound_port.Handler`)."""
 

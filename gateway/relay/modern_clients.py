@@ -84,7 +84,7 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
         raise Refused(400, MISSING_CAPABILITY, text, data={"requiredCapabilities": missing})
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ModernClients:
     """Handle the messages of modern clients. `result_meta` is the setting with that name."""
 

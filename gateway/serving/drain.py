@@ -40,7 +40,7 @@ COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
 """The result of a stream that the gateway ends."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Drain:
     """Drain this process, and report whether it is ready. Implements `admin.replica.Serving`."""
 

@@ -53,7 +53,7 @@ ANSWER_S: Final = 2.0
 """Seconds after which a store without an answer counts as unavailable. Probes often time out after a few seconds."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Readiness:
     """Decide whether this process is ready, and cache the store's answer for a second.
 

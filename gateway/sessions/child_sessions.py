@@ -61,7 +61,7 @@ def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
     return tool | {"inputSchema": schema | {"properties": {**properties, ARGUMENT: _SCHEMA}}}
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ChildSessions:
     """Let a client keep several sessions apart through one connection: answer its calls of `open_session` and
     `close_session`, and move a call whose argument `session` names a child session into that session."""

@@ -17,7 +17,7 @@ from transports.era import Era
 from transports.inbound_port import Carried, Request
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class HttpSseSessions:
     """Finds or opens the session of an event stream. The client's `initialize` loads it (`resolve_initialize.py`)."""
 

@@ -28,7 +28,7 @@ from session_store.session import (
 from transports.inbound_port import Request
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class SessionOpener:
     """Builds the record of a new session from a request and the operator's settings, and stores it."""
 

@@ -23,7 +23,7 @@ from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class SessionResolver:
     """Finds the sessions of requests. `initialize` has rules of its own: `resolve_initialize.py`."""
 

@@ -17,7 +17,7 @@ from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class InitializeResolver:
     """Finds or opens the sessions of `initialize` requests."""
 

@@ -45,7 +45,7 @@ _MOST_LISTED: Final = 1_024
 """Maximum number of tasks that are forwarded from one page of a server."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class LegacyTasks:
     """Handles calls of legacy clients that request a task, and their requests about tasks."""
 

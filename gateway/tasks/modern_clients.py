@@ -29,7 +29,7 @@ from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ModernTasks:
     """Turns calls of modern clients into tasks, and answers requests about tasks. `maker` is None if tasks are off
     (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""

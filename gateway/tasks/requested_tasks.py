@@ -44,7 +44,7 @@ _NULL: Final = b"null"
 _NUMBER: Final = frozenset(b"-0123456789")
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class RequestedTasks:
     """Creates tasks for clients that request them, and answers requests about these tasks. `maker` is None if tasks are
     off (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""

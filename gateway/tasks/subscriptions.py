@@ -129,7 +129,7 @@ class TaskSubscriptions:
             part.cancel(_STREAM_CLOSED)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class TaskListening:
     """Serves the streams that notify modern clients of tasks."""
 

@@ -55,7 +55,7 @@ class _LeftOut:
 _GATEWAY_AWAY: Final = ". Start the gateway at {url} (`mcp-session-gateway run`), or give its URL with --url"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class UpstreamFactory:
     """Build the `ConfiguredUpstream` of each server.
 

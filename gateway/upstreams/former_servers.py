@@ -35,7 +35,7 @@ def _has_calls(live: LiveSession) -> bool:
     return live.busy > live.open_streams + listening
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Former:
     """A server of a former configuration. `used`: for each conversation, the number of its last request, and since
     when."""

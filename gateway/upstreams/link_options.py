@@ -50,7 +50,7 @@ class PrestartedProcess:
         self.forget()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SessionResources:
     """Build the resources of links to one server.
 

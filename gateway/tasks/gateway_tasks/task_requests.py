@@ -101,7 +101,7 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
         return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MadeTasks:
     """Answers requests about the tasks that the gateway has created, for all sessions. To other principals, and to
     credentials that may not use its tool, a task is unknown."""
