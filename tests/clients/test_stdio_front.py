@@ -193,7 +193,8 @@ def test_a_host_learns_what_its_gateway_reports_and_where_a_gateway_was_looked_f
         _, *told = [host.ask("tools/call", {"name": f"main__{name}"}) for name in ("crash", "pid", "pid", "fail")]
         *restarts, failed = [answer["result"].get("_meta") for answer in told]
         assert restarts == [{RESTARTED: {"reason": "crash"}}, None]
-        assert failed["io.github.mcp-session-gateway/trace"]["correlation_id"] in gateway.stderr()
+        correlation = failed["io.github.mcp-session-gateway/trace"]["correlation_id"]
+        assert eventually(lambda: correlation in gateway.stderr()), "lines are written together, some ms later"
         assert host.end() == 0
     strict = Typed("--url", gateway.url, "--strict", child=())
     assert strict.end() == 2 and "server gateway: server 'gateway' cannot be reached" in strict.log()
