@@ -50,10 +50,10 @@ class SqliteAuditTrail(Tables):
 
     @transaction
     def record(self, db: sqlite3.Connection, events: Sequence[AuditEvent]) -> None:
-        for part, found in by_part(events).items():
+        rows = {part: [(msgspec.json.encode(event),) for event in found] for part, found in by_part(events).items()}
+        for part, found in rows.items():
             table = audit_table(part)
-            rows = [(msgspec.json.encode(event),) for event in found]
-            db.executemany(f"INSERT INTO {table} (event) VALUES (?)", rows)
+            db.executemany(f"INSERT INTO {table} (event) VALUES (?)", found)
             last = f"(SELECT MAX(number) FROM {table})"
             db.execute(f"DELETE FROM {table} WHERE number <= {last} - ?", (MAX_AUDIT_EVENTS,))
 

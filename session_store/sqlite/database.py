@@ -224,7 +224,8 @@ Owner = TypeVar("Owner", bound=Tables)
 def transaction(
     work: Callable[Concatenate[Owner, sqlite3.Connection, Given], Result],
 ) -> Callable[Concatenate[Owner, Given], Coroutine[Any, Any, Result]]:
-    """Make an asynchronous method of one that works with the connection: it runs in a transaction (`Database.run`)."""
+    """Make an asynchronous method of one that works with the connection: it runs in a transaction, in the thread of the
+    database (`Database.run`). Encode values before the first statement: only an error of SQLite undoes statements."""
 
     @functools.wraps(work)
     async def method(part: Owner, /, *arguments: Given.args, **named: Given.kwargs) -> Result:
