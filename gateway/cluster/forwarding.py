@@ -359,6 +359,7 @@ class Forwarder:
         else:
             outcome = Outcome.CUT_OFF if leased else Outcome.GONE
         if outcome not in _NOT_REACHED:
+            cluster.owner_answered(session.id)
             return False
         if cluster.is_leaving or not await cluster.may_claim():  # looking may take as long as a lease
             return False

@@ -259,6 +259,9 @@ class Store:
         self.taken: list[bool] = []
         self.loaded: list[Any] = []
         self.is_leaving, self.owner, self.replica = False, "dead", "me"
+        self.leaves_meanwhile = False
+        self.answered: list[str] = []
+        self.owner_answered = self.answered.append
         vars(self).update(more)
 
     async def may_claim(self) -> bool:
@@ -272,6 +275,7 @@ class Store:
 
     async def look_for(self, _: Any, address: str) -> Outcome:
         self.looked.append(address)
+        self.is_leaving = self.leaves_meanwhile
         if isinstance(self.look, Exception):
             raise self.look
         return self.look
@@ -299,12 +303,15 @@ async def test_a_replica_that_is_asked_to_claim_looks_for_the_owner_itself(found
     store = Store(found)
     assert await store.asked().claim_for_peer("s") is bool(taken) and store.looked == ["a:1"]
     assert store.taken == taken and [one.owner for one in store.loaded] == ["me"] * len(taken)
+    assert len(store.answered) == (not taken), "an owner that answers may be claimed from again, later"
 
 
 @requirement("rep.takeover", "live.reload")
 async def test_a_replica_that_may_not_claim_does_not_do_it_for_a_peer() -> None:
     for store in (Store(may_claim=False), Store(is_leaving=True)):
         assert not await store.asked().claim_for_peer("s") and not store.looked
+    drains = Store(leaves_meanwhile=True)
+    assert not await drains.asked().claim_for_peer("s") and drains.looked and not drains.taken
     store = Store(Refused(503, 0, "it may run"))
     with pytest.raises(Refused):
         await store.asked().claim_for_peer("s")
