@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from transports.upstream.line_splitter import LineSplitter, StderrTail
@@ -185,7 +185,7 @@ class Command:
     """A command to start. `env` is the whole environment; its PATH is searched for the program."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)  # it may hold secrets
     cwd: str | None = None
     walls: Walls | None = None
 
