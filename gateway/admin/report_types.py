@@ -236,8 +236,17 @@ class SessionTotals(msgspec.Struct, kw_only=True):
 
     def count(self, part: SessionPart) -> None:
         """Add one session to the totals."""
-        counts = {name: getattr(part, name) for name in ("calls", "failed", "in_flight", "memory_bytes")}
-        self.add(SessionTotals(sessions=1, states={part.state: 1}, failing=part.failed > 0, **counts))
+        self.add(
+            SessionTotals(
+                sessions=1,
+                states={part.state: 1},
+                failing=int(part.failed > 0),
+                calls=part.calls,
+                failed=part.failed,
+                in_flight=part.in_flight,
+                memory_bytes=part.memory_bytes,
+            )
+        )
 
     def add(self, other: "SessionTotals") -> None:
         """Add the totals of further sessions to these."""

@@ -131,10 +131,6 @@ class RequestLog:
         self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
         if self._left > 0:
             self._left -= 1
-            of_session: dict[str, Any] = {}
-            if session is not None:
-                of_session = {"session": redact(session.id), "principal": str(session.principal)}
-                of_session["context"] = self.fields(session)
             self._line(
                 exchange.method,
                 outcome,
@@ -142,10 +138,12 @@ class RequestLog:
                 era=exchange.era,
                 server=server,
                 tool=exchange.tool,
+                session="" if session is None else redact(session.id),
+                principal="" if session is None else str(session.principal),
                 correlation=exchange.correlation,
                 reason=why,
+                context={} if session is None else self.fields(session),
                 about=exchange.log_facts,
-                **of_session,
             )
         else:
             self._left_out += 1
