@@ -36,7 +36,7 @@ _MAX_RETIRED: Final = 8
 _FEW: Final = 4
 
 UNREACHED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
-"""Errors of a server that cannot be asked."""
+"""Errors of a server that does not start, refuses the handshake, or is lost."""
 
 JUST_S: Final = 1.0
 """Seconds during which a failed start is not repeated. Callers that try again at once get the same error."""

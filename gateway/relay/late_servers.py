@@ -38,7 +38,7 @@ from transports.upstream_port import UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = (*UNREACHED, TimeoutError, OutOfMemory)
-"""Errors that mean that a server cannot be asked."""
+"""Errors of a server that cannot be asked, or not in time, or for which the machine has no memory."""
 
 _MOST_REASONS: Final = 16
 

@@ -220,13 +220,14 @@ class TaskMaker:
             exchange.hold_questions()
         reply.begin_after(
             0.0 if is_at_once else self._settings.after_s,
-            lambda: self._tasks.spawn(self._make_or_not(exchange, request, reply, tool_of)),
+            lambda: self._tasks.spawn(self._make_then_ask(exchange, request, reply, tool_of)),
         )
         return reply
 
-    async def _make_or_not(
+    async def _make_then_ask(
         self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf
     ) -> None:
+        """Turn a call into a task, or not (`_make`). Only then ask what its server has asked meanwhile."""
         try:
             await self._make(exchange, request, reply, tool_of)
         finally:
