@@ -164,18 +164,19 @@ def test_a_machine_that_cannot_hold_a_sandbox_is_told_and_refused_where_it_is_re
 
 @requirement("box.keys")
 def test_nothing_is_served_where_a_sandbox_opens_the_store(tmp_path: Path) -> None:
-    program = tmp_path / "project" / "server.py"
-    program.parent.mkdir()
+    program, data = tmp_path / "project" / "server.py", tmp_path / "data"
+    for folder in (program.parent, data):
+        folder.mkdir()
     program.write_text("import sys; sys.stdin.read()")
     config = tmp_path / "mcp.json"
-    store = f"sqlite:///{program.parent}/sessions.db"
-    entry = {"command": sys.executable, "args": [str(program), str(program.parent)]}
+    store = f"sqlite:///{data}/sessions.db"
+    entry = {"command": sys.executable, "args": [str(program), str(data)]}
     config.write_text(json.dumps({"mcpServers": {"notes": entry}, "gateway": {"store": store}}))
     for arguments in (("check", "--offline"), ("run", "--port", "0")):
         refused = run_command(*arguments, "--config", str(config))
         told = " ".join(refused.stderr.split())
         assert refused.returncode == 2 and "mcpServers.notes: its sandbox grants" in told, told
-        assert str(program.parent) in told.replace(" ", "") and "sessions.db" in told
+        assert str(data) in told.replace(" ", "") and "sessions.db" in told
 
 
 def message(number: int, method: str, **params: Any) -> str:
