@@ -11,12 +11,14 @@ from typing import Protocol
 import msgspec
 
 from gateway.bridge.modern_server_subscriptions import caller_of
+from gateway.bridge.request_state import is_input_required
+from gateway.calls.conversation import conversation_of
 from gateway.calls.exchange import Exchange, ExchangeConversation, fallback_id
 from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
-from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, store_refused
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed_call import LogFacts
 from gateway.protocol.extensions import object_of
@@ -128,7 +130,7 @@ class TaskExchange(Exchange):
     _is_quiet = False  # the client has not asked for progress
     _progress: bytes | None = None  # the last notification before it became a task
     _holds_questions = False
-    _held: Object | None = None  # the result with the server's questions
+    _held: Object | Message | None = None  # the result that asks: of a suspended call, or the server's own answer
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
         if self.request is None:
@@ -170,10 +172,25 @@ class TaskExchange(Exchange):
         become a task, the task asks."""
         self._holds_questions = False
         held, self._held = self._held, None
-        suspended = self.suspendable() if held is not None and self.state is ExchangeState.SENT else None
+        if held is None or self.state is not ExchangeState.SENT:
+            return
+        if isinstance(held, Message):
+            self._settle_held(held)
+            return
+        suspended = self.suspendable()
         # While more questions are gathered, all are asked once they are there.
-        if held is not None and suspended is not None and suspended.questions and not suspended.is_gathering:
+        if suspended.questions and not suspended.is_gathering:
             self.suspend(held | {"inputRequests": msgspec.Raw(encode(suspended.requests()))})
+
+    def _settle_held(self, message: Message) -> None:
+        conversation = conversation_of(self)
+        try:
+            self.settle(message)
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # nobody else would answer the call
+            reason = f"server {conversation.name!r} answered with a result that cannot be read"
+            self.fail(OUTCOME_UNKNOWN, reason)
+        if self.is_over:
+            conversation.end(self)
 
     def suspend(self, result: Object) -> None:
         if self._holds_questions:
@@ -187,12 +204,16 @@ class TaskExchange(Exchange):
         self.work.asks()
 
     def settle(self, message: Message) -> None:
-        if self.work is not None and isinstance(message.result, msgspec.Raw):
+        if (self._holds_questions or self.work is not None) and isinstance(message.result, msgspec.Raw):
             result = object_of(message.result)
-            if bytes(result.get("resultType", b"")) == b'"input_required"':
+            if is_input_required(result) and self._holds_questions:
+                self._held = message
+                conversation_of(self).calls.wait(self)  # the server has answered, but the call has not ended
+                return
+            if is_input_required(result) and self.work is not None:
                 self.work.rounds(result)
                 return
-            if is_task(result):
+            if is_task(result) and self.work is not None:
                 self.work.follow(result)
                 return
         super().settle(message)

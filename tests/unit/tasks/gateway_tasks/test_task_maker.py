@@ -8,14 +8,15 @@ import msgspec
 import pytest
 
 from gateway.calls.suspended_call import InputRequest
-from gateway.errors import UPSTREAM_UNAVAILABLE, OutOfMemory, unreachable
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, OutOfMemory, unreachable
 from gateway.protocol.merged_lists import Called
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import StoredCall
 from session_store import StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
+from tests.support.fake_upstream import FakeUpstream
 from tests.unit.calls.parts import Server, turns
-from tests.unit.tasks.parts import HANDLES, Replica, Store, an_exchange, result
+from tests.unit.tasks.parts import CALLER, HANDLES, Replica, Store, an_exchange, result
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 
@@ -181,6 +182,76 @@ async def test_a_question_before_the_task_is_stored_is_asked_by_the_task_or_the_
         await parts.table.settled()
         stored = await parts.stored()
         assert stored is not None and stored.status == "input_required"
+
+
+ASKS = {
+    "resultType": "input_required",
+    "requestState": "s",
+    "inputRequests": {"k": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}},
+}
+
+
+async def asked_by_a_result() -> tuple[Parts, Answer, FakeUpstream]:
+    """A call that its server answers with a question while its task waits for the store."""
+    parts, upstream = Parts(), FakeUpstream()
+    parts.exchange.caller = CALLER
+    answer = await parts.waiting()
+    await upstream.conversation.start(parts.exchange, PARAMS, {})
+    upstream.links[0].answer(ASKS)
+    await turns()
+    assert answer.replies.first is None and upstream.conversation.has_calls
+    return parts, answer, upstream
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_result_that_asks_before_the_task_is_stored_goes_to_the_task_or_the_client(*, is_stored: bool) -> None:
+    parts, answer, upstream = await asked_by_a_result()
+    parts.store.tasks.failures = [] if is_stored else [StoreUnavailable("away")]
+    await parts.goes_on()
+    first = await parts.first(answer)
+    assert upstream.conversation.has_calls is is_stored
+    if not is_stored:
+        assert first == ASKS
+        return
+    assert first["resultType"] == "task"
+    await parts.table.settled()
+    stored = await parts.stored()
+    assert stored is not None and stored.status == "input_required"
+    (running,) = parts.table
+    running.answer({key: msgspec.Raw(b"{}") for key in parts.exchange.open_questions()})
+    await turns()
+    assert upstream.links[0].sent[-1]["params"]["inputResponses"] == {"k": {}}
+
+
+async def test_a_result_that_asks_is_dropped_if_the_call_ends_before_its_task_is_stored() -> None:
+    parts, answer, upstream = await asked_by_a_result()
+    await upstream.conversation.close()
+    frame = await answer.replies.next()
+    assert frame is not None and frame.error_code == OUTCOME_UNKNOWN
+    await parts.goes_on()
+    assert await parts.stored() is None and not upstream.conversation.has_calls
+
+
+async def test_a_held_question_that_the_client_has_not_declared_fails_the_task_and_frees_the_server() -> None:
+    parts, answer, upstream = await asked_by_a_result()
+    parts.exchange.caller = None
+    await parts.goes_on()
+    assert (await parts.first(answer))["resultType"] == "task"
+    await parts.table.settled()
+    stored = await parts.stored()
+    assert stored is not None and stored.status == "failed" and not upstream.conversation.has_calls
+
+
+async def test_a_held_result_that_cannot_be_passed_on_fails_its_call() -> None:
+    def fails(exchange: object, result: object) -> Any:
+        raise ValueError("no state")
+
+    parts, answer, upstream = await asked_by_a_result()
+    parts.exchange.shape_with(fails)
+    parts.store.tasks.failures = [StoreUnavailable("away")]
+    await parts.goes_on()
+    frame = await answer.replies.next()
+    assert frame is not None and frame.error_code == OUTCOME_UNKNOWN and not upstream.conversation.has_calls
 
 
 async def test_questions_that_are_still_gathered_are_asked_once() -> None:
