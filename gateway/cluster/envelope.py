@@ -48,12 +48,14 @@ Nonce = tuple[Annotated[str, msgspec.Meta(min_length=NAME_CHARS, max_length=NAME
 
 
 class Refusal(enum.StrEnum):
-    """The reason why a replica refuses an envelope."""
+    """The reason why a replica refuses an envelope, or what a peer asks for in it."""
 
     INVALID = "invalid"
     """The envelope's age or content is wrong."""
     SEEN = "seen"
     """A copy of the envelope was accepted before."""
+    OWNED = "owned"
+    """The replica that was asked to claim a session reaches the session's owner."""
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -28,7 +28,7 @@ from gateway.policy.rate_limits import RateLimits
 from session_store import Session, StoreUnavailable
 from transports.inbound.connection_handover import ANSWERED_BY
 from transports.inbound.event_stream import continued
-from transports.inbound.http import Guard, Receive, Scope, Send
+from transports.inbound.http import ClientWatch, Guard, Receive, Scope, Send
 from transports.inbound_port import Answer, AnsweringConnection, CallValues, HeaderList, OwnedByPeer, Refused, Request
 from transports.jsonrpc import is_one_value
 from transports.peer_channel import PeerCall
@@ -324,24 +324,35 @@ class Forwarder:
         elif await cluster.may_claim():
             await self._claim(session, outcome, address if leased else None)
         elif not reply.has_started:
-            return await self._have_claimed(session)
+            return await self._have_claimed(session, reply)
         return outcome
 
-    async def _have_claimed(self, session: Session) -> Outcome:
+    async def _have_claimed(self, session: Session, reply: RelayedReply) -> Outcome:
         """Have another replica claim the session of an owner that this one does not reach, because this one may claim
         none. It looks for the owner itself: this replica alone may be cut off. Nothing of the request is sent before
-        the claim. Raises `Refused`: 503, no other replica is reached, or none claims the session."""
+        the claim. Return `ANSWERED` if the client has left. Raises `Refused`: 503, the owner answers, or no other
+        replica claims the session."""
         tried, has_claimed = [session.owner], None
-        while has_claimed is None and (another := await self._cluster.another(*tried)) is not None:
-            has_claimed = await self._peers.has_claimed(Peer(*another), session.id)
-            tried.append(another[0])
+        try:
+            async with asyncio.timeout(None) as waiting:
+                watch = ClientWatch(reply.receive, lambda: waiting.reschedule(0.0))
+                try:
+                    while has_claimed is None and (another := await self._cluster.another(*tried)) is not None:
+                        has_claimed = await self._peers.has_claimed(Peer(*another), session.id)
+                        tried.append(another[0])
+                finally:
+                    watch.stop()
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            return Outcome.ANSWERED
         if not has_claimed:
             raise unreachable()
         return Outcome.MOVED
 
-    async def claim_for_peer(self, session_id: str) -> bool:
-        """Claim a session for a peer that may claim none, unless this replica reaches the session's owner, or may claim
-        none either. Return False if the owner stays.
+    async def claim_for_peer(self, session_id: str) -> bool | None:
+        """Claim a session for a peer that may claim none, unless this replica reaches the session's owner. Return False
+        if it does; None if this replica may claim none either.
 
         Raises:
             Refused: 503, the owner may run.
@@ -349,7 +360,7 @@ class Forwarder:
         """
         cluster = self._cluster
         if cluster.is_leaving or not await cluster.may_claim():
-            return False
+            return None
         session = await cluster.owned_elsewhere(session_id)
         if session is None:
             return True
@@ -362,7 +373,7 @@ class Forwarder:
             cluster.owner_answered(session.id)
             return False
         if cluster.is_leaving or not await cluster.may_claim():  # looking may take as long as a lease
-            return False
+            return None
         await self._claim(session, outcome, address if leased else None)
         return True
 

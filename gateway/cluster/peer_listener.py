@@ -51,7 +51,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class PeerListener:
     """Serve the requests of peers. `refused` is called for each sender that is not a replica of this store, or that
     breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of that
-    replica for a while. `claim` gets a session's id, and returns False if the session's owner stays."""
+    replica for a while. `claim` gets a session's id, and returns True if this replica has claimed the session, False if
+    the session's owner answers, None if this replica does not know."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class PeerListener:
         *,
         refused: Callable[[], None],
         hold: Callable[[str], bool],
-        claim: Callable[[str], Coroutine[Any, Any, bool]],
+        claim: Callable[[str], Coroutine[Any, Any, bool | None]],
     ) -> None:
         self._envelopes = envelopes
         self._endpoints = endpoints
@@ -114,12 +115,15 @@ class PeerListener:
 
     async def _claim_for(self, call: Call, session_id: str) -> None:
         """Claim a session for the peer that has called, and answer. Its calls for one session share one claim."""
+        claimed = None
         try:
             with contextlib.suppress(Refused, StoreUnavailable):
-                if await self._tasks.share(session_id, functools.partial(self._claim, session_id)):
-                    call.end(b"a")
+                claimed = await self._tasks.share(session_id, functools.partial(self._claim, session_id))
         finally:
-            call.end(b"m")  # does nothing after `a`
+            if claimed is None:
+                call.end(b"m")
+            else:
+                call.end(*((b"a", b"") if claimed else (b"r", Refusal.OWNED.value.encode())))
 
     def _learn(self, repeated: RepeatedHead, post: StartedPost) -> None:
         """Let calls like a POST that was answered in one piece take the fast path from now on. If too many HTTP heads

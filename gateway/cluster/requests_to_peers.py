@@ -409,15 +409,19 @@ class PeerRequests:
         agreed = False
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost, TimeoutError):
             async with asyncio.timeout(_HOLD_WITHIN_S):
-                asked = (self._agrees(Peer(*peer), HOLD, self._cluster.replica) for peer in peers.items())
-                agreed = all(await asyncio.gather(*asked))
+                asked = (self._answer(Peer(*peer), HOLD, self._cluster.replica) for peer in peers.items())
+                agreed = all(kind == b"h" for kind, _ in await asyncio.gather(*asked))
         return agreed
 
     async def has_claimed(self, peer: Peer, session_id: str) -> bool | None:
-        """Have a replica claim a session, unless it reaches the session's owner. Return False if it does not claim it;
-        None if the replica is not reached. Then it may claim the session nevertheless."""
+        """Have a replica claim a session, unless it reaches the session's owner. Return False if it does; None if the
+        replica may claim none, or is not reached. One that is not reached may claim the session nevertheless."""
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost):
-            return await self._agrees(peer, CLAIM, session_id)
+            kind, payload = await self._answer(peer, CLAIM, session_id)
+            if kind == b"h":
+                return True
+            if payload == Refusal.OWNED.value.encode():
+                return False
         return None
 
     async def look_for(self, session: Session, address: str) -> Outcome:
@@ -426,12 +430,12 @@ class PeerRequests:
         request = ForwardedRequest(Route(session, session.principal, None), greeting, b"")
         return await self._ask(peer, Copies(peer, request, [], self._envelopes, self._channels), _GreetingReply())
 
-    async def _agrees(self, peer: Peer, path: str, about: str) -> bool:
-        """Send a request that only replicas send, and return True if the peer agrees to it."""
+    async def _answer(self, peer: Peer, path: str, about: str) -> tuple[bytes, bytes]:
+        """Send a request that only replicas send, and return the first frame of the answer: `h` if the peer agrees."""
         channel = await self._channels.open(peer)
         call = channel.ask(SharedFacts(path=path, session=about).packed(), self._envelopes.facts(None), b"")
         try:
-            return (await call.next())[0] == b"h"
+            return await call.next()
         finally:
             call.close()
 

@@ -373,7 +373,7 @@ retry:
             :: else -> goto resolve
             fi
         }
-asks: /* PeerRequests.has_claimed; Forwarder.claim_for_peer at the replica `by` */
+asks: /* PeerRequests.has_claimed; Forwarder.claim_for_peer at the replica `by`. If it may claim none, there is no other */
         atomic {
             runs(entry);
             if

@@ -1,5 +1,6 @@
 """A call that was sent to the owner on a channel, when the owner is not found any more: nobody asks it."""
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -309,14 +310,64 @@ async def test_a_replica_that_is_asked_to_claim_looks_for_the_owner_itself(found
 @requirement("rep.takeover", "live.reload")
 async def test_a_replica_that_may_not_claim_does_not_do_it_for_a_peer() -> None:
     for store in (Store(may_claim=False), Store(is_leaving=True)):
-        assert not await store.asked().claim_for_peer("s") and not store.looked
+        assert await store.asked().claim_for_peer("s") is None and not store.looked, "it knows nothing of the owner"
     drains = Store(leaves_meanwhile=True)
-    assert not await drains.asked().claim_for_peer("s") and drains.looked and not drains.taken
+    assert await drains.asked().claim_for_peer("s") is None and drains.looked and not drains.taken
     store = Store(Refused(503, 0, "it may run"))
     with pytest.raises(Refused):
         await store.asked().claim_for_peer("s")
     moved = Store(owner="me")
     assert await moved.asked().claim_for_peer("s") and not (moved.looked + moved.taken), "the record is read again"
+
+
+OTHERS = [("dead", "a:1"), ("one", "b:1"), ("two", "c:1")]
+
+
+async def another(*but: str) -> tuple[str, str] | None:
+    return next((each for each in OTHERS if each[0] not in but), None)
+
+
+class Asking(Store):
+    """A replica that may claim no session, and has its request forwarded. Replicas answer `answers` in turn, to its
+    request as to its question whether they claim the session; `asked` has their names. A future is waited for."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__(may_claim=False, another=another)
+        self.answers = list(answers)
+        self.asked_of: list[str] = []
+        self.send, self.scope = AsyncMock(), a_scope()
+
+    async def ask(self, peer: Peer, _: ForwardedRequest, reply: RelayedReply) -> Any:
+        if peer.replica == self.session.owner:
+            return Outcome.GONE
+        answer = await self.has_claimed(peer, "")
+        if answer is Outcome.LOST:
+            reply.start()
+        return answer
+
+    async def has_claimed(self, peer: Peer, session_id: str) -> Any:
+        self.asked_of.append(peer.replica)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    async def beat(self) -> None: ...
+
+    async def forwarded(self, receive: Any = NOBODY) -> Any:
+        guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
+        here: Any = self
+        forwarder = Forwarder(
+            *(here, here, guard, NOBODY),
+            take_over=lambda _: None,
+            is_here=lambda _: False,
+            stripped=lambda headers: headers,
+        )
+        return await forwarder.forward(Route(self.session, ALICE, None), self.scope, b"{}", receive, self.send)
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
 
 
 @requirement("rep.takeover", "live.reload")
@@ -328,36 +379,30 @@ async def test_a_replica_that_may_not_claim_does_not_do_it_for_a_peer() -> None:
         ([False], ["one"], False),
         ([None, None], ["one", "two"], False),
     ],
-    ids=["claimed", "the first is not reached", "the owner runs", "none is reached"],
+    ids=["claimed", "the first is not reached or claims nothing", "the owner runs", "none claims it"],
 )
 async def test_a_replica_that_may_not_claim_has_another_one_do_it_before_it_sends_anything(
     answers: list[bool | None], asked: list[str], is_claimed: bool
 ) -> None:
-    called, others = [], {"dead": "a:1", "one": "b:1", "two": "c:1"}
-
-    async def ask(*_: Any) -> Outcome:
-        return Outcome.GONE
-
-    async def has_claimed(peer: Peer, session_id: str) -> bool | None:
-        called.append(peer.replica)
-        return answers.pop(0)
-
-    async def another(*but: str) -> tuple[str, str] | None:
-        return next((each for each in others.items() if each[0] not in but), None)
-
-    store: Any = Store(may_claim=False, ask=ask, has_claimed=has_claimed, another=another)
-    guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
-    forwarder = Forwarder(
-        *(store, store, guard, NOBODY),
-        take_over=lambda _: None,
-        is_here=lambda _: False,
-        stripped=lambda headers: headers,
-    )
-    send, scope, route = AsyncMock(), a_scope(), Route(store.session, ALICE, None)
+    asking = Asking(*answers)
     if is_claimed:
-        assert await forwarder.forward(route, scope, b"{}", NOBODY, send) is send, "it is handled again"
-        assert "mcp.again" not in scope
+        assert await asking.forwarded(never) is asking.send, "it is handled again"
+        assert "mcp.again" not in asking.scope
     else:
         with pytest.raises(Refused):
-            await forwarder.forward(route, scope, b"{}", NOBODY, send)
-    assert called == asked and not store.taken
+            await asking.forwarded(never)
+    assert asking.asked_of == asked and not asking.taken
+
+
+@requirement("rep.takeover")
+async def test_nobody_waits_for_a_claim_whose_client_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transports.inbound.http._WATCH_AFTER_S", 0.0)
+    claiming = asyncio.get_running_loop().create_future()
+    asking = Asking(claiming)
+
+    async def leaves() -> Any:
+        return {"type": "http.disconnect"}
+
+    async with asyncio.timeout(60):
+        assert await asking.forwarded(leaves) is None, "there is nobody to answer"
+    assert asking.asked_of == ["one"] and claiming.cancelled()

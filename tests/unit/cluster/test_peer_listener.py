@@ -82,10 +82,10 @@ async def sender(serve: Any = None, posts: Any = None, app: App | None = None) -
     app, envelopes = app or App(serve, posts), Envelopes(KeyRing.ephemeral())
     endpoints: Any = {"/mcp": app}
 
-    async def claim(session: str) -> bool:
+    async def claim(session: str) -> bool | None:
         if session == "unknown":
             raise StoreUnavailable("out")
-        return session == "gone"
+        return {"gone": True, "there": False}.get(session)
 
     listener = PeerListener(
         *("me", envelopes, endpoints), refused=lambda: None, hold=lambda replica: replica == "held", claim=claim
@@ -133,7 +133,8 @@ async def test_a_call_that_cannot_be_served_is_refused_and_the_channel_goes_on()
         assert await frames(other.ask("hold", session="held")) == [b"h", b"e"]
         assert await frames(other.ask("hold")) == [b"m"]
         assert await frames(other.ask("claim", session="gone")) == [b"h", b"e"]
-        for session in ("there", "unknown"):
+        assert await other.ask("claim", session="there").next() == (b"r", b"owned")
+        for session in ("not mine to claim", "unknown"):
             assert await frames(other.ask("claim", session=session)) == [b"m"]
 
 

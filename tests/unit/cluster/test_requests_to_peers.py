@@ -191,7 +191,13 @@ async def test_others_hold_if_all_of_them_agree_in_time(answer: Any, holds: bool
 
 @requirement("rep.takeover", "live.reload")
 async def test_a_peer_says_whether_it_has_claimed_a_session() -> None:
-    for answer, has_claimed in (((b"h", b""), True), ((b"m", b""), False), (refusal(Refusal.INVALID), False)):
+    answers = [
+        ((b"h", b""), True),
+        (refusal(Refusal.OWNED), False),
+        ((b"m", b""), None),
+        (refusal(Refusal.INVALID), None),
+    ]
+    for answer, has_claimed in answers:
         call = Call([answer])
         assert await Asked(Cluster(), call).requests.has_claimed(Peer("peer", "a:1"), "s") is has_claimed
         assert (call.common.path, call.common.session) == ("claim", "s") and call.ends == ["close"]
