@@ -52,6 +52,7 @@ _NOT_FORWARDED: Final = frozenset(
     }
 )
 _NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF, Outcome.SILENT})
+_RETURNED: Final = frozenset({Outcome.MOVED, *_NOT_REACHED})
 
 
 class ForwardingPath:
@@ -400,16 +401,24 @@ class Forwarder:
             self._take_over(claimed)
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Send a request to any other replica, which claims and serves its unowned session. This one may not: it
-        drains, others do not reach it, or have a newer configuration. Raises `Refused`: 503, no other one is reached.
-        """
-        another = await self._cluster.another()
-        if another is None:
+        """Send a request to the other replicas, one after the other, until one claims its unowned session and serves
+        it. This one may not: it drains, others do not reach it, or have a newer configuration. Return `MOVED` if some
+        were reached and none may claim the session. Raises `Refused`: 503, no other one is reached."""
+        tried, was_returned = list[str](), False
+        while (another := await self._cluster.another(*tried)) is not None:
+            tried.append(another[0])
+            try:
+                outcome = await self._peers.ask(Peer(*another), request, reply)
+            except Refused:
+                if reply.has_started:
+                    raise
+                continue
+            if reply.has_started or outcome not in _RETURNED:
+                return outcome
+            was_returned = was_returned or outcome is Outcome.MOVED
+        if not was_returned:
             raise unreachable()
-        outcome = await self._peers.ask(Peer(*another), request, reply)
-        if outcome in _NOT_REACHED and not reply.has_started:
-            raise unreachable()
-        return outcome
+        return Outcome.MOVED
 
     async def _after(self, outcome: Outcome, reply: RelayedReply, scope: Scope) -> Send | None:
         if outcome is Outcome.ANSWERED:

@@ -406,3 +406,31 @@ async def test_nobody_waits_for_a_claim_whose_client_has_left(monkeypatch: pytes
     async with asyncio.timeout(60):
         assert await asking.forwarded(leaves) is None, "there is nobody to answer"
     assert asking.asked_of == ["one"] and claiming.cancelled()
+
+
+@requirement("rep.drain", "rep.no-retry")
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        ([Outcome.ANSWERED], Outcome.ANSWERED),
+        ([Outcome.GONE, Outcome.ANSWERED], Outcome.ANSWERED),
+        ([Refused(503, 0, "other keys"), Outcome.ANSWERED], Outcome.ANSWERED),
+        ([Outcome.MOVED, Outcome.ANSWERED], Outcome.ANSWERED),
+        ([Outcome.MOVED, Outcome.SILENT, Outcome.GONE], Outcome.MOVED),
+        ([Outcome.LOST], Outcome.LOST),
+        ([Outcome.GONE, Outcome.CUT_OFF, Refused(503, 0, "other keys")], None),
+    ],
+)
+async def test_an_unowned_session_is_handed_to_each_replica_until_one_serves_it(
+    answers: list[Any], outcome: Outcome | None
+) -> None:
+    asking = Asking(*answers)
+    asking.session = a_session(FakeClock(), owner="")
+    if outcome is None:
+        with pytest.raises(Refused):
+            await asking.forwarded()
+    else:
+        again = await asking.forwarded()
+        assert again is (None if outcome is Outcome.ANSWERED else asking.send)
+        assert asking.scope.get("mcp.again", False) is (outcome is Outcome.LOST), "it may have taken effect"
+    assert asking.asked_of == ["dead", "one", "two"][: len(answers)]
