@@ -177,6 +177,22 @@ class BackendContract(SessionStoreContract):
         assert await quotas.hold("again", "second", 1, for_s=0.1) == ["first"]
         assert await quotas.hold("short", "second", 1, for_s=0.1) == []
 
+    async def test_a_flag_is_set_until_its_time_has_passed_or_it_is_dropped(
+        self, backend: Backend, clock: FakeClock
+    ) -> None:
+        flags = backend.flags
+        for name, times in (("long", (60.0,)), ("short", (0.1,)), ("longer", (0.1, 60.0)), ("shorter", (60.0, 0.1))):
+            for for_s in times:
+                await flags.set(name, for_s)
+        assert await flags.has("long") and not await flags.has("unknown")
+        clock.pass_time(0.3)
+        await asyncio.sleep(0.3)  # some stores have clocks of their own
+        found = [await flags.has(name) for name in ("long", "longer", "short", "shorter")]
+        assert found == [True, True, False, False], "the last time that was set counts"
+        for name in ("long", "long", "short", "unknown"):
+            await flags.drop(name)
+        assert not await flags.has("long") and await flags.has("longer")
+
     async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:
         events = [AuditEvent(at=float(n), event="created", session=f"s{n}", reason="\u00fc") for n in range(5)]
         await backend.audit.record(events[:3])

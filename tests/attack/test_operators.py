@@ -1,6 +1,5 @@
 """Operators: a sign-out ends the sign-in wherever its cookie is, and wrong keys are waited for."""
 
-import asyncio
 import math
 import time
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ import httpx
 import pytest
 
 from gateway.admin.auth import FREE, LONGEST_S
-from session_store import backend_for
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, replicas, server
@@ -139,22 +137,3 @@ def test_wrong_keys_are_waited_for_and_told(
 def test_the_form_of_the_sign_in_page_is_small(pair: tuple[RunningGateway, RunningGateway], http: httpx.Client) -> None:
     answer = http.post(f"{pair[0].base}/admin/sign-in", data={"key": "x" * 100_000})
     assert answer.status_code == 413
-
-
-@pytest.mark.anyio
-@requirement("ops.console")
-async def test_a_mark_in_redis_stands_until_it_is_dropped_or_its_time_is_over(redis: RunningRedis) -> None:
-    backend = backend_for(redis.url)
-    await backend.open()
-    try:
-        await backend.flags.set("one", 60.0)
-        await backend.flags.set("short", 0.05)
-        assert await backend.flags.has("one") and not await backend.flags.has("two")
-        await backend.flags.drop("one")
-        await backend.flags.drop("two")
-        assert not await backend.flags.has("one")
-        async with asyncio.timeout(60):
-            while await backend.flags.has("short"):  # noqa: ASYNC110  # the store's own clock ends it
-                await asyncio.sleep(0.01)
-    finally:
-        await backend.close()

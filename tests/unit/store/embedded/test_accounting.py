@@ -16,19 +16,6 @@ from tests.unit.store.parts import opened
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_mark_ends_by_itself_or_at_once() -> None:
-    clock = FakeClock()
-    flags = MemoryExpiringFlags(clock)
-    await flags.set("a", 10.0)
-    await flags.set("b", 20.0)
-    assert await flags.has("a") and not await flags.has("c")
-    clock.pass_time(10.0)
-    assert not await flags.has("a") and await flags.has("b")
-    await flags.drop("b")
-    await flags.drop("b")
-    assert not await flags.has("b")
-
-
 async def test_of_too_many_marks_those_are_dropped_that_were_not_used_for_longest() -> None:
     flags = MemoryExpiringFlags(FakeClock())
     await flags.set("operator/olga", 1_000.0)
