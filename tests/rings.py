@@ -47,15 +47,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
         "gateway/calls/",
         *_WIRE,
     ),
-    "tests/clients/test_skills.py::test_a_host_reads_the_skills_of_one_server": ("gateway/bridge/", "gateway/relay/"),
-    "tests/clients/test_skills.py::test_a_host_reads_the_skills_of_two_servers[legacy beside modern": (
-        "gateway/bridge/",
-        "gateway/relay/",
-    ),
-    "tests/clients/test_skills.py::test_a_host_reads_the_skills_of_two_servers[modern beside legacy-modern": (
-        "gateway/bridge/",
-        "gateway/relay/",
-    ),
+    "tests/clients/test_skills.py": ("gateway/bridge/", "gateway/relay/"),
     "tests/clients/test_sse_front.py": _WIRE,
     "tests/clients/test_stdio_front.py": ("gateway/cli/", "gateway/calls/", *_WIRE),
     "tests/cluster/test_affinity.py": ("deploy/", "gateway/cluster/"),
@@ -108,7 +100,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/test_image.py": ("deploy/", "docker-compose.yml"),
     "tests/test_site.py": ("docs/", "mkdocs.yml"),
     "tests/test_wheel.py": ("gateway/cli/", "gateway/__init__.py", "pyproject.toml"),
-    "tests/proof/test_model.py::test_a_": (*_CLUSTER, "tests/proof/"),
+    "tests/proof": _CLUSTER,
 }
 """Suite (a folder, a file, or a beginning of test ids) → what touches it beside itself: folders and files."""
 
