@@ -41,6 +41,13 @@ class Prepared(NamedTuple):
     packed: bytes
     key: str
 
+    def with_source(self, script: Script) -> bytes:
+        """Return the encoded call with the script's source in place of its digest. The server that executes it stores
+        the script. In a cluster, no command without a key reaches the server that a slot is moving to."""
+        count, _, arguments = self.packed.partition(b"\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % script.digest.encode())
+        size = len(script.source)
+        return b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n%b" % (count, size, script.source, arguments)
+
 
 def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
     """Encode a script call, for callers that send the same call many times."""
@@ -94,8 +101,7 @@ class Commands:
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):  # a server loses its scripts when it restarts
                 raise
-        await self.deliver(prepared.key, encoded("SCRIPT", "LOAD", script.source))
-        return await self.deliver(prepared.key, prepared.packed)
+        return await self.deliver(prepared.key, prepared.with_source(script))
 
     async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
         """Send prepared calls of `script` together, and wait for all replies.
@@ -139,8 +145,10 @@ class Commands:
 
 
 SLOTS: Final = 16_384
-_MOST_REDIRECTIONS: Final = 8
+_MOST_TRIES: Final = 32
 _TRY_AGAIN_S: Final = 0.05
+"""Pause before a command is sent again whose keys are being moved. Two tries belong to each pause: 0.8 s in all."""
+
 _REFRESH_S: Final = 0.2
 
 Address = tuple[str, int]
@@ -188,48 +196,54 @@ class ClusterCommands(Commands):
     async def deliver(self, key: str | None, packed: bytes) -> Any:
         # A node that redirects a command has not executed it, so the command can be sent again.
         slot = None if key is None else slot_of(key)
-        for _ in range(_MOST_REDIRECTIONS):
+        importer: Address | None = None
+        for _ in range(_MOST_TRIES):
             address = self._address(slot)
             if self._is_stale:
                 address = await self._read_again(slot, address)
             if address is None:
                 self._is_stale = True
                 raise StoreUnavailable("no node of Redis Cluster serves that slot now")
+            address = importer or address
             try:
-                reply = await self._connection_to(address).reply_to(packed)
-                self._suspects.discard(address)
-                return reply
+                return await self._deliver_to(address, packed, is_importer=importer is not None)
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, ServerError):
-                    self._suspect(address)
                     raise
                 refusal, details = error, str(error.__cause__).split(" ")
+            importer = None
             match details:
                 case ["MOVED", _, to] if slot is not None:
                     self._slots[slot] = _redirected(to, address)
                     self._is_stale = True
                 case ["ASK", _, to]:
-                    return await self._ask(_redirected(to, address), packed)
-                case ["TRYAGAIN", *_]:
+                    importer = _redirected(to, address)
+                case ["TRYAGAIN", *_]:  # of an importer: it has some of the keys, and the other node has the rest
                     await asyncio.sleep(_TRY_AGAIN_S)
                 case _:
                     if details[0] in ("CLUSTERDOWN", "READONLY"):
                         self._suspect(address)
                     raise refusal
-        raise StoreUnavailable("a slot of Redis Cluster moved several times during one command")
+        raise StoreUnavailable("a slot of Redis Cluster moved for too long during one command")
 
-    async def _ask(self, address: Address, packed: bytes) -> Any:
-        """Send a command, after `ASKING`, to the node that imports the slot and already has its key.
-
-        `ASKING` applies to the next command of the connection only, so nothing is awaited between the two.
-        """
+    async def _deliver_to(self, address: Address, packed: bytes, *, is_importer: bool) -> Any:
+        """Send a command to a node, and return its reply. `is_importer`: the node imports the slot, and may already
+        have its keys. It takes a command after `ASKING`, which applies to the next command of the connection only, so
+        nothing is awaited between the two."""
         connection = self._connection_to(address)
-        if not connection.is_open:
-            await connection.open()
-        asking = connection.send(encoded("ASKING"))
-        reply = connection.send(packed)
-        await asyncio.gather(asking, reply)
-        return reply.result()
+        try:
+            if not is_importer:
+                reply = await connection.reply_to(packed)
+            else:
+                if not connection.is_open:
+                    await connection.open()
+                _, reply = await asyncio.gather(connection.send(encoded("ASKING")), connection.send(packed))
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, ServerError):
+                self._suspect(address)
+            raise
+        self._suspects.discard(address)
+        return reply
 
     # -- the slot table
 

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -55,38 +56,95 @@ def test_slots_are_those_of_redis(cluster: RunningCluster) -> None:
         assert slot_of(key) == cluster.run(cluster.ports[0], "CLUSTER", "KEYSLOT", key)
 
 
-@pytest.mark.anyio
-async def test_a_slot_that_moves_loses_no_increment(cluster: RunningCluster) -> None:
+class Move:
+    """The slot of a session moves from one master to another."""
+
+    def __init__(self, cluster: RunningCluster, session_id: str) -> None:
+        self._cluster = cluster
+        self._slot = slot_of(keys.of_session(session_id)[0])
+        self.source = cluster.masters[next(n for n in range(3) if self._slot < (n + 1) * 16_384 // 3)]
+        self.target = next(port for port in cluster.masters if port != self.source)
+
+    def begin(self) -> None:
+        """From now on, the source sends who wants keys of the slot to the target, with `ASK`."""
+        run, slot = self._cluster.run, self._slot
+        run(self.target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._cluster.id_of(self.source))
+        run(self.source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._cluster.id_of(self.target))
+        for key in run(self.source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            run(self.source, "MIGRATE", "127.0.0.1", self.target, "", 0, 1000, "KEYS", key)
+
+    def end(self) -> None:
+        for port in (self.target, self.source):
+            self._cluster.run(port, "CLUSTER", "SETSLOT", self._slot, "NODE", self._cluster.id_of(self.target))
+
+
+@pytest.fixture
+async def moving(cluster: RunningCluster) -> AsyncIterator[tuple[RedisBackend, str, Move]]:
+    """A backend, and a session in it whose slot is to move. Afterwards it is where it was."""
     cluster.flush()
     backend = RedisBackend(cluster.url)
     session = await backend.sessions.create(a_session(FakeClock(time.time())))
-    record, state, *_ = keys.of_session(session.id)
-    slot = slot_of(record)
-    source = cluster.masters[next(n for n in range(3) if slot < (n + 1) * 16_384 // 3)]
-    assert cluster.node(source).exists(record)
-    target = next(p for p in cluster.masters if p != source)
+    move = Move(cluster, session.id)
+    yield backend, session.id, move
+    await backend.close()
+    move.end()
+    move.source, move.target = move.target, move.source
+    move.begin()
+    move.end()
+
+
+@pytest.mark.anyio
+async def test_a_slot_that_moves_loses_no_increment(
+    cluster: RunningCluster, moving: tuple[RedisBackend, str, Move]
+) -> None:
+    backend, session, move = moving
+    record, state, *_ = keys.of_session(session)
+    assert cluster.node(move.source).exists(record)
     total = 0
 
     async def counting() -> None:
         nonlocal total
         for _ in range(300):
-            await backend.state.increment(session.id, "n", 1)
+            await backend.state.increment(session, "n", 1)
             total += 1
 
-    def move() -> None:
-        cluster.run(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
-        cluster.run(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
-        for key in cluster.run(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
-            cluster.run(source, "MIGRATE", "127.0.0.1", target, "", 0, 1000, "KEYS", key)
-        for port in (target, source):
-            cluster.run(port, "CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
-
     work = asyncio.gather(counting(), counting())
-    await asyncio.to_thread(move)
+    await asyncio.to_thread(move.begin)
+    await asyncio.to_thread(move.end)
     await work
-    assert total == 600 and await backend.state.get(session.id, "n") == b"600"
-    assert cluster.node(target).exists(state)
-    await backend.close()
+    assert total == 600 and await backend.state.get(session, "n") == b"600"
+    assert cluster.node(move.target).exists(state)
+
+
+@pytest.mark.anyio
+async def test_a_script_is_given_to_the_node_that_a_slot_moves_to(
+    cluster: RunningCluster, moving: tuple[RedisBackend, str, Move]
+) -> None:
+    backend, session, move = moving
+    assert await backend.state.increment(session, "n", 1) == 1
+    move.begin()
+    cluster.run(move.target, "SCRIPT", "FLUSH")
+    assert await backend.state.increment(session, "n", 1) == 2
+    move.end()
+
+
+@pytest.mark.anyio
+async def test_a_command_of_keys_of_which_some_have_moved_waits_for_the_others(
+    cluster: RunningCluster, moving: tuple[RedisBackend, str, Move]
+) -> None:
+    backend, session, move = moving
+
+    def refusals() -> Any:
+        return cluster.node(move.target).info("errorstats").get("errorstat_TRYAGAIN", {"count": 0})["count"]
+
+    before = refusals()
+    move.begin()
+    increment = asyncio.create_task(backend.state.increment(session, "n", 1))  # of a state that is not there yet
+    async with asyncio.timeout(60):
+        while refusals() == before and not increment.done():  # noqa: ASYNC110  # only the node can tell
+            await asyncio.sleep(0)
+    move.end()
+    assert await increment == 1 and refusals() > before
 
 
 @pytest.mark.anyio
