@@ -152,9 +152,9 @@ def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]
     return faults
 
 
-def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
-    """Return why a server did not answer, with its last output. `package`: the package that was not fetched for it in
-    time, or empty."""
+def why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
+    """Return why a server did not answer, with its last output; empty if it has answered. `package`: the package that
+    was not fetched for it in time, or empty."""
     from gateway.calls.server_start_failures import with_output_tail
 
     state = upstream.state
@@ -162,8 +162,7 @@ def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
         why = f"its package {package} was not fetched within {_FETCHED_WITHIN_S:.0f} s"
     else:
         why = state.why_silent
-    told = with_output_tail(why, state.output_tail)
-    return f"server {upstream.name} did not answer, so its lists were not checked: {told}"
+    return with_output_tail(why, state.output_tail)
 
 
 async def until_fetched(
@@ -225,7 +224,8 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
         unfetched = await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
         found = await review(gateway.upstreams, settings.gateway, gateway.calls)
         unasked = [one for one in gateway.upstreams if one.name in found.unasked]
-        silent = {one.name: _why_silent(one, unfetched.get(one.name, "")) for one in unasked}
+        unchecked = "server {} did not answer, so its lists were not checked: {}".format
+        silent = {one.name: unchecked(one.name, why_silent(one, unfetched.get(one.name, ""))) for one in unasked}
         drift = await _drift(gateway, policy.lock, [*silent, *settings.left_out])
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     if found.unusable and policy.hides_unusable:

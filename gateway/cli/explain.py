@@ -9,9 +9,11 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec.structs import replace
 
+from gateway.cli.check import until_fetched, why_silent
 from gateway.cli.configuration import configuration, with_command
 from gateway.cli.error_exit import error_exit
 from gateway.cli.options import Caller, ConfigOption, options
+from gateway.cli.terminal import Terminal
 from gateway.config.configuration_errors import located
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
@@ -35,6 +37,8 @@ _LATER: Final = ("session_id", "agent", "endpoint", CORRELATION_ID, TEMP_DIR)
 """Fields of the context that have no value before a session opens."""
 
 _ANYBODY: Final = Context(trust="direct")
+
+_err = Terminal(stderr=True)
 
 
 async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tuple[Authenticated, Derived]:
@@ -124,10 +128,15 @@ async def explanation(settings: Settings, caller: Caller, *, tool: str = "", off
         servers = {upstream.name: explained.server(upstream) for upstream in gateway.upstreams}
     else:
         async with gateway.running():
+            await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
             each = await asyncio.gather(*(explained.with_lists(upstream) for upstream in gateway.upstreams))
             servers = {upstream.name: one for upstream, one in zip(gateway.upstreams, each, strict=True)}
     if tool and not any(one.get("tools") for one in servers.values()):
-        raise ConfigurationError(f"--tool {tool}: no server lists it; with several servers, give it as SERVER__TOOL")
+        silent = [
+            f"; server {name} did not answer: {one['failed']}" for name, one in servers.items() if "failed" in one
+        ]
+        shape = "" if silent else "; with several servers, give it as SERVER__TOOL"
+        raise ConfigurationError(f"--tool {tool}: no server lists it{shape}{''.join(silent)}")
     return found | {"servers": {name: one for name, one in servers.items() if not tool or one.get("tools")}}
 
 
@@ -385,21 +394,26 @@ def show_manifest(
     config: ConfigOption = None,
 ) -> None:
     """Print all tools of all servers with their schemas, as JSON. With a credential or principal, only those that it
-    sees."""
+    sees. Exit status 1 if the tools of a server are missing."""
     from gateway.observability.logs import configure_logging
 
     try:
         config = config if command else configuration(config)
         settings = with_command(load(config).settings, command)
-        configure_logging("error")
-        typer.echo(as_json(asyncio.run(manifest(settings, caller)), indent=2))
+        configure_logging("critical")
+        found = asyncio.run(manifest(settings, caller))
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
+    typer.echo(as_json(found, indent=2))
+    for name, why in found.get("failed", {}).items():
+        _err.print_labelled("error", visible_line(f"the tools of server {name} are missing: {why}"))
+    if "failed" in found:
+        raise typer.Exit(1)
 
 
 async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
-    """Start each server, request its tools, and stop it. Servers that do not start are listed under `failed`. If a
-    caller is given, return only the tools that this caller sees.
+    """Start each server, request its tools, and stop it. Servers that do not answer are in `failed`, with the reason.
+    If a caller is given, return only the tools that this caller sees.
 
     Raises:
         ConfigurationError: the settings cannot be served.
@@ -408,11 +422,11 @@ async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
     tools, failed = [], {}
     context = None if caller == Caller() else (await context_of(gateway, settings, caller))[1].context
     async with gateway.running():
+        unfetched = await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
         for upstream in gateway.upstreams:
-            facts = await upstream.facts()
-            if facts.failure:
-                failed[upstream.name] = facts.failure
-            for tool in facts.tools.listed:
+            if why := why_silent(upstream, unfetched.get(upstream.name, "")):
+                failed[upstream.name] = why
+            for tool in (await upstream.facts()).tools.listed:
                 decision = gateway.policy.decide(
                     context or _ANYBODY, upstream.name, tool["name"], operation_of(tool), digest_of(tool)
                 )

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cli.explain import explanation, lines_of
+from gateway.cli.explain import explanation, lines_of, manifest
 from gateway.cli.options import Caller
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.upstreams import server_probe
@@ -133,12 +133,26 @@ def test_a_server_that_is_left_out_and_a_field_of_stdio_are_explained(tmp_path: 
         assert "field user: none · stdio takes it from the variable WHO_CALLS" in text
 
 
-def test_a_server_that_has_not_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_told() -> None:
     """Without it, the server looked like one that lists nothing."""
-    monkeypatch.setattr(server_probe, "WAIT_S", 0.1)
-    settings = Settings.model_validate({"mcpServers": {"slow": {"command": "sleep", "args": ["60"]}}})
+    limits = {"start_timeout_s": 0.2}
+    servers = {"slow": {"command": "sleep", "args": ["60"]}}
+    settings = Settings.model_validate({"mcpServers": servers, "gateway": {"limits": limits}})
     lines = [*lines_of(asyncio.run(explanation(settings, Caller())))]
-    assert any(line.startswith("server slow: visible · failed: it has not answered for ") for line in lines), lines
+    assert any(line.startswith("server slow: visible · failed: ") for line in lines), lines
+    with pytest.raises(ConfigurationError, match="--tool x: no server lists it; server slow did not answer: "):
+        asyncio.run(explanation(settings, Caller(), tool="x"))
+
+
+@requirement("pol.manifest")
+def test_a_server_that_starts_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients wait for less than a start may take, and its tools were missing without a word."""
+    monkeypatch.setattr(server_probe, "WAIT_S", 0.0)
+    options = {"limits": {"list_timeout_s": 0.01}}
+    settings = Settings.model_validate({"mcpServers": {"slow": server(DEMO)}, "gateway": options})
+    assert asyncio.run(explanation(settings, Caller()))["servers"]["slow"]["tools"]
+    found = asyncio.run(manifest(settings, Caller()))
+    assert found["tools"] and "failed" not in found
 
 
 def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:

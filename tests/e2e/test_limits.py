@@ -230,7 +230,8 @@ def test_the_manifest_prints_without_a_gateway(tmp_path: Path) -> None:
     entries = {"demo": server(DEMO, tools=tools), "probe": server(PROBE), "gone": server(("/does/not/exist",))}
     config.write_text(json.dumps({"mcpServers": entries}))
     done = run_command("manifest", "--config", str(config))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "error the tools of server gone are missing: " in done.stderr
     printed = json.loads(done.stdout)
     by_name = {tool["name"]: tool for tool in printed["tools"]}
     assert by_name["demo__whoami"]["operation"] == "read" and by_name["demo__remember"]["operation"] == "write"
