@@ -276,7 +276,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     sessions here and returned to none, or share one. `unavailable`: servers that the replica cannot use.
     `memory_bytes`: of the gateway's own process. `server_memory`: estimates for server processes, by server.
     `most_memory`: what all of these together may have now; 0: no limit. `memory_short`: little of it is left.
-    `configuration_epoch`: the number of its configuration file among those of all replicas; 0: it has no file, or is
+    `configuration_number`: the number of its configuration file among those of all replicas; 0: it has no file, or is
     the only replica. `outdated`: another replica has a newer file."""
 
     replica: str
@@ -296,7 +296,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     server_memory: dict[str, int] = {}
     most_memory: int = 0
     memory_short: bool = False
-    configuration_epoch: int = 0
+    configuration_number: int = 0
     outdated: bool = False
     calls: int = 0
     failed: int = 0

@@ -216,7 +216,7 @@ class Replica:
             server_memory=dict(self.memory.by_server()),
             most_memory=self.memory.state().most,
             memory_short=self.memory.is_short,
-            configuration_epoch=0 if self._cluster is None else self._cluster.configuration.own,
+            configuration_number=0 if self._cluster is None else self._cluster.configuration.own,
             outdated=self.is_outdated,
             calls=self.metrics.calls,
             failed=self.metrics.failed,

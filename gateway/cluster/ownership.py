@@ -42,12 +42,12 @@ _HOLD_S: Final = 60.0
 Until then, replicas with an earlier one claim no session."""
 
 
-class ConfigurationEpoch:
+class ConfigurationNumber:
     """The number of this replica's configuration, and the newest number that any replica holds. `holders`: the replicas
     that hold the newest. A replica whose configuration has no file takes no part: its number is 0.
 
     The store numbers configurations in the order in which they came. A replica with an earlier one than another replica
-    serves its own sessions, and claims none (docs/adr/0044-configuration-epoch.md).
+    serves its own sessions, and claims none (docs/adr/0044-configuration-numbers.md).
     """
 
     def __init__(self, directory: Directory, replica: str) -> None:
@@ -92,12 +92,12 @@ class ConfigurationEpoch:
         self.newest, self.holders = found.newest, found.holders
         if self.is_outdated and not self._was_outdated:
             logger.warning(
-                "the configuration file of this replica (epoch %d) is older than that of replica %s (epoch %d). This "
+                "the configuration file of this replica (number %d) is older than that of replica %s (number %d). This "
                 "replica goes on with its sessions, and claims no others until it has the newer file",
                 *(self.own, self.holders[0], self.newest),
             )
         if self._was_outdated and not self.is_outdated:
-            logger.info("no replica has a newer configuration file than this one any more (epoch %d)", self.own)
+            logger.info("no replica has a newer configuration file than this one any more (number %d)", self.own)
         self._was_outdated = self.is_outdated
 
 
@@ -190,7 +190,7 @@ class Cluster:
         self._bus = bus
         self._taken_over = taken_over
         self.lease = OwnLease()
-        self.configuration = ConfigurationEpoch(directory, self.replica)
+        self.configuration = ConfigurationNumber(directory, self.replica)
         self._listed_at = -LEASE_S
         self._asked_to_beat: dict[str, float] = {}  # the replica that was asked last, and when
         self.is_leaving = False

@@ -98,7 +98,7 @@ class Reload:
         old, new = self._settings, applied(self._settings, settings)
         found = difference(old, settings)
         if found.is_empty:
-            await self._use_epoch(settings)  # the text may differ all the same, and is what replicas compare
+            await self._use_configuration(settings)  # the text may differ all the same, and is what replicas compare
             return found
         servers = self._parts.servers
         fresh = {name: new.mcpServers[name] for name in (*found.added, *found.changed)}
@@ -109,7 +109,7 @@ class Reload:
         try:
             await self._ask(made, new)
             # Before it decides: no replica with an older one claims what it has decided.
-            await self._use_epoch(settings)
+            await self._use_configuration(settings)
             if not self._parts.foundation.state.is_running:
                 raise ConfigurationError("the gateway stops")
         except BaseException:
@@ -118,7 +118,7 @@ class Reload:
         self._apply(old, new, found, made, sandboxes)
         return found
 
-    async def _use_epoch(self, settings: Settings) -> None:
+    async def _use_configuration(self, settings: Settings) -> None:
         """Tell the store which configuration this replica has from now on."""
         cluster = self._parts.foundation.cluster
         if cluster is not None:

@@ -26,7 +26,7 @@ from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateS
 from session_store.embedded.tasks import MemoryTasks
 from session_store.ports.accounting import AuditTrail, HistoryStore, Quotas
 from session_store.ports.backend import Observation
-from session_store.ports.cluster import ConfigurationEpochs, next_epoch
+from session_store.ports.cluster import ConfigurationNumbers, next_epoch
 from session_store.ports.errors import StoreError
 from session_store.ports.events import EventLog
 from session_store.ports.tasks import TaskStore
@@ -138,7 +138,7 @@ class MemoryDirectory:
 
     async def hold_configuration(
         self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
-    ) -> ConfigurationEpochs:
+    ) -> ConfigurationNumbers:
         now, known = self._clock(), self._configurations
         self._held = {name: held for name, held in self._held.items() if now < held[1] and name != replica}
         newest = max((its for its, _ in self._held.values()), default=0)
@@ -152,7 +152,7 @@ class MemoryDirectory:
             known[digest] = own
             self._held[replica] = (own, now + hold_s)
             newest = max(newest, own)
-        return ConfigurationEpochs(own, newest, tuple(name for name, held in self._held.items() if held[0] == newest))
+        return ConfigurationNumbers(own, newest, tuple(name for name, held in self._held.items() if held[0] == newest))
 
     async def address(self, replica: str) -> str | None:
         return (await self.replicas()).get(replica)

@@ -24,7 +24,7 @@ class Bus(Protocol):
         may have been missed."""
 
 
-class ConfigurationEpochs(NamedTuple):
+class ConfigurationNumbers(NamedTuple):
     """The number of a replica's configuration, the greatest number that any replica holds, and who holds that one."""
 
     own: int
@@ -37,7 +37,7 @@ class Directory(Protocol):
 
     async def hold_configuration(
         self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
-    ) -> ConfigurationEpochs:
+    ) -> ConfigurationNumbers:
         """Record for `hold_s` seconds that the replica has the configuration with this digest. Number configurations
         in the order in which replicas first had them. `hold_s` 0: the replica holds none any more, and only reads.
 

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
-from session_store.ports.cluster import ConfigurationEpochs, next_epoch
+from session_store.ports.cluster import ConfigurationNumbers, next_epoch
 from session_store.ports.errors import StoreUnavailable
 from session_store.record import to_field
 from session_store.redis import keys
@@ -106,10 +106,10 @@ class RedisDirectory:
 
     async def hold_configuration(
         self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
-    ) -> ConfigurationEpochs:
+    ) -> ConfigurationNumbers:
         given = (self._sessions.now(), replica, digest, number, int(is_edited), hold_s, _NAMES_KEPT_S)
         own, newest, *holders = await self._commands.call(_HOLD_CONFIGURATION, [keys.CONFIGURATIONS], *given)
-        return ConfigurationEpochs(own, newest, tuple(name.decode() for name in holders))
+        return ConfigurationNumbers(own, newest, tuple(name.decode() for name in holders))
 
     async def end_lease(self, replica: str) -> None:
         await self._commands.run("DEL", keys.lease(replica))

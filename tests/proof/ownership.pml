@@ -33,7 +33,7 @@
 #define REPLICAS 3
 #define NOBODY REPLICAS
 #ifndef OLDER
-#define OLDER NOBODY     /* the replica with an older configuration file: it claims nothing (configuration_epoch.pml) */
+#define OLDER NOBODY     /* the replica with an older configuration file: it claims nothing (configuration_numbers.pml) */
 #endif
 
 /* -- the store: the session's record, the leases, the lists of lost sessions, and the record that its copy has */

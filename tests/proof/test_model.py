@@ -1,4 +1,4 @@
-"""The ownership of a session and the epochs of configurations, checked by SPIN: every order of the steps of three
+"""The ownership of a session and the numbers of configurations, checked by SPIN: every order of the steps of three
 replicas within the bounds of the models."""
 
 import re
@@ -42,12 +42,12 @@ MUTANTS = {
 """The bounds in which a mutant of the protocol is found: calls at the same time, faults, and their kinds. And what it
 violates."""
 
-MUTANTS_OF_EPOCHS = {
+MUTANTS_OF_NUMBERS = {
     "NOT_ASKED": "overtaken",
     "LEAVES_UNASKED": "overtaken",
     "EDITS_FORGOTTEN": "number>others",
 }
-"""What a mutant of configuration epochs violates."""
+"""What a mutant of configuration numbers violates."""
 
 
 def checked(folder: Path, model: str, *flags: str, optimize: str = "-O2") -> str:
@@ -114,10 +114,10 @@ def test_a_mutant_of_the_protocol_is_found(mutant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("changes", "faults"), [(1, 1), (2, 0)])
 def test_no_replica_claims_a_session_while_another_has_a_newer_file(changes: int, faults: int, tmp_path: Path) -> None:
     bounds = (f"CHANGES={changes}", f"FAULTS={faults}")
-    assert_complete(checked(tmp_path, "configuration_epoch.pml", *bounds), 500_000)
+    assert_complete(checked(tmp_path, "configuration_numbers.pml", *bounds), 500_000)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS_OF_EPOCHS)
-def test_a_mutant_of_configuration_epochs_is_found(mutant: str, tmp_path: Path) -> None:
-    said = checked(tmp_path, "configuration_epoch.pml", "CHANGES=3", "FAULTS=0", mutant, optimize="-O0")
-    assert "errors: 1" in said and MUTANTS_OF_EPOCHS[mutant] in said, said
+@pytest.mark.parametrize("mutant", MUTANTS_OF_NUMBERS)
+def test_a_mutant_of_configuration_numbers_is_found(mutant: str, tmp_path: Path) -> None:
+    said = checked(tmp_path, "configuration_numbers.pml", "CHANGES=3", "FAULTS=0", mutant, optimize="-O0")
+    assert "errors: 1" in said and MUTANTS_OF_NUMBERS[mutant] in said, said

@@ -269,7 +269,7 @@ async def test_a_replica_that_drains_or_that_others_do_not_reach_holds_no_other_
     stop(newest)
     await newest.beat()
     assert await older.may_claim()
-    assert caplog.messages[-1] == "no replica has a newer configuration file than this one any more (epoch 1)"
+    assert caplog.messages[-1] == "no replica has a newer configuration file than this one any more (number 1)"
     resume(newest)
     await newest.beat()
     assert not await older.may_claim(), "it is the newest again"

@@ -1,5 +1,5 @@
 /*
- * The configuration epochs of three replicas (docs/adr/0044-configuration-epoch.md), for SPIN.
+ * The configuration numbers of three replicas (docs/adr/0044-configuration-numbers.md), for SPIN.
  *
  * A transition is one atomic step of a replica or of the store, and has the name of the function that does it. A flag
  * such as -DNOT_ASKED seeds a mutant; test_model.py runs them.
@@ -50,7 +50,7 @@ bool overtaken[REPLICAS];        /* between its question and its claim: a newer 
 #define differ(p, q) (!runs[p] || !runs[q] || !held[p] || held[p] != held[q] || own[p] != held[p] || \
     own[q] != held[q] || file[p] == file[q] || is_edited[p] || is_edited[q])
 
-inline renew(r, p, q, holds) { /* ConfigurationEpoch.renew; hold_configuration.lua */
+inline renew(r, p, q, holds) { /* ConfigurationNumber.renew; hold_configuration.lua */
     others = max(max(held[p], held[q]), left);
     last = max(max(own[r], numbers[0]), numbers[1]);
     known = numbers[file[r]];
@@ -111,7 +111,7 @@ end:
         assert(overtaken[r] || untold[0] || untold[1] || untold[2] || /* no other one has a newer file, or had it */
             (!has_newer(p, r) && !has_newer(q, r) && left <= own[r])) }
     :: atomic { runs[r] && may_claim[r] -> may_claim[r] = false } /* another one has claimed it */
-    :: atomic { runs[r] && changes > 0 && !may_claim[r] -> changes--; /* Reload, ConfigurationEpoch.use */
+    :: atomic { runs[r] && changes > 0 && !may_claim[r] -> changes--; /* Reload, ConfigurationNumber.use */
         file[r] = !file[r]; is_edited[r] = is_edited[r] || own[r] }
     :: atomic { runs[r] && !is_leaving[r] && changes > 0 -> is_leaving[r] = true } /* or it is not reached */
     :: atomic { runs[r] && is_leaving[r] && changes > 0 -> changes--; is_leaving[r] = false }
