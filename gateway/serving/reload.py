@@ -93,12 +93,10 @@ class Reload:
             return found
 
     async def _to(self, settings: Settings) -> Difference:
-        for each in self._parts.servers.sandboxes.values():
-            await asyncio.to_thread(each.find_again)
         old, new = self._settings, applied(self._settings, settings)
         found = difference(old, settings)
         if found.is_empty:
-            await self._use_configuration(settings)  # the text may differ all the same, and is what replicas compare
+            await self._accept(settings)  # the text may differ all the same, and is what replicas compare
             return found
         servers = self._parts.servers
         fresh = {name: new.mcpServers[name] for name in (*found.added, *found.changed)}
@@ -109,7 +107,7 @@ class Reload:
         try:
             await self._ask(made, new)
             # Before it decides: no replica with an older one claims what it has decided.
-            await self._use_configuration(settings)
+            await self._accept(settings)
             if not self._parts.foundation.state.is_running:
                 raise ConfigurationError("the gateway stops")
         except BaseException:
@@ -118,8 +116,10 @@ class Reload:
         self._apply(old, new, found, made, sandboxes)
         return found
 
-    async def _use_configuration(self, settings: Settings) -> None:
-        """Tell the store which configuration this replica has from now on."""
+    async def _accept(self, settings: Settings) -> None:
+        """Look again for what sandboxes grant. Tell the store which configuration this replica has from now on."""
+        for each in self._parts.servers.sandboxes.values():
+            await asyncio.to_thread(each.find_again)
         cluster = self._parts.foundation.cluster
         if cluster is not None:
             cluster.configuration.use(await asyncio.to_thread(digest, settings))

@@ -248,16 +248,23 @@ def test_what_needs_a_restart_is_named_and_left(http: httpx.Client) -> None:
 
 
 @requirement("live.reload")
-def test_a_folder_that_was_missing_is_granted_after_a_reload(http: httpx.Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_folder_that_was_missing_is_granted_after_a_reload_that_is_not_refused(
+    is_refused: bool, http: httpx.Client, tmp_path: Path
+) -> None:
     file = tmp_path / "data/notes"
     probe = {"probe": server(PROBE, env={"NOTES_FILE": str(file)}, sandbox="standard")}
     with edited(probe) as it:
         assert f"mkdir -p {file.parent}" in it.gateway.stderr()
         opened(it.gateway.at("probe"), http, "legacy")
         file.parent.mkdir()
-        assert "nothing changed" in it.edit(probe)
+        if is_refused:
+            unmatched = {"probe": {**probe["probe"], "tools": {"absent": {"operation": "read"}}}}
+            assert "the configuration is not loaded, and nothing has changed" in it.edit(unmatched)
+        else:
+            assert "nothing changed" in it.edit(probe)
         opened(it.gateway.at("probe"), http, "legacy").tool("python", {"code": f"open({str(file)!r}, 'w')"})
-        assert file.exists()
+        assert file.exists() is not is_refused
 
 
 @requirement("live.reload")
