@@ -174,8 +174,8 @@ class Policy:
         digest = tools.digest(name) if server in self._locked else ""
         return self.decide(context, server, name if name in tools else "", tools.operation(name), digest)
 
-    def decide_called(self, context: Context, server: str, tool: str, operation: str) -> Decision:
-        """Decide as `decide` about a tool that was called before, and was admitted then."""
+    def decide_approved(self, context: Context, server: str, tool: str, operation: str) -> Decision:
+        """Decide as `decide` about a tool that the lock does not hide, or did not hide when it was called before."""
         lock = self._settings.lock
         digest = "" if lock is None else lock.approved_digest(server, "tools", tool)
         return self.decide(context, server, tool, operation, digest)

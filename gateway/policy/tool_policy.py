@@ -17,7 +17,7 @@ from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
 from gateway.policy.unapproved_items import UnapprovedItems
-from gateway.protocol.item_digests import digest_of, digests_of
+from gateway.protocol.item_digests import digests_of
 from gateway.protocol.merged_lists import Tools, arguments_of, is_mirrored, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
@@ -77,8 +77,7 @@ class ToolCalls:
         unusable = self.unusable(server, tools) if self._hides_unusable else {}
         seen = []
         for tool in self.approved(server, "tools", tools):
-            digest = digest_of(tool) if self._policy.locks(server) else ""
-            decision = self._policy.decide(context, server, tool["name"], operation_of(tool), digest)
+            decision = self._policy.decide_approved(context, server, tool["name"], operation_of(tool))
             if decision.allowed and tool["name"] not in unusable:
                 seen.append(_unbound(tool, decision))
         return seen

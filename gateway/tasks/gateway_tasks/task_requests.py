@@ -73,7 +73,7 @@ class TaskVisibility:
         endpoint = self._endpoints.get(task.endpoint)
         if endpoint is None or endpoint.server(task.server, context) is None:
             return False
-        return self._policy.decide_called(context, task.server, task.tool, task.operation).allowed
+        return self._policy.decide_approved(context, task.server, task.tool, task.operation).allowed
 
 
 async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:

@@ -79,8 +79,8 @@ def test_only_approved_tools_exist(tmp_path: Path) -> None:
     assert not policy.decide(ANYBODY, "one", "read").allowed, "who does not say what is listed gets nothing"
     assert not policy.decide_listed(ANYBODY, "new", listed, "read").allowed
     assert policy.decide_listed(ANYBODY, "open", listed, "send").allowed
-    assert policy.decide_called(ANYBODY, "one", "read", "write").allowed
-    assert not policy.decide_called(ANYBODY, "one", "send", "write").allowed
+    assert policy.decide_approved(ANYBODY, "one", "read", "write").allowed
+    assert not policy.decide_approved(ANYBODY, "one", "send", "write").allowed
 
 
 def test_a_reload_applies_what_a_lock_says_and_not_whether_there_is_one(tmp_path: Path) -> None:
