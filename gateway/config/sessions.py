@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, fault_of_header, or_says, whole
-from session_store.session import checked_metadata
+from session_store.session import checked_metadata, merged_metadata
 
 PersonalData = Literal["email", "phone", "card"]
 """Kinds of personal data that can be found by their form."""
@@ -95,13 +95,14 @@ class SessionSettings(Frozen):
     @field_validator("metadata")
     @classmethod
     def _can_be_filled(cls, metadata: dict[str, str]) -> dict[str, str]:
+        least = {}
         for name, text in metadata.items():
             try:
-                text.format(**dict.fromkeys(METADATA_FIELDS, ""))
+                least[name] = text.format(**dict.fromkeys(METADATA_FIELDS, ""))
             except (KeyError, IndexError, ValueError, AttributeError):
                 fields = ", ".join(f"{{{field}}}" for field in METADATA_FIELDS)
                 raise ValueError(f"{name}: only {fields} are replaced; write {{{{ for a literal brace") from None
-        checked_metadata(metadata)
+        merged_metadata({}, checked_metadata(least))
         return metadata
 
 

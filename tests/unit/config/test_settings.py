@@ -35,6 +35,7 @@ CREDENTIALS: dict[str, dict[str, Any]] = {
         ({"gateway": {"store": "redis:///0"}}, "gateway.store", "host"),
         ({"gateway": {"store": "sqlite://x.db"}}, "gateway.store", "path"),
         ({"gateway": {"session": {"metadata": {"a": "{nope}"}}}}, "gateway.session.metadata", "{principal}"),
+        ({"gateway": {"session": {"metadata": {"a": "é " * 4_000}}}}, "gateway.session.metadata", "more than 10240"),
         ({"gateway": {"api_keys": {"a": "plain-key"}}}, "gateway.api_keys", "SHA-256"),
         ({"gateway": {"session": {"idle_ttl_s": 0}}}, "gateway.session.idle_ttl_s", "greater than 0"),
         ({"gateway": 7}, "gateway", "must be an object"),
