@@ -3,7 +3,8 @@
 import gc
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from gateway import AppSession, SessionMiddleware
 from session_store import current_session
 from tests.requirements import requirement
 from tests.support import session_tool
+from tests.support.document_blocks import blocks
 from tests.support.gateway_process import TOOL, running_gateway, server
 from tests.support.mcp_clients import Modern, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
@@ -67,6 +69,21 @@ def _visit_in_many_loops(url: str) -> None:
     with TestClient(sessions) as one, TestClient(sessions) as other:
         assert [client.get("/visit").json() for client in (one, other, one, other)] == [1, 1, 2, 2]
     assert without_lifespan.get("/visit").json() == 4
+
+
+@requirement("app.small-store")
+def test_the_store_of_the_document_keeps_sessions_for_every_loop_and_process(tmp_path: Path) -> None:
+    [block] = [one for one in blocks("python") if "class SqlSessions" in one.text]
+    names: dict[str, Any] = {}
+    exec(block.text, names)
+    stores = [names["SqlSessions"](str(tmp_path / "sessions.db")) for _ in range(2)]
+    with closing(stores[0].db), closing(stores[1].db):
+        one, other = (TestClient(SessionMiddleware(app, store=store, keys=KEYS)) for store in stores)
+        assert [one.get("/visit").json() for _ in range(2)] == [1, 2], "each request has a thread of its own"
+        other.cookies = one.cookies
+        assert [client.get("/visit").json() for client in (other, one)] == [3, 4]
+        other.get("/leave")
+        assert one.get("/visits").json() == 0
 
 
 @requirement("app.outage", "rep.store-down")
