@@ -38,6 +38,14 @@ def is_refusal(status: int) -> bool:
     return not status or 400 <= status < 500 or status in _REFUSALS
 
 
+def too_large(most_bytes: int) -> str:
+    """Return what an upstream did that has sent a message of more than the operator's limit."""
+    return (
+        f"sent a message of more than {most_bytes} bytes (gateway.limits.line_bytes), which was thrown away: "
+        "ask it for less, or raise the limit"
+    )
+
+
 class LinkClosed(Exception):
     """The link has ended, or takes no more messages. No part of this message was sent to the upstream."""
 

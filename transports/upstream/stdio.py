@@ -15,7 +15,7 @@ from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.non_message_lines import LineBudget, answered_by, log_line, meant_by
-from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, UpstreamUnavailable, too_large
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ _LOGGED_CHARS: Final = 160
 """The most characters of each output line in the log line about a child that has failed."""
 _QUOTED_CHARS: Final = 80
 """The most characters that the log quotes of a stdout line that is not a message."""
-_THROWN_AWAY: Final = "; it was thrown away"
 _STOPPED: Final = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
 """The exit codes of children that end because the gateway stops them. Java and shells exit with the last one."""
 _NOISY_LINES: Final = 3
@@ -104,10 +103,11 @@ class StdioUpstream:
             cwd=env.get("HOME") if cwd == HOME else cwd,
             walls=given.walls,
         )
-        link = StdioLink(self._name, events, self._grace_s, self._scrubber(own), self._budget)
+        scrub, most = self._scrubber(own), self._max_line_bytes
+        link = StdioLink(self._name, events, self._grace_s, scrub, self._budget, max_line_bytes=most)
         try:
             process = await self._fork_server.spawn(
-                command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr, fields=link.log_fields
+                command, link, max_line_bytes=most, stderr=link.stderr, fields=link.log_fields
             )
         except ProcessFailed as error:
             raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
@@ -133,11 +133,14 @@ class StdioLink:
         grace_s: float,
         scrub: Callable[[str], str],
         budget: LineBudget | None = None,
+        *,
+        max_line_bytes: int,
     ) -> None:
         self._name = name
         self._events = events
         self._grace_s = grace_s
         self._scrub = scrub
+        self._max_line_bytes = max_line_bytes
         self._budget = budget or LineBudget()
         self._is_heard = False  # the child has sent a message
         self._began = self._closed_after_s = 0.0
@@ -218,11 +221,11 @@ class StdioLink:
         return self._scrub(line)[:_MOST_CHARS]
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        reason = f"server {self._name!r} wrote a message beyond the line limit{_THROWN_AWAY}"
-        self._log(self._budget.add("length", now=monotonic()), "wrote a message beyond the line limit", _THROWN_AWAY)
+        what = too_large(self._max_line_bytes)
+        self._log(self._budget.add("length", now=monotonic()), what, "")
         meant = answered_by(head, tail)
         if meant.is_answer is not False:  # a log line is hardly ever that long
-            self._events.unreadable(meant.request_id, reason)
+            self._events.unreadable(meant.request_id, f"server {self._name!r} {what}")
 
     def exited(self, code: int | None) -> None:
         how = self._how_it_ended(code)

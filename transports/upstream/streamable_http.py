@@ -22,7 +22,7 @@ from transports.mirrored_headers import argument_headers, encode_value, unknown_
 from transports.sse import TooLarge
 from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, redirect_target, skim
 from transports.upstream.non_message_lines import LineBudget
-from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content, too_large
 from transports.via_header import via_of
 
 logger = logging.getLogger(__name__)
@@ -277,8 +277,8 @@ class HttpLink:
             self._events.refused(message.id, reason)
         except (httpx2.HTTPError, OSError) as error:
             self._events.unreadable(message.id, f"server {name!r} broke off: {error_text(error)}")
-        except TooLarge as error:
-            self._events.unreadable(message.id, f"server {name!r}: {error}")
+        except TooLarge:
+            self._events.unreadable(message.id, f"server {name!r} {too_large(self._upstream.max_event_bytes)}")
         except Exception:  # whatever the server has sent, the call must end
             logger.exception("an answer of server %s could not be read", name)
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")

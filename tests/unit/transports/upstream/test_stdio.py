@@ -34,7 +34,8 @@ def linked(
 ) -> tuple[StdioLink, Noisy]:
     """The link of a process that has written these lines to stderr."""
     events = Noisy()
-    link = StdioLink("files", events, 1.0, output_scrubber(["TENANT"], environment or {}), budget)
+    scrub = output_scrubber(["TENANT"], environment or {})
+    link = StdioLink("files", events, 1.0, scrub, budget, max_line_bytes=1_000)
     link.attach(cast(Process, SimpleNamespace(stderr_tail=lambda: [*lines], why_ended=why_ended)))
     return link, events
 

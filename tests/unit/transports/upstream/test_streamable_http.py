@@ -47,6 +47,10 @@ class Events(RecordedEvents):
         super().message(message, stream)
         self.methods.append(message.method)
 
+    def unreadable(self, request_id: int | str | None, reason: str) -> None:
+        super().unreadable(request_id, reason)
+        self.reasons.append(reason)
+
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
         super().refused(request_id, reason, status)
         self.reasons.append(reason)
@@ -142,6 +146,12 @@ async def test_a_request_whose_headers_cannot_be_made_is_refused() -> None:
     server = Server()
     events = await ended(server, request(MODERN, {"name": "count"}), schemas=lambda: 1 / 0)
     assert events.failed == [7] and not events.unsent_ids and not server.posted
+
+
+async def test_an_answer_beyond_the_limit_fails_with_the_setting() -> None:
+    for answer in (stream("data: " + "x" * 2_000), httpx2.Response(200, json={"jsonrpc": "2.0", "x": "x" * 2_000})):
+        [reason] = (await ended(Server(post=answer))).reasons
+        assert reason.startswith("server 'remote' sent a message of more than 1000 bytes (gateway.limits.line_bytes)")
 
 
 @requirement("ext.relay")
