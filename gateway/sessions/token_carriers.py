@@ -156,12 +156,16 @@ class Carriers:
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
         """Return the response headers with the session's token and cookie. Legacy clients get them only with the answer
-        to `initialize`. A client with a session key gets no cookie: it may have other sessions, under other keys."""
+        to `initialize`. A client with a session key gets no cookie: it may have other sessions, under other keys.
+
+        A page of another site gets none either. The gateway ignores its cookie (`SessionLookup.ids_of_cookies`), and a
+        new one would replace that of the user's session.
+        """
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is LEGACY:
             headers.append((LEGACY_HEADER.encode(), token))
-        if self.uses_cookies and not cookie_held and not self.has_key(request):
+        if self.uses_cookies and request.same_site and not cookie_held and not self.has_key(request):
             name, extra = (SECURE_COOKIE, "; Secure") if request.secure else (COOKIE, "")
             value = self.cookies.sign(session.parent or session.id)
             headers.append((b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()))

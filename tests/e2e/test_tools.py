@@ -173,7 +173,8 @@ def test_the_middleware_opens_a_session_and_the_cookie_brings_it_back() -> None:
         refused = http.get(base, headers={"MCP-Gateway-Session": "forged"})
         assert refused.status_code == 404 and "error" in refused.json()
         cross_site = http.get(base, headers={"Sec-Fetch-Site": "cross-site"})
-        assert "set-cookie" in cross_site.headers, "the cookie does not count there"
+        assert cross_site.headers["mcp-gateway-session"] != first.headers["mcp-gateway-session"], "no cookie counts"
+        assert "set-cookie" not in cross_site.headers, "the user's own session stays"
     assert len(seen) == 3
 
 

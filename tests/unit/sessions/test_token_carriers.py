@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.context.session_facts import SESSION_KEY
@@ -89,6 +90,9 @@ def test_a_client_learns_of_its_session_by_headers_and_once_by_a_cookie() -> Non
     modern = dict(carriers.headers(session, request(Era.MODERN, secure=True), cookie_held=False))
     assert b"mcp-session-id" not in modern and modern[b"set-cookie"].startswith(b"__Host-mcp_session_id=")
     assert modern[b"set-cookie"].endswith(b"; Secure")
+    elsewhere = msgspec.structs.replace(request(Era.MODERN), same_site=False)
+    told = dict(carriers.headers(session, elsewhere, cookie_held=False))
+    assert b"mcp-gateway-session" in told and b"set-cookie" not in told, "it would replace that of the user's session"
 
 
 def test_the_token_of_a_session_within_another_is_that_of_the_one_around_it() -> None:
