@@ -224,7 +224,7 @@ class ToolCalls:
             raise malformed_arguments()
         for name, field in bind:
             given, value = arguments.get(name), self._facts.value(session, field)
-            if given is None or given == "":
+            if _is_left_out(given):
                 if not value:
                     problem = f"it is missing, and the session has no {field}"
                     raise invalid_arguments(decision.tool, f"arguments.{name}", problem, "missing")
@@ -260,13 +260,18 @@ def _one_value(given: bytes) -> bytes:
     return value
 
 
+def _is_left_out(given: Any) -> bool:
+    """Return True for a bound argument without a value. Models write null or a blank text for what they leave out."""
+    return given is None or (isinstance(given, str) and not given.strip())
+
+
 def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
     """Fill in bound arguments that the client has left out. Raises `ValueError` for calls that `checked` must refuse or
     log: a value is missing, or the client's value differs from the session's."""
     if not isinstance(arguments, dict):
         raise ValueError("no object")
     for name, value in bound:
-        is_given = (given := arguments.get(name)) not in (None, "")
+        is_given = not _is_left_out(given := arguments.get(name))
         if not (value or is_given) or (value and is_given and given != value):
             raise ValueError(name)
         if value:

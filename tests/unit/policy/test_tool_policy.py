@@ -137,8 +137,10 @@ def test_bound_arguments_come_from_the_session_for_the_tools_that_have_them() ->
     for pattern in ("drop", "*"):
         calls = tool_calls(**{pattern: ToolSettings(bind={"where": "workspace"})})
         assert bytes(checked(calls, "count", {"n": 1})["arguments"]) == b'{"n":1}'
-        for none in ({}, {"where": ""}, {"where": None}):
+        again = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, session(), "drop"), TOOLS, session())
+        for none in ({}, {"where": ""}, {"where": " \t"}, {"where": None}):
             assert bytes(checked(calls, "drop", none)["arguments"]) == b'{"where":"w"}'
+            assert again(msgspec.json.encode(none)) == b'{"where":"w"}'
         with pytest.raises(Refused):
             checked(calls, "drop", ["not an object"])
     required = {"type": "object", "properties": {"where": {}, "n": {}}, "required": ["where", "n"]}
@@ -216,7 +218,7 @@ def test_a_bound_argument_that_neither_the_client_nor_the_session_has_is_missing
     calls = tool_calls(drop=ToolSettings(bind={"where": "agent"}))
     unnamed = msgspec.structs.replace(session(), client=ClientFacts())
     again = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, unnamed, "drop"), TOOLS, unnamed)
-    for given in (b"{}", b'{"where":""}', b'{"where":null}'):
+    for given in (b"{}", b'{"where":""}', b'{"where":"  "}', b'{"where":null}'):
         with pytest.raises(InvalidArguments, match=r"for drop: arguments\.where: it is missing") as caught:
             checked(calls, "drop", given, whose=unnamed)
         assert caught.value.fault == "missing"
