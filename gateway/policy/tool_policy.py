@@ -284,7 +284,9 @@ def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
     bound = {name for name, _ in decision.bind} & arguments_of(tool).keys()
     if not bound or not isinstance(schema, dict) or not isinstance(schema.get("required"), list):
         return tool
-    return tool | {"inputSchema": schema | {"required": [name for name in schema["required"] if name not in bound]}}
+    required = [name for name in schema["required"] if name not in bound]
+    others = {key: value for key, value in schema.items() if key != "required"}
+    return tool | {"inputSchema": others | ({"required": required} if required else {})}
 
 
 def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:

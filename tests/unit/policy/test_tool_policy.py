@@ -143,9 +143,11 @@ def test_bound_arguments_come_from_the_session_for_the_tools_that_have_them() ->
             assert again(msgspec.json.encode(none)) == b'{"where":"w"}'
         with pytest.raises(Refused):
             checked(calls, "drop", ["not an object"])
-    required = {"type": "object", "properties": {"where": {}, "n": {}}, "required": ["where", "n"]}
-    shown = calls.shown("s", CONTEXT, [{"name": "new", "inputSchema": required}])
-    assert shown[0]["inputSchema"]["required"] == ["n"]
+    properties: dict[str, Any] = {"where": {}, "n": {}}
+    for required, left in ((["where", "n"], {"required": ["n"]}), (["where"], {}), ([], {})):
+        schema = {"type": "object", "properties": properties}
+        shown = calls.shown("s", CONTEXT, [{"name": "new", "inputSchema": schema | {"required": required}}])
+        assert shown[0]["inputSchema"] == schema | left
 
 
 @requirement("ctx.bind")
