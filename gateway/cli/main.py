@@ -74,7 +74,7 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "manifest": (
             "explain:show_manifest",
             "Print all tools of all servers with their schemas, as JSON. With a credential or principal, only those "
-            "that it sees.",
+            "that it sees. Exit status 1 if the tools of a server are missing.",
         ),
         "sandbox": ("sandbox:app", "Explain the sandboxes of servers."),
     },
