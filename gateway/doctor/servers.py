@@ -37,8 +37,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
         return
     async with gateway.running(asks_servers=False):
         at_once = asyncio.Semaphore(AT_ONCE)
-        limit_s = settings.gateway.limits.start_timeout_s
-        asked = [asyncio.create_task(_ask(upstream, at_once, limit_s)) for upstream in gateway.upstreams]
+        asked = [asyncio.create_task(_ask(upstream, at_once)) for upstream in gateway.upstreams]
         for upstream, task in zip(gateway.upstreams, asked, strict=True):
             await task
             yield _finding(upstream, gateway.parts.servers.packages.fetching(upstream.name))
@@ -47,12 +46,11 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
             yield finding
 
 
-async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s: float) -> None:
-    """Start a server and request its lists. Wait for an answer for at most `limit_s`, as a session would."""
+async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore) -> None:
+    """Start a server and request its lists. Wait as `check` does, for as long as a start may take in each era."""
     async with at_once:
-        if upstream.is_left_out:
-            return
-        await asyncio.wait((upstream.start_probe(),), timeout=limit_s)
+        if not upstream.is_left_out:
+            await upstream.start_probe()
 
 
 def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
