@@ -20,8 +20,13 @@ _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach the host name or address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """Return True if only this machine can reach the host name or address. No name but `localhost` counts: whoever owns
+    `127.example.com` decides where it leads."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def is_of_this_machine(url: str) -> bool:
