@@ -6,6 +6,7 @@ A pattern that matches no name protects nothing, and an unusable schema checks n
 
 import asyncio
 import logging
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -36,6 +37,7 @@ _SHOWN_CHARS: Final = 64
 """Maximum number of characters of a listed name that are shown in a message about a pattern that matches no name."""
 _MOST_SHOWN: Final = 128
 
+_WILDCARD: Final = re.compile(r"[*?\[]")
 _KINDS: Final = ("tools", "prompts", "resources")
 
 
@@ -74,7 +76,8 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
         ConfigurationError: a pattern matches no name, and `unmatched_patterns` is "refuse".
     """
     reached = [upstream for upstream in upstreams if upstream.has_answered]
-    found = await review(reached, settings if len(reached) == len(upstreams) else None, calls)
+    is_complete = all(upstream.has_answered or upstream.is_left_out for upstream in upstreams)
+    found = await (review(upstreams, settings, calls) if is_complete else review(reached, None, calls))
     if found.unmatched and settings.policy.unmatched_patterns == "refuse":
         raise ConfigurationError("\n".join([*found.unmatched, CORRECT]))
     for fault in found.unmatched:
@@ -85,6 +88,8 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
         if upstream.name not in found.unasked:
             upstream.mark_reviewed()
     for upstream in upstreams:
+        if upstream.is_left_out:
+            continue
         if not upstream.answered.is_set():
             upstream.log_first_answer()
         if upstream.unreviewed:
@@ -95,7 +100,7 @@ async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: Gatewa
     """Review each server that answers only after the gateway has started to serve clients, once it answers. After the
     last one, review the patterns of workspaces and tasks. Only log faults: `Admission` refuses requests to servers
     with unmatched patterns."""
-    late = [upstream for upstream in upstreams if not upstream.has_answered]
+    late = [upstream for upstream in upstreams if not (upstream.has_answered or upstream.is_left_out)]
     if not late:
         return
     async with asyncio.TaskGroup() as group:
@@ -120,8 +125,8 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 async def review(
     upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server for its lists, and compare the lists with the server's settings. If all servers have answered,
-    also compare the gateway's own `settings` with all lists."""
+    """Ask each server for its lists, and compare the lists with the server's settings. If all servers have answered but
+    those that are left out, also compare the gateway's own `settings` with all lists."""
     found = Reviewed()
     workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}
@@ -149,11 +154,11 @@ async def review(
             setting, rules = patterns_of(entry, kind)
             where = f"mcpServers.{server}.{setting}"
             found.unmatched.extend(unmatched(where, rules, listed.get(kind) or [], kind.removesuffix("s")))
-    if not found.unasked:
-        found.of_workspaces.extend(_of_workspaces(workspaces, names))
+    left_out = [upstream.name for upstream in upstreams if upstream.is_left_out]
+    if settings is not None and found.unasked == left_out:
+        found.of_workspaces.extend(_of_workspaces(workspaces, names, left_out))
         found.unmatched.extend(found.of_workspaces)
-        if settings is not None:
-            found.no_tasks.extend(_no_tasks(settings.tasks, names))
+        found.no_tasks.extend(_no_tasks(settings.tasks, names, left_out))
     return found
 
 
@@ -234,28 +239,38 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _of_workspaces(
-    workspaces: Mapping[str, WorkspaceSettings], names: Mapping[str, Mapping[str, list[str]]]
+    workspaces: Mapping[str, WorkspaceSettings], names: Mapping[str, Mapping[str, list[str]]], left_out: Sequence[str]
 ) -> Iterable[str]:
     for workspace, entry in workspaces.items():
         where = f"gateway.policy.workspaces.{workspace}"
         for pattern in entry.servers:
-            if not any(matches(pattern, server) for server in names):
+            if not any(matches(pattern, server) for server in (*names, *left_out)):
                 yield f"{where}.servers: {pattern!r} names no server"
         for kind in _KINDS:
             # With an empty name, because `server__*` is meant for names that the server may list later.
             known = [f"{server}__{name}" for server, lists in names.items() for name in ("", *lists.get(kind, ()))]
             for pattern in getattr(entry, kind):
-                if not any(matches(pattern, name) for name in known):
+                if not any(matches(pattern, name) for name in known) and not _may_be_of(left_out, "__", pattern):
                     yield f"{where}.{kind}: {pattern!r} names no {kind.removesuffix('s')} that a server lists"
 
 
-def _no_tasks(settings: TaskSettings, names: Mapping[str, Mapping[str, list[str]]]) -> Iterable[str]:
+def _may_be_of(left_out: Iterable[str], separator: str, pattern: str) -> bool:
+    """Return True if the pattern may match names of servers that are left out, whose lists are not known."""
+    fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
+    prefixes = (f"{server}{separator}" for server in left_out)
+    return any(fixed.startswith(prefix) or prefix.startswith(fixed) for prefix in prefixes)
+
+
+def _no_tasks(
+    settings: TaskSettings, names: Mapping[str, Mapping[str, list[str]]], left_out: Sequence[str]
+) -> Iterable[str]:
     for setting in ("at_once", "offered"):
         for pattern in getattr(settings, setting):
             only = TaskSettings(at_once=(pattern,))
             # With an empty name, because `server/*` is meant for tools that the server may list later.
             listed = ((server, tool) for server, lists in names.items() for tool in ("", *lists["tools"]))
-            if not any(only.is_at_once(*each) for each in listed):
+            is_unknown = _may_be_of(left_out, "/", pattern) or _may_be_of(left_out, "__", pattern)
+            if not is_unknown and not any(only.is_at_once(*each) for each in listed):
                 yield f"gateway.tasks.{setting}: {pattern!r} names no tool that a server lists (server/tool)"
 
 

@@ -24,6 +24,7 @@ class Listing:
 
     name = "s"
     has_answered = True
+    is_left_out = False
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.settings = UpstreamSettings.model_validate({"command": "x", "tools": tools})
@@ -40,6 +41,17 @@ class Listing:
 
     def log_first_answer(self) -> None:
         self.logs_first_answer = True
+
+
+class LeftOut(Listing):
+    """A server that is never asked, because its entry has faults."""
+
+    name = "left"
+    has_answered = False
+    is_left_out = True
+
+    async def facts(self) -> ServerFacts:
+        return ServerFacts(failure="left out")
 
 
 def with_policy(**policy: Any) -> GatewaySettings:
@@ -102,3 +114,26 @@ async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pyte
     named = [line for line in caplog.text.splitlines() if "names no" in line]
     assert len(named) == 2 and "mcpServers.s.tools: 'evalute' names no tool" in named[0]
     assert "workspaces.w.tools: 's__evalute' names no tool" in named[1], "once all have answered"
+
+
+@requirement("pol.late-patterns", "ops.partial")
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_server_that_is_left_out_hinders_no_review(is_late: bool, caplog: pytest.LogCaptureFixture) -> None:
+    server: Any = Listing({})
+    server.has_answered = not is_late
+    upstreams: Any = [server, LeftOut({"evalute": {"operation": "eval"}})]
+    good = ["left__a", "left__*", "l*__a", "*__a", "*a", "s__read"]
+    workspaces = {"w": {"servers": ["s", "left"], "tools": [*good, "s__evalute", "lef__*"]}}
+    settings = GatewaySettings.model_validate(
+        {
+            "policy": {"workspaces": workspaces, "unmatched_patterns": "allow"},
+            "tasks": {"at_once": ["left/a", "left__a", "*/a", "s/raed"]},
+        }
+    )
+    server.answered.set()
+    async with asyncio.timeout(60):
+        await compare(upstreams, settings, NO_SCHEMAS)
+        await compare_late(upstreams, settings, NO_SCHEMAS)
+    told = [record.getMessage() for record in caplog.records if "names no" in record.getMessage()]
+    assert [text.split("'")[1] for text in told] == ["s__evalute", "lef__*", "s/raed"], told
+    assert "server left has not answered" not in caplog.text and not upstreams[1].logs_first_answer
