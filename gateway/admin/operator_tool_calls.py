@@ -122,11 +122,12 @@ class ToolCatalog:
                 return _row(server, tool)
         raise NoSuch(f"server {server!r} lists no tool {name[:128]!r}")
 
-    def unapproved(self, server: str = "", tool: str | None = None) -> list[UnapprovedRow]:
+    async def unapproved(self, server: str = "", tool: str | None = None) -> list[UnapprovedRow]:
         """Return what the lock hides of a server (empty: of all), as this replica has seen it. `tool`: only that
-        tool."""
+        tool. The items of a server may have megabytes, so they are compared in a thread."""
         found = [] if self._unapproved is None else self._unapproved.of(server)
-        return [_hidden(one) for one in found if tool is None or (one.kind, one.name) == ("tools", tool)]
+        wanted = [one for one in found if tool is None or (one.kind, one.name) == ("tools", tool)]
+        return await asyncio.to_thread(lambda: [_hidden(one) for one in wanted]) if wanted else []
 
     async def approve(self, approval: Approval) -> str:
         """Write an item that the lock hides into the lock. Return the item's kind, server and name.
@@ -139,7 +140,7 @@ class ToolCatalog:
         found = [] if hidden is None else hidden.of(approval.server)
         wanted = (approval.server, approval.kind, approval.digest)
         item = next((one for one in found if (one.server, one.kind, one.digest) == wanted), None)
-        if hidden is None or item is None or not _hidden(item).digest:
+        if hidden is None or item is None or not (await asyncio.to_thread(_hidden, item)).digest:
             raise NoSuch("the lock hides nothing here of which all was shown with this digest: look again")
         try:
             async with self._turn:

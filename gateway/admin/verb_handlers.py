@@ -134,7 +134,7 @@ class Operations:
         return self.tried.catalog.page(query, server=server, limit=limit)
 
     async def unapproved(self, server: str = "") -> list[UnapprovedRow]:
-        return self.tried.catalog.unapproved(server)
+        return await self.tried.catalog.unapproved(server)
 
     async def approve(self, approval: Approval, by: str = "") -> list[ReloadReport]:
         what = await self.tried.catalog.approve(approval)

@@ -46,7 +46,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     query = request.query_params
     tool = operators.tried.catalog.tool(request.path_params["server"], query.get("name", ""))
     values = {"session": query.get("session", "")}
-    return _shown(operators, tool, form_of(tool.input_schema), values, in_json="json" in query)
+    return await _shown(operators, tool, form_of(tool.input_schema), values, in_json="json" in query)
 
 
 async def _try(operators: Operations, request: Request, operator: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ async def _try(operators: Operations, request: Request, operator: str) -> dict[s
     try:
         arguments = arguments_in(form, given)
     except FormFaults as error:
-        return _shown(operators, tool, form, given, faults=error.faults)
+        return await _shown(operators, tool, form, given, faults=error.faults)
     attempt = Attempt(
         server=tool.server,
         tool=tool.name,
@@ -67,8 +67,8 @@ async def _try(operators: Operations, request: Request, operator: str) -> dict[s
     try:
         tried = await operators.tried.call(attempt, operator, peer=peer_of(request.scope), left=left(request))
     except OperatorError as error:
-        return _shown(operators, tool, form, given, problem=str(error))
-    return _shown(operators, tool, form, given, tried=tried)
+        return await _shown(operators, tool, form, given, problem=str(error))
+    return await _shown(operators, tool, form, given, tried=tried)
 
 
 async def _controls(request: Request) -> dict[str, str]:
@@ -85,7 +85,9 @@ async def _controls(request: Request) -> dict[str, str]:
     return dict(pairs)
 
 
-def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any) -> dict[str, Any]:
+async def _shown(
+    operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any
+) -> dict[str, Any]:
     """Return the variables of the template. `found` has the faults in the form, a problem, or the outcome of a call."""
     tried: TriedCall | None = found.get("tried")
     secret = {field.control for field in form.fields or () if field.kind == "password"}
@@ -94,7 +96,7 @@ def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str
     session = values.get("session", "")
     return {
         "tool": tool,
-        "unapproved": operators.tried.catalog.unapproved(tool.server, tool.name),
+        "unapproved": await operators.tried.catalog.unapproved(tool.server, tool.name),
         "schemas": [
             (title, visible(as_json(schema, indent=2)[:_MOST_SCHEMA]))
             for title, schema in (("Input schema", tool.input_schema), ("Output schema", tool.output_schema))

@@ -2,16 +2,22 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
-from gateway.admin.operator_tool_calls import Destination, OngoingCall
-from gateway.admin.report_types import Attempt, TriedCall
+from gateway.admin.operator_tool_calls import Destination, OngoingCall, ToolCatalog
+from gateway.admin.report_types import Approval, Attempt, TriedCall
+from gateway.policy.unapproved_items import Unapproved
+from gateway.protocol.item_digests import digest_of
 from gateway.sessions.client_chosen_keys import KEY_META
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
+from gateway.upstreams.approval import item_difference, write_lock
 from session_store import ANONYMOUS
 from tests.requirements import requirement
 from transports.era import LEGACY, MODERN
@@ -97,3 +103,29 @@ async def test_a_legacy_call_is_cancelled_once_nobody_waits() -> None:
     (headers, call), (_, cancelled) = wire.sent
     assert VERSION_HEADER not in headers and tried.outcome == "timeout"
     assert cancelled["method"] == "notifications/cancelled" and cancelled["params"]["requestId"] == call["id"]
+
+
+@requirement("live.tools-lock")
+async def test_what_the_lock_hides_is_compared_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The items of a server may have megabytes."""
+    item = {"name": "drop", "description": "drops"}
+    fields: Any = {"server": "s", "kind": "tools", "name": "drop", "digest": digest_of(item), "item": item}
+    lock = tmp_path / "tools.lock"
+    hidden: Any = SimpleNamespace(
+        of=lambda server: [Unapproved(**fields, reason="new", approved=None)], lock_file=str(lock)
+    )
+    write_lock(lock, {"s": {}})
+    threads = list[int]()
+
+    def noted(*given: Any) -> list[str]:
+        threads.append(threading.get_ident())
+        return item_difference(*given)
+
+    monkeypatch.setattr("gateway.admin.operator_tool_calls.item_difference", noted)
+    catalog = ToolCatalog([], {}, hidden)
+    [row] = await catalog.unapproved("s", "drop")
+    assert row.digest and row.difference and await catalog.unapproved("s", "other") == []
+    assert await catalog.approve(Approval(server="s", kind="tools", digest=row.digest)) == "tool s/drop"
+    assert len(threads) == 2 and threading.get_ident() not in threads
