@@ -256,3 +256,4 @@ def explain(
     for one in found:
         for line in lines_of(name, one):
             typer.echo(visible_line(line))
+    typer.echo("new processes get this; one that runs already keeps what it got: see `sessions show SESSION`")

@@ -127,6 +127,7 @@ def test_what_a_session_may_touch_is_explained(tmp_path: Path) -> None:
     ]
     lines = run_command("sandbox", "explain", "box", "--config", str(config)).stdout.splitlines()
     assert lines[0] == "server box, direct sessions: standard, by mcpServers.box.sandbox"
+    assert lines[-1].startswith("new processes get this; one that runs already keeps what it got")
     for line in (f"  write: {tmp_path}", "  reach: 10.0.0.1:5432", "  reach: public hosts", LISTENS):
         assert line in lines
     [package] = json.loads(run_command("sandbox", "explain", "package", "--json", "--config", str(config)).stdout)[
