@@ -3,7 +3,7 @@
  * It finds the id of a line and answers with it; it does not parse more. What it is sent has the words
  * "id":N and "method":"... in it, without spaces. A call may say how long the text of its answer is to be ("size":N);
  * one with a progress token is told of progress first. In its environment:
- *   ECHO_LOG    a file, where the "call" argument of each call is written down
+ *   ECHO_LOG    a file, where the "call" argument of each call is written down, with its process and its time
  *   ECHO_TOOLS  so many tools are listed, tool0 and up, that take a text and a team
  *   ECHO_ERA    legacy or modern: knows the handshake only, or discovery only
  *   ECHO_START  milliseconds until it starts, as servers do that load much */
@@ -11,17 +11,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static char line[1 << 21];
 static char text[1 << 21];
 
-static void note(int log, char *call) {
-    call += 8;
-    size_t length = strcspn(call, "\"");
-    call[length] = '\n';
-    if (write(log, call, length + 1) < 0) exit(1);
-    call[length] = '"';
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+/* A process is its number and the time of its start: sandboxes have numbers of their own. */
+static void note(int log, const char *call, double started) {
+    char entry[256];
+    int length = snprintf(entry, sizeof entry, "%.*s %d@%.6f %.9f\n", (int)strcspn(call, "\""), call, getpid(),
+                          started, now());
+    if (length >= (int)sizeof entry || write(log, entry, length) < 0) exit(1);
 }
 
 static void list_tools(int number) {
@@ -50,6 +57,7 @@ int main(void) {
     const char *path = getenv("ECHO_LOG");
     int log = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0600) : -1;
     int legacy = !era || !strcmp(era, "legacy"), modern = !era || !strcmp(era, "modern");
+    double started = now();
     if (start) usleep((useconds_t)atoi(start) * 1000);
     memset(text, 'x', sizeof text);
     setvbuf(stdout, NULL, _IOFBF, 1 << 17);
@@ -61,7 +69,7 @@ int main(void) {
         int length = (int)strcspn(id, ",}");
         method += 10;
         char *call = log < 0 ? NULL : strstr(method, "\"call\":\"");
-        if (call) note(log, call);
+        if (call) note(log, call + 8, started);
         char *token = strstr(method, "\"progressToken\":");
         if (token)
             printf("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":%.*s,"

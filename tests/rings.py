@@ -100,7 +100,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/test_image.py": ("deploy/", "docker-compose.yml"),
     "tests/test_site.py": ("docs/", "mkdocs.yml"),
     "tests/test_wheel.py": ("gateway/cli/", "gateway/__init__.py", "pyproject.toml"),
-    "tests/proof": _CLUSTER,
+    "tests/proof/test_model.py": _CLUSTER,
 }
 """Suite (a folder, a file, or a beginning of test ids) → what touches it beside itself: folders and files."""
 

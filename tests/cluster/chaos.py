@@ -1,8 +1,10 @@
 """`make chaos`: faults under a steady load, a table of what the clients saw of them, and 1 where a promise was broken.
 
+It writes the history of each load into build/histories, and `tests.proof.histories` judges it.
+
 The times are from the fault (of Redis: from its return; of a failover: from the master's death) to the next good answer
 of each session that it hit, asked of a gateway that is well. `refused` is 503 with Retry-After: nothing was done, which
-the log of the server has to confirm; `failed` is a tool that says it could not reach its state; `reset` is a connection
+the history has to confirm; `failed` is a tool that says it could not reach its state; `reset` is a connection
 that ended, or a 502. `hit` is how many sessions had to move: a third of them if a fault is run alone, and all if those
 before it have left them with one gateway. Each starts a server. `slowest` is the call that took longest, those included
 that the load balancer had given to a paused gateway.
@@ -13,6 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import re
 import signal
 import statistics
@@ -29,9 +32,11 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from bench.subjects import echo_server
+from bench.subjects import ROOT, echo_server
 from session_store.redis import keys
 from tests.cluster.load import Load, LoadSession, Outcome
+from tests.proof.histories import Event, journal, judge, write
+from tests.support.claims_watch import watched_claims
 from tests.support.compose_topology import KEYS, running_balancer
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway, with_patience
@@ -44,7 +49,8 @@ SESSIONS: Final = 50
 LEASE_S: Final = 5.0
 CUT: Final = 2
 APART: Final = 1
-BROKEN: Final = ("hung", "wrong", "lost", "twice", "missing", "inexact", "children", "done")
+BROKEN: Final = ("hung", "wrong", "lost", "contradictions", "children")
+HISTORIES: Final = ROOT / "build" / "histories"
 
 
 class Arena:
@@ -78,6 +84,10 @@ class Arena:
         self.gateways = [self._start(n) for n in range(3)]
         self.url = stack.enter_context(balancer([f"127.0.0.1:{port}" for port in self.ports]))
         self.load = Load(self.url, SESSIONS)
+        redis: Any = look().info("replication")
+        copies = [copy["port"] for name, copy in redis.items() if re.fullmatch(r"slave\d+", name)]
+        for each in (look().get_connection_kwargs()["port"], *copies):
+            stack.enter_context(watched_claims(each, self.load.history))
 
     def _configuration(self, n: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """The servers of a gateway, and its options."""
@@ -270,6 +280,7 @@ def stopped(server: RunningRedis, for_s: float) -> Fault:
 def failed_over(sentinels: Sentinels) -> Fault:
     async def fault(arena: Arena) -> list[float]:
         await asyncio.sleep(LEASE_S)
+        arena.load.tell("failed over")
         sentinels.processes[sentinels.master].kill()
         await asyncio.sleep(0.5)
         times = await arena.answered_again(arena.load.sessions, 0)
@@ -292,7 +303,8 @@ async def loaded(store: str, look: Callable[[], redis.Redis], rows: dict[str, di
             yield arena
         finally:
             await arena.load.stop()
-        settled(arena, rows[list(rows)[-1]])
+        history = judged(arena, rows[list(rows)[-1]])
+        write(history, HISTORIES / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl.gz")
 
 
 async def phase(arena: Arena, name: str, fault: Fault, rows: dict[str, dict[str, Any]]) -> None:
@@ -306,16 +318,14 @@ async def phase(arena: Arena, name: str, fault: Fault, rows: dict[str, dict[str,
         Console(stderr=True).print(f"{name}: {complaint}", markup=False)
 
 
-def settled(arena: Arena, row: dict[str, Any]) -> None:
-    """What only shows at the end of a run: calls executed twice, answers without a call, and the state."""
-    executed = Counter(arena.log.read_text().split())
-    twice = sum(1 for count in executed.values() if count > 1)
-    echoed = {name for name in arena.load.answered if name in executed}
-    bumps = sum(session.bumps for session in arena.load.sessions)
-    row["twice"] = twice
-    row["done"] = len(arena.load.refused & {*executed})
-    row["missing"] = len(arena.load.answered) - len(echoed) - bumps
-    row["inexact"] = sum(not session.state_is_exact() for session in arena.load.sessions)
+def judged(arena: Arena, row: dict[str, Any]) -> list[Event]:
+    """Judge the history of a run at its end. Returns it."""
+    history = [*arena.load.history, *journal(arena.log)]
+    found = judge(history)
+    row["contradictions"] = int(found is not None)
+    if found is not None:
+        Console(stderr=True).print(str(found), markup=False, soft_wrap=True)
+    return history
 
 
 async def chaos(only: str) -> dict[str, dict[str, Any]]:
@@ -379,10 +389,8 @@ def report(rows: dict[str, dict[str, Any]]) -> int:
     console = Console(width=160)
     console.print(table)
     console.print(
-        f"executed twice {total['twice']}, refused and executed {total['done']}, answered and not executed "
-        f"{total['missing']}, sessions with inexact state {total['inexact']}, child processes left "
-        f"{total['children']}; slower than the goal: "
-        f"{', '.join(slow) or 'none'}"
+        f"histories with a contradiction {total['contradictions']}, child processes left {total['children']}; "
+        f"slower than the goal: {', '.join(slow) or 'none'}"
     )
     return int(any(total[key] for key in BROKEN))
 

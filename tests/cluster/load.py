@@ -5,11 +5,13 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
+import msgspec
 
-from tests.support.mcp_clients import ACCEPT, messages, modern_body, modern_headers
+from tests.proof.histories import Event
+from tests.support.mcp_clients import ACCEPT, RESTARTED, messages, modern_body, modern_headers
 
 EVERY_S: Final = 0.1
 HUNG_AFTER_S: Final = 20.0
@@ -36,9 +38,6 @@ class LoadSession:
         self.is_modern = number % 2 == 1
         self.token = ""
         self.calls = 0
-        self.bumps = 0
-        self.unknown_bumps = 0
-        self.last_bump = 0
 
     @property
     def session_id(self) -> str:
@@ -74,92 +73,76 @@ class LoadSession:
 
     async def run(self) -> None:
         while not self.load.stopped.is_set():
-            began = time.monotonic()
-            await self._call(began, bumps=self.calls % _BUMP_EACH == 0)
+            began, outcome = time.monotonic(), self.load.outcome
+            outcome.counts["sent"] += 1
+            ended, complaint = await self._call("bump" if self.calls % _BUMP_EACH == 0 else "echo")
+            outcome.counts[ended.how] += 1
+            if ended.how == "reset":
+                outcome.resets[complaint] += 1
+            elif ended.how == "wrong":
+                outcome.wrong.append(complaint)
+            if ended.how not in ("hung", "reset"):
+                outcome.slowest_s = max(outcome.slowest_s, ended.at - began)
             await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
 
-    async def _call(self, began: float, *, bumps: bool) -> None:
-        outcome = self.load.outcome
-        outcome.counts["sent"] += 1
+    async def _call(self, tool: str, base: str = "") -> tuple[Event, str]:
+        """Call a tool, and keep in the history what became of it. Returns that, and what was wrong."""
         name = f"{self.number}-{self.calls}"
+        self.load.tell("asked", session=self.session_id, call=name, how=tool)
+        answer, complaint = Answer(), ""
         try:
-            if bumps:
-                answer = await self._post("state", "bump", {"key": "n"})
-            else:
-                answer = await self._post("echo", "echo", {"call": name})
+            server, arguments = ("state", {"key": "n"}) if tool == "bump" else ("echo", {"call": name})
+            answer, complaint = _judged(await self._post(server, tool, arguments, base=base), tool)
         except httpx.ReadTimeout:
-            outcome.counts["hung"] += 1
-            self.unknown_bumps += bumps
-            return
+            answer.how = "hung"
         except httpx.HTTPError as error:
-            outcome.counts["reset"] += 1
-            outcome.resets[repr(error)[:150]] += 1
-            self.unknown_bumps += bumps
-            return
-        outcome.slowest_s = max(outcome.slowest_s, time.monotonic() - began)
-        self._judge(outcome, answer, name, bumps=bumps)
-
-    def _judge(self, outcome: Outcome, answer: httpx.Response, name: str, *, bumps: bool) -> None:
-        if answer.status_code in (502, 503, 504):
-            self._judge_error(outcome, answer, name, bumps=bumps)
-            return
-        if answer.status_code == 404:
-            outcome.counts["lost"] += 1
-            return
-        try:
-            message = messages(answer)[-1]
-        except (ValueError, KeyError, IndexError):
-            message = {}
-        error = message.get("error", {}).get("code")
-        if error == OUTCOME_UNKNOWN:
-            outcome.counts["unknown"] += 1
-            self.unknown_bumps += bumps
-            return
-        text = message.get("result", {}).get("content", [{}])[0].get("text")
-        if bumps and message.get("result", {}).get("isError"):
-            outcome.counts["failed"] += 1  # the tool says so: it did not reach its state, or not the answer
-            self.unknown_bumps += 1
-            return
-        good = text == "ok"
-        if bumps and text is not None and text.isdigit():
-            good = int(text) > self.last_bump
-            self.last_bump = int(text)
-            self.bumps += 1
-        if good:
-            outcome.counts["answered"] += 1
-            self.load.answered.add(name)
-        else:
-            outcome.counts["wrong"] += 1
-            outcome.wrong.append(f"{answer.status_code} {json.dumps(message)[:300]}")
-
-    def _judge_error(self, outcome: Outcome, answer: httpx.Response, name: str, *, bumps: bool) -> None:
-        """Whether the load balancer or a gateway says what became of the call."""
-        try:
-            code = answer.json()["error"]["code"]
-        except (ValueError, KeyError, TypeError):
-            outcome.counts["reset"] += 1
-            outcome.resets[f"{answer.status_code} {answer.text[:60]}"] += 1
-            self.unknown_bumps += bumps
-            return
-        if code == OUTCOME_UNKNOWN:
-            outcome.counts["unknown"] += 1
-            self.unknown_bumps += bumps
-        else:
-            outcome.counts["refused"] += 1
-            self.load.refused.add(name)
+            answer.how, complaint = "reset", repr(error)[:150]
+        told = msgspec.structs.asdict(answer)
+        return self.load.tell("ended", session=self.session_id, call=name, **told), complaint
 
     async def probe(self, base: str) -> float:
         """Seconds until that gateway gives a good answer for this session."""
         began = time.monotonic()
         while True:
-            answer = await self._post("echo", "echo", {"text": "probe"}, base=base)
-            if answer.status_code == 200 and "result" in messages(answer)[-1]:
-                return time.monotonic() - began
+            ended, _ = await self._call("echo", base)
+            if ended.how == "answered":
+                return ended.at - began
             await asyncio.sleep(0.02)
 
-    def state_is_exact(self) -> bool:
-        """What was counted is what was answered, and at most what nobody knows of more."""
-        return self.bumps <= self.last_bump <= self.bumps + self.unknown_bumps
+
+class Answer(msgspec.Struct):
+    """What a client has read: how the call ended, the count, and why the session has a new process."""
+
+    how: str = "answered"
+    value: int = 0
+    told: str = ""
+
+
+def _judged(answer: httpx.Response, tool: str) -> tuple[Answer, str]:
+    """What an answer says, and what is wrong with it."""
+    if answer.status_code == 404:
+        return Answer("lost"), ""
+    if answer.status_code in (502, 503, 504):
+        try:  # by the load balancer, or by a gateway
+            code = answer.json()["error"]["code"]
+        except (ValueError, KeyError, TypeError):
+            return Answer("reset"), f"{answer.status_code} {answer.text[:60]}"
+        return Answer("unknown" if code == OUTCOME_UNKNOWN else "refused"), ""
+    try:
+        message = messages(answer)[-1]
+    except (ValueError, KeyError, IndexError):
+        message = {}
+    if message.get("error", {}).get("code") == OUTCOME_UNKNOWN:
+        return Answer("unknown"), ""
+    result = message.get("result", {})
+    if tool == "bump" and result.get("isError"):
+        return Answer("failed"), ""  # the tool says so: it did not reach its state, or not the answer
+    text = result.get("content", [{}])[0].get("text", "")
+    told = result.get("_meta", {}).get(RESTARTED, {}).get("reason", "")
+    if tool == "bump" and text.isdigit():
+        return Answer(value=int(text), told=told), ""
+    good = tool == "echo" and text == "ok"
+    return Answer("answered" if good else "wrong", told=told), f"{answer.status_code} {json.dumps(message)[:300]}"
 
 
 class Load:
@@ -172,11 +155,16 @@ class Load:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=200),
         )
         self.outcome = Outcome()
-        self.answered: set[str] = set()
-        self.refused: set[str] = set()
+        self.history: list[Event] = []
         self.stopped = asyncio.Event()
         self.sessions = [LoadSession(self, n) for n in range(sessions)]
         self._tasks: list[asyncio.Task[None]] = []
+
+    def tell(self, what: Literal["asked", "ended", "failed over"], **facts: Any) -> Event:
+        """Add an event to the history."""
+        event = Event(at=time.monotonic(), what=what, **facts)
+        self.history.append(event)
+        return event
 
     async def start(self) -> None:
         """Open the sessions and go on until `stop`."""

@@ -25,6 +25,7 @@ from mcp import Client, MCPError
 from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from tests.clients.test_other_sdks import TYPESCRIPT
 from tests.cluster.chaos import Arena
+from tests.proof.histories import journal
 from tests.requirements import requirement
 from tests.support.compose_topology import BALANCERS
 from tests.support.redis_server import running_redis
@@ -129,7 +130,7 @@ async def figures(balancer: str, times: int, *, rolling: bool = False) -> Counte
             stopped.set()
             await asyncio.gather(*calling)
             await arena.load.stop()
-        executed = Counter((await asyncio.to_thread(log.read_text)).split())
+        executed = Counter(event.call for event in await asyncio.to_thread(journal, log))
     outcome = arena.load.outcome
     for what, count in outcome.resets.items():
         kind = "foreign" if what[:1].isdigit() else "cut" if "complete" in what else "bare"

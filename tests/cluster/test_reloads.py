@@ -98,4 +98,4 @@ async def test_reloads_of_three_replicas_under_load_lose_nothing() -> None:
     row = rows["reloads"]
     counts = arena.load.outcome.counts
     assert counts["sent"] == counts["answered"] > 100, (counts, arena.load.outcome.wrong)
-    assert not (row["twice"] or row["done"] or row["missing"] or row["inexact"]), row
+    assert not row["contradictions"], row
