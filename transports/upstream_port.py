@@ -1,6 +1,6 @@
 """Define the interface to a server (upstream): how links to it are opened, and what they report. No I/O of its own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -50,13 +50,18 @@ class LinkClosed(Exception):
     """The link has ended, or takes no more messages. No part of this message was sent to the upstream."""
 
 
+async def _nothing() -> None:
+    """Renew nothing."""
+
+
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a link for its session, in addition to the operator's configuration of the server.
 
     `env` is the environment of a process, in which the names `overriding` win over the configured ones. `launcher` is a
     command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started instead of
     the configured command. `path` are folders in front of its PATH. `cwd` is its working directory, instead of the
-    configured one. `headers` returns headers for every HTTP request. `schemas` returns the input schemas, by tool, of
+    configured one. `headers` returns headers for every HTTP request; `renew` is awaited before each of
+    them, and may raise `UpstreamUnavailable`. `schemas` returns the input schemas, by tool, of
     the tools that mirror arguments in headers. `resume` is the `Link.resume` of an earlier link of the same session.
     `keep` returns True if a later link will resume this one. `started` is a link that the same upstream has prestarted
     with these options. `began` is called with the id of a started process, or with None if processes that are not its
@@ -72,6 +77,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     walls: Walls | None = None
     cwd: str | None = None
     headers: Callable[[], Mapping[str, str]] = dict
+    renew: Callable[[], Awaitable[None]] = _nothing
     schemas: Callable[[], Mapping[str, Any]] = dict
     resume: str = ""
     keep: Callable[[], bool] = lambda: False

@@ -21,6 +21,7 @@ from gateway.calls.questions_to_client import Questions
 from gateway.calls.session_event_streams import LostStreams, Outbox
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
+from gateway.identity.credential_claims import CallerToken, CredentialClaims
 from gateway.observability.observed_call import Counted, Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventStreams, Session, StoreUnavailable, TimelineEntry
@@ -78,14 +79,15 @@ class LiveSession(Usage):
 
     `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when
     anything changes that decisions on its calls depend on: its state, its record, its links, its watcher. `renewals`
-    counts how often the session's context was replaced.
+    counts how often the session's context was replaced. `token` is the access token of its latest caller that had one,
+    for servers that get tokens in exchange; it is never stored.
     """
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
         _exchanges failed failures _finishing frames _happened lost new_process _paths read_at renewals _replaced
         return_watch
-        session state gateway_subscriptions subscriptions used_before version""".split()
+        session state gateway_subscriptions subscriptions token used_before version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
@@ -94,6 +96,7 @@ class LiveSession(Usage):
         self.session = session
         self.frames: WatchedMessages | None = None
         self.version = self.renewals = 0
+        self.token: CallerToken | None = None
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self._exchanges: set[Exchange] | None = None
         self._finishing: weakref.WeakSet[Conversation] | None = None  # they have calls of a former context
@@ -217,6 +220,11 @@ class LiveSession(Usage):
         if failure is not None:
             self.failed += 1
             self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
+
+    def act_for(self, claims: CredentialClaims | None) -> None:
+        """Let servers act for the caller with these claims, who is the session's principal."""
+        if claims is not None and claims.token is not None:
+            self.token = claims.token
 
     def drain(self) -> None:
         """End the session's event streams. Calls in flight continue."""

@@ -7,13 +7,40 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
+from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
+from gateway.config.addresses import is_loopback
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.settings_base import Frozen
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 from transports.peer_tls import PeerTls
+
+
+class ExchangeSettings(Frozen):
+    """Where access tokens of callers are exchanged for tokens of a server (RFC 8693)."""
+
+    token_endpoint: str
+    """URL of the authorization server's token endpoint: https, or http on this machine."""
+    client_id: str
+    """The gateway's client id at the authorization server."""
+    client_secret_file: Path | None = None
+    """The file that contains the gateway's client secret. Not set: a public client, which only has its id."""
+    audience: str = ""
+    """The server for which the token is, by the name that the authorization server knows (RFC 8693 §2.1)."""
+    resource: str = ""
+    """The server for which the token is, by its URL (RFC 8707)."""
+    scope: str = ""
+    """Scopes of the token, separated by spaces. Empty: the authorization server decides."""
+
+    @field_validator("token_endpoint")
+    @classmethod
+    def _is_safe(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+            raise ValueError("must be an https:// URL: callers' tokens are sent there")
+        return url
 
 
 class SecretSettings(Frozen):
@@ -32,15 +59,18 @@ class SecretSettings(Frozen):
     pass_env: tuple[str, ...] = ()
     """Environment variables of the gateway that the command gets, in addition to those that servers inherit. Empty by
     default, because servers without a sandbox can read the command's environment while it runs."""
+    exchange: ExchangeSettings | None = None
+    """The token that an authorization server gives in exchange for the caller's access token. Each caller has its
+    own."""
     issuer: str = ""
     """Only principals of this issuer get the secret: `api-key`, the `issuer` of `auth.proxies`, or one of `auth.jwt`.
-    Required if the source contains `{subject}` but not `{issuer}` and there are several issuers, because the same name
-    is a different principal at each issuer."""
+    Required if there are several issuers, and the source contains `{subject}` but not `{issuer}`, because the same name
+    is a different principal at each issuer; or the source is `exchange`, because it is told tokens of the issuer."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if sum(map(bool, (self.file, self.env, self.command))) != 1:
-            raise ValueError("give exactly one of file, env and command")
+        if sum(map(bool, (self.file, self.env, self.command, self.exchange))) != 1:
+            raise ValueError("give exactly one of file, env, command and exchange")
         if self.pass_env and not self.command:
             raise ValueError("pass_env needs a command")
         if self.env.startswith("{subject}"):

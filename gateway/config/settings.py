@@ -244,6 +244,11 @@ class GatewaySettings(Frozen):
         return self
 
     @property
+    def exchanges_tokens(self) -> bool:
+        """Return True if servers get tokens in exchange for access tokens of callers."""
+        return any(secret.exchange is not None for secret in self.secrets.values())
+
+    @property
     def issuers(self) -> tuple[str, ...]:
         """Return the issuers of principals. API keys have an issuer, too."""
         return (*([API_KEY_ISSUER] if self.api_keys else ()), *self.auth.issuers)
@@ -279,6 +284,13 @@ class GatewaySettings(Frozen):
             if secret.issuer and secret.issuer not in issuers:
                 known = ", ".join(issuers) or "none"
                 raise ValueError(f"secrets.{name}: issuer is {secret.issuer!r}, but the configured issuers are {known}")
+            of_tokens = {entry.issuer for entry in self.auth.jwt}
+            if secret.exchange and (secret.issuer not in of_tokens if secret.issuer else len(of_tokens) != 1):
+                known = ", ".join(sorted(of_tokens)) or "none"
+                raise ValueError(
+                    f"secrets.{name}: exchange sends the access tokens of one issuer to token_endpoint: set issuer to "
+                    f"one of gateway.auth.jwt, which has {known}"
+                )
             if secret.is_personal and not secret.issuer and not secret.has("{issuer}") and len(issuers) > 1:
                 raise ValueError(
                     f"secrets.{name}: the same {{subject}} is a different principal at each of {', '.join(issuers)}: "

@@ -8,6 +8,7 @@ from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_facts import SessionFacts
 from gateway.context.session_folders import SessionFolders
 from gateway.identity.context_rules import ContextRules, own_setting
+from gateway.identity.credential_claims import CallerToken
 from session_store import Session
 from transports.upstream.stdio import inherited
 from transports.upstream_port import UpstreamUnavailable
@@ -41,9 +42,9 @@ class ChildEnvironment:
         self._has_folder = any(value.field == TEMP_DIR for value in names.values())
         self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
 
-    async def of(self, session: Session, correlation: str) -> dict[str, str]:
-        """Return the variables of a child of that session. `correlation` is the id of its first request. What is
-        configured wins over fields of the session.
+    async def of(self, session: Session, correlation: str, token: CallerToken | None = None) -> dict[str, str]:
+        """Return the variables of a child of that session. `correlation` is the id of its first request, `token` the
+        access token of the session's client. What is configured wins over fields of the session.
 
         Raises:
             UpstreamUnavailable: a secret or the folder of the session is missing.
@@ -60,7 +61,7 @@ class ChildEnvironment:
             for name, (value, where) in self._configured(session).items()
             if where != own_setting(self._server) or is_template(value)
         }
-        return variables | await self._secrets.fill(configured, session.principal)
+        return variables | await self._secrets.fill(configured, session.principal, token)
 
     def without_session(self) -> dict[str, str]:
         """Return the variables of a child that is started for no session. They are empty or have their default, so that

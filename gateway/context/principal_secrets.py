@@ -1,6 +1,7 @@
 """Fill in the secrets of each principal for its servers: `${secret:NAME}` in the `env` and `headers` of a server.
 
-The operator configures the source of each secret: a file, a variable of the gateway, or a command. A value goes into
+The operator configures the source of each secret: a file, a variable of the gateway, a command, or an authorization
+server that exchanges the access token of the session's client. A value goes into
 the environment of one child or the headers of one session. It never goes into logs, errors or the store.
 """
 
@@ -10,15 +11,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from cachetools import TTLCache
 
-from gateway.config.secrets import SecretSettings
+from gateway.config.secrets import ExchangeSettings, SecretSettings
+from gateway.identity.credential_claims import CallerToken
 from session_store import Principal
 from transports.upstream.stdio import INHERITED
 from transports.upstream_port import UpstreamUnavailable
+
+if TYPE_CHECKING:
+    from gateway.context.token_exchange import TokenExchange
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +62,18 @@ class PrincipalSecrets:
         """Read the secrets from these sources from now on, and forget all cached values."""
         self._secrets = secrets
         self._cached: TTLCache[tuple[str, Principal], str] = TTLCache(_MAX_CACHED, CACHED_S)
+        self._exchanges: dict[str, TokenExchange] = {}
 
-    async def fill(self, values: Mapping[str, str], principal: Principal) -> dict[str, str]:
-        """Return the values, with their placeholders replaced by the principal's secrets.
+    def expire(self, values: Mapping[str, str]) -> bool:
+        """Return True if placeholders in the values stand for tokens, which have to be filled in again and again."""
+        named = (self._secrets.get(name) for value in values.values() for name in secrets_in(value))
+        return any(settings is not None and settings.exchange is not None for settings in named)
+
+    async def fill(
+        self, values: Mapping[str, str], principal: Principal, token: CallerToken | None = None
+    ) -> dict[str, str]:
+        """Return the values, with their placeholders replaced by the principal's secrets. `token`: the access token of
+        the principal; None if there is none.
 
         Raises:
             UpstreamUnavailable: the principal lacks a secret. The message has the secret's name, never its value.
@@ -67,14 +81,16 @@ class PrincipalSecrets:
         filled = dict(values)
         for variable, value in values.items():
             for name in secrets_in(value):
-                secret = await self._secret(name, principal)
+                secret = await self._secret(name, principal, token)
                 filled[variable] = filled[variable].replace(f"${{secret:{name}}}", secret)
         return filled
 
-    async def _secret(self, name: str, principal: Principal) -> str:
+    async def _secret(self, name: str, principal: Principal, token: CallerToken | None) -> str:
         settings = self._secrets.get(name)
         if settings is None or not self._is_for(settings, principal):
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
+        if settings.exchange is not None:
+            return await self._exchanged(name, settings.exchange, token)
         if (cached := self._cached.get((name, principal))) is not None:
             return cached
         try:
@@ -88,6 +104,21 @@ class PrincipalSecrets:
         if settings.command and self._secrets.get(name) is settings:  # else it was replaced meanwhile
             self._cached[name, principal] = found
         return found
+
+    async def _exchanged(self, name: str, settings: ExchangeSettings, token: CallerToken | None) -> str:
+        from gateway.context.token_exchange import ExchangeFailed, TokenExchange  # loads an HTTP client
+
+        if token is None:
+            raise UpstreamUnavailable(
+                f"there is no credential {name!r} for this client: it is given in exchange for an access token, and "
+                "the client did not send one"
+            )
+        if name not in self._exchanges:
+            self._exchanges[name] = TokenExchange(name, settings)
+        try:
+            return await self._exchanges[name].token_for(token)
+        except ExchangeFailed as error:
+            raise UpstreamUnavailable(f"there is no credential {name!r} for this client: {error}") from None
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
         """Return True if a principal may use a secret. If the secret's source contains the subject, it must be safe to

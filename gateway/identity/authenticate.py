@@ -16,6 +16,7 @@ from gateway.config.auth import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.config.sessions import FieldSettings
 from gateway.errors import insufficient_scope, unauthenticated
 from gateway.identity.credential_claims import (
+    CallerToken,
     CredentialClaims,
     InsufficientScope,
     InvalidToken,
@@ -97,7 +98,7 @@ class Identity:
 
     `metadata_url` is the URL of the resource metadata (RFC 9728), which `WWW-Authenticate` names; empty if there is
     none. `fields` are the context fields that the operator has defined; claims or headers of trusted proxies can set
-    their values.
+    their values. `keeps_tokens`: callers keep their access tokens, because servers get others in exchange.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class Identity:
         tokens: "AccessTokens | None" = None,
         metadata_url: str = "",
         fields: Mapping[str, FieldSettings] = MappingProxyType({}),
+        keeps_tokens: bool = False,
     ) -> None:
         self.replace_keys(api_keys)
+        self.keep_tokens(wanted=keeps_tokens)
         self._allow_anonymous = allow_anonymous
         auth = auth or AuthSettings()
         self._tokens = tokens if auth.jwt else None
@@ -130,6 +133,11 @@ class Identity:
             for name, digests in api_keys.items()
             for digest in digests
         )
+
+    def keep_tokens(self, *, wanted: bool) -> None:
+        """Let callers keep their access tokens from now on, or not. Those that connections remember are as before until
+        they are verified again."""
+        self._keeps_tokens = wanted
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """Authenticate a request, and return its caller. Raises `Refused` (401, 403)."""
@@ -163,7 +171,7 @@ class Identity:
             raise self._refused("Authentication required: the Authorization header must hold Bearer and a credential.")
         if self._tokens is not None and credential.count(".") == 2:
             verified = self._tokens.cached(credential)
-            return None if verified is None else self.token_holder(*verified)
+            return None if verified is None else self._holder(credential, *verified)
         holder = self._keys.holder(credential)
         if holder is None:
             raise self._refused("The API key is not valid.", error="invalid_token")
@@ -186,13 +194,20 @@ class Identity:
         """Verify the access token in `headers`, and return its holder. Raises `Refused` (401, 403)."""
         assert self._tokens is not None
         try:
-            holder = self.token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
+            token = _credential(headers["authorization"])[1]
+            holder = self._holder(token, *await self._tokens.verify(token))
             return self.with_fields(holder, headers, peer)
         except InsufficientScope as error:
             challenge = self._challenge("insufficient_scope", error.needed)
             raise insufficient_scope(f"The access token lacks a required scope: {error}.", challenge) from None
         except InvalidToken as error:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
+
+    def _holder(self, token: str, principal: Principal, claims: Mapping[str, Any], until: float) -> Authenticated:
+        holder = self.token_holder(principal, claims, until)
+        if not self._keeps_tokens or holder.granted is None:
+            return holder
+        return replace(holder, granted=replace(holder.granted, token=CallerToken(token, float(claims["exp"]))))
 
     def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
         """Return the holder of a verified token with these claims. The token must be verified again at the Unix time

@@ -50,12 +50,32 @@ SANDBOXED: Final = "sandboxed"
 _TRUST: Final = frozenset({"direct", SANDBOXED})
 
 
-class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
+class CallerToken(msgspec.Struct, frozen=True, eq=False):
+    """The access token of a caller, which the gateway may exchange for other tokens, until the Unix time `expires`.
+
+    All are equal, because a token grants nothing in the gateway: claims do. None is printed.
+    """
+
+    token: str
+    expires: float
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallerToken)
+
+    def __hash__(self) -> int:
+        return hash(CallerToken)
+
+    def __repr__(self) -> str:
+        return "CallerToken(...)"
+
+
+class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True, omit_defaults=True):
     """The trust, workspace, permissions and fields in a credential.
 
     `trust` is None if the operator's settings name no claim or header for it. `workspace` is None if the credential has
     none. `names_workspace`: the settings name a claim or header for the workspace, so that an announced one is ignored.
-    `fields`: names and values of the context fields that the operator has defined.
+    `fields`: names and values of the context fields that the operator has defined. `token`: the credential itself, if
+    servers get tokens in exchange for it.
     """
 
     trust: str | None = None
@@ -63,6 +83,7 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
     permissions: tuple[str, ...] = ()
     names_workspace: bool = False
     fields: tuple[tuple[str, str], ...] = ()
+    token: CallerToken | None = None
 
 
 def normal_trust(value: object) -> str:

@@ -51,6 +51,7 @@ class Callers:
             tokens=tokens,
             metadata_url=self.metadata.url,
             fields=options.context.fields,
+            keeps_tokens=options.exchanges_tokens,
         )
         self.senders = Senders(identity=self.identity, rates=base.rates, audit=base.audit, log=base.request_log)
         names, proxies_say = options.allowed_hosts, () if options.auth.proxies is None else options.auth.proxies.headers

@@ -216,6 +216,7 @@ class Reload:
         servers.late.replace(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
         base.memory.replace(options.limits.total_memory_mb)
         parts.callers.identity.replace_keys(options.api_keys)
+        parts.callers.identity.keep_tokens(wanted=options.exchanges_tokens)
         parts.http.tasks.rights.replace_keys(options.api_keys)
         parts.operating.access.replace_keys(options.admin.keys)
 

@@ -72,7 +72,7 @@ class SessionOpener:
                 return await self.attacher.attach(kept, who.claims)
             self.prestart.opened(session)
         self.lifecycle.created(kept)
-        return self.attacher.attach_new(kept)
+        return self.attacher.attach_new(kept, who.claims)
 
     def _new(self, request: Request, who: RequestContext, client: ClientFacts) -> Session:
         now, principal, settings = self.clock(), who.principal, self.settings

@@ -106,7 +106,7 @@ class SessionResolver:
         if (forwarded := request.forwarded) is not None:
             live = self.live.get(forwarded.session_id)
             if live is not None and self.cached.is_confirmed_by(forwarded, live, who):
-                return Resolved(live=live, context=live.session.context)
+                return _at_hand(live, who)
             return await self.resume_by_id(forwarded.session_id, who, request.era)
         if (alias := self.aliases.of_key(request, who.principal)) is not None:
             return await self.resume_by_alias(alias, who)
@@ -131,13 +131,13 @@ class SessionResolver:
         """
         if live is not None and self.cached.is_recent(live, who):
             self.still_serves(live)
-            return Resolved(live=live, context=live.session.context)
+            return _at_hand(live, who)
         try:
             session = await read()
         except StoreUnavailable:
             if live is None or not self.cached.serves_outage(live, who):
                 raise
-            return Resolved(live=live, context=live.session.context)
+            return _at_hand(live, who)
         return None if session is None else await self.attacher.attach(session, who.claims)
 
     async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
@@ -211,6 +211,12 @@ class SessionResolver:
         if alias is not None:
             self.live.note_alias(resolved.live, alias.name)
         return resolved
+
+
+def _at_hand(live: LiveSession, who: RequestContext) -> Resolved:
+    """Return a session that is served from its cached record, which fits the caller."""
+    live.act_for(who.claims)
+    return Resolved(live=live, context=live.session.context)
 
 
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:

@@ -88,6 +88,7 @@ class SessionAttacher:
             live = await self._attach_again(session, granted)
         else:
             _use_read(live, session)
+        live.act_for(granted)
         if self._rules.renewed(live.session, granted) == live.session.context:
             # The same object as the record's: later code compares the two by identity, and then copies no record.
             return Resolved(live=live, context=live.session.context)
@@ -216,9 +217,11 @@ class SessionAttacher:
             _use_read(live, session)
         return session is not None
 
-    def attach_new(self, session: Session) -> Resolved:
+    def attach_new(self, session: Session, granted: CredentialClaims | None) -> Resolved:
         """Load a session that this replica has just created: it has no event streams to recover."""
-        return Resolved(live=self._live.of_new(session), context=session.context, opened=True)
+        live = self._live.of_new(session)
+        live.act_for(granted)
+        return Resolved(live=live, context=session.context, opened=True)
 
     def take_over(self, session: Session) -> None:
         """Load a session that this replica has claimed from a dead owner. If several requests find the owner dead at

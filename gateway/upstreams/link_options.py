@@ -84,7 +84,7 @@ class SessionResources:
         session = with_context(live.session, context)
         if self.settings.kind == "object":
             return self.grants.for_object(session)
-        env = await self.environment.of(session, correlation)
+        env = await self.environment.of(session, correlation, live.token)
         release = await self.quotas.process(session)
         try:
             resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation)
@@ -101,11 +101,20 @@ class SessionResources:
         return replace(resources, close=close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
-        own = await self.credentials.fill(self._secret_headers, live.session.principal)
-        assertion, url = self.assertions.of, self.settings.url
+        own = await self.credentials.fill(self._secret_headers, live.session.principal, live.token)
+        assertion, url, renewals = self.assertions.of, self.settings.url, live.renewals
+
+        async def renew() -> None:
+            # In a later context the session may have a token with other rights.
+            if self.credentials.expire(self._secret_headers) and live.renewals == renewals:
+                own.update(await self.credentials.fill(self._secret_headers, live.session.principal, live.token))
+                if live.frames is not None:
+                    live.frames.hide(_of_headers(own.values()))
+
         return LinkResources(
             given=ConnectOptions(
                 headers=lambda: {**own, HEADER: assertion(with_context(live.session, context), url)},
+                renew=renew,
                 resume=resume,
                 keep=lambda: live.is_elsewhere,
             )

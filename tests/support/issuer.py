@@ -3,8 +3,10 @@
 import contextlib
 import json
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qsl
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -13,16 +15,44 @@ from jwt.algorithms import RSAAlgorithm
 from tests.support.http_thread import Handler, answering
 
 AUDIENCE = "https://mcp.example/mcp"
+_ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 
 
 class Issuer:
-    """`url` is the issuer's name, `keys` are published by key id, `asked` counts the requests for them."""
+    """`url` is the issuer's name, `keys` are published by key id, `asked` counts the requests for them.
+
+    It exchanges its tokens (RFC 8693) for tokens that live for `lives_s` seconds, for a client with the id `gateway`
+    and the secret `client secret`. `exchanged` has the tokens that it was sent, `revoked` those that it refuses.
+    """
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.keys: dict[str, rsa.RSAPrivateKey] = {}
         self.asked = 0
+        self.lives_s = 60
+        self.exchanged: list[str] = []
+        self.revoked: set[str] = set()
         self.rotate("first")
+
+    def exchange(self, authorization: str, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        """Answer a request for a token: status and body (RFC 8693 §2.2, RFC 6749 §5.2)."""
+        if authorization != "Basic " + b64encode(b"gateway:client+secret").decode():
+            return 401, {"error": "invalid_client"}
+        token = form["subject_token"]
+        self.exchanged.append(token)
+        kinds = {form["subject_token_type"], form["requested_token_type"]}
+        if kinds != {_ACCESS_TOKEN} or form["grant_type"] != "urn:ietf:params:oauth:grant-type:token-exchange":
+            return 400, {"error": "invalid_request"}
+        try:
+            claims = jwt.decode(token, next(iter(self.keys.values())).public_key(), ["RS256"], audience=AUDIENCE)
+        except jwt.InvalidTokenError:
+            return 400, {"error": "invalid_grant", "error_description": token}
+        if token in self.revoked:
+            return 400, {"error": "invalid_grant", "error_description": token}
+        body = {"aud": form["audience"], "exp": int(time.time()) + self.lives_s, "scope": claims["scope"]}
+        made = self.token(claims["sub"], **body, act={"sub": "gateway"}, jti=str(len(self.exchanged)))
+        answer = {"access_token": made, "issued_token_type": _ACCESS_TOKEN, "token_type": "Bearer"}
+        return 200, answer | {"expires_in": self.lives_s}
 
     def rotate(self, name: str) -> None:
         """Replace all keys by a new one with this key id."""
@@ -57,6 +87,11 @@ def running_issuer() -> Iterator[Issuer]:
         def do_GET(self) -> None:
             issuer.asked += 1
             self.respond(200, "application/json", json.dumps(issuer.jwks()).encode())
+
+        def do_POST(self) -> None:
+            sent = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            status, body = issuer.exchange(self.headers.get("Authorization", ""), dict(parse_qsl(sent)))
+            self.respond(status, "application/json", json.dumps(body).encode())
 
     with answering(Keys) as port:
         issuer = Issuer(port)

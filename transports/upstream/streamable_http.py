@@ -22,7 +22,14 @@ from transports.mirrored_headers import argument_headers, encode_value, unknown_
 from transports.sse import TooLarge
 from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, redirect_target, skim
 from transports.upstream.non_message_lines import LineBudget
-from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content, too_large
+from transports.upstream_port import (
+    ConnectOptions,
+    LinkClosed,
+    LinkEvents,
+    UpstreamUnavailable,
+    is_about_content,
+    too_large,
+)
 from transports.via_header import via_of
 
 logger = logging.getLogger(__name__)
@@ -230,7 +237,9 @@ class HttpLink:
 
     # -- requests
 
-    def _headers(self, more: Headers) -> Headers:
+    async def _headers(self, more: Headers) -> Headers:
+        """Return the headers of a request. Raises `UpstreamUnavailable`, if there is no credential any more."""
+        await self._given.renew()
         return {
             "accept": _ACCEPT,
             "content-type": "application/json",
@@ -279,6 +288,8 @@ class HttpLink:
             self._events.unreadable(message.id, f"server {name!r} broke off: {error_text(error)}")
         except TooLarge:
             self._events.unreadable(message.id, f"server {name!r} {too_large(self._upstream.max_event_bytes)}")
+        except UpstreamUnavailable as error:
+            self._events.refused(message.id, f"server {name!r}: {error}")
         except Exception:  # whatever the server has sent, the call must end
             logger.exception("an answer of server %s could not be read", name)
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
@@ -314,7 +325,7 @@ class HttpLink:
             if keeps_session and not self._token and message.method not in SESSIONLESS:
                 await opening.enter_async_context(self._opening)
             is_repeatable = message.method in self._upstream.repeatable
-            headers = self._headers(self._with_token(headers))
+            headers = await self._headers(self._with_token(headers))
             async with self._upstream.open("POST", headers, frame, is_repeatable=is_repeatable) as response:
                 if keeps_session:
                     self._keep_token(response, headers["mcp-protocol-version"])
@@ -348,8 +359,8 @@ class HttpLink:
         meta = {_VERSION_KEY: version, "io.modelcontextprotocol/clientCapabilities": {}}
         frame = encode_request(0, _LISTING, encode({"_meta": meta}))
         headers = self._with_token({"mcp-protocol-version": version, "mcp-method": _LISTING})
-        with contextlib.suppress(httpx2.HTTPError, OSError):
-            await self._upstream.tell("POST", self._headers(headers), frame)
+        with contextlib.suppress(httpx2.HTTPError, OSError, UpstreamUnavailable):
+            await self._upstream.tell("POST", await self._headers(headers), frame)
 
     def _deliver(self, message: Message, stream: int | str) -> None:
         """Pass a message on, with the id of the request on whose stream it came. Read the protocol version for all
@@ -366,8 +377,8 @@ class HttpLink:
         while place.last_id and failures < _MOST_FAILURES and monotonic() - heard_at < _MOST_QUIET_S:
             await self._upstream.pause(pause_s(place, failures, at_once=is_first))
             events, status, is_first = place.events, 0, False
-            with contextlib.suppress(httpx2.HTTPError, OSError):
-                async with self._get({"last-event-id": place.last_id}) as response:
+            with contextlib.suppress(httpx2.HTTPError, OSError, UpstreamUnavailable):
+                async with await self._get({"last-event-id": place.last_id}) as response:
                     status = response.status_code
                     if status == 200 and await self._replies.stream(response, request_id, place):
                         return True
@@ -385,16 +396,16 @@ class HttpLink:
         await _end_of(before)
         try:
             headers = self._session_headers() if modern is None else self._with_token(modern)
-            response = await self._upstream.tell("POST", self._headers(headers), frame)
+            response = await self._upstream.tell("POST", await self._headers(headers), frame)
             if _has_no_session(response):
                 self._forgotten(None)
-        except (httpx2.HTTPError, OSError) as error:
+        except (httpx2.HTTPError, OSError, UpstreamUnavailable) as error:
             logger.warning("a message could not be sent to server %s: %s", self._upstream.name, error_text(error))
 
     # -- the server's own stream
 
-    def _get(self, more: Headers) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
-        headers = self._headers(self._session_headers() | more) | {"accept": "text/event-stream"}
+    async def _get(self, more: Headers) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
+        headers = await self._headers(self._session_headers() | more) | {"accept": "text/event-stream"}
         encoded = httpx2.Headers(headers, encoding="utf-8")  # the server's event ids may be more than ASCII
         return self._upstream.open("GET", encoded)
 
@@ -405,7 +416,7 @@ class HttpLink:
         while self._takes_messages:
             events, status, began = place.events, 0, monotonic()
             try:
-                async with self._get({"last-event-id": place.last_id} if place.last_id else {}) as response:
+                async with await self._get({"last-event-id": place.last_id} if place.last_id else {}) as response:
                     status = response.status_code
                     if _has_no_session(response):
                         self._forgotten(None)
@@ -414,7 +425,7 @@ class HttpLink:
                         return  # the server has no such stream
                     if status == 200:
                         await self._replies.stream(response, None, place)
-            except (httpx2.HTTPError, OSError, TooLarge) as error:
+            except (httpx2.HTTPError, OSError, TooLarge, UpstreamUnavailable) as error:
                 logger.debug("the stream of server %s was cut: %s", self._upstream.name, error_text(error))
             except Exception:  # whatever the server has sent, its later messages are for the client
                 status = 0
@@ -442,9 +453,9 @@ class HttpLink:
         if not is_first:
             return
         if has_session and self._upstream.ends_session and not self._given.keep():
-            with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
+            with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError, UpstreamUnavailable):
                 async with asyncio.timeout(_CLOSE_S):
-                    await self._upstream.tell("DELETE", self._headers(session))
+                    await self._upstream.tell("DELETE", await self._headers(session))
         self._events.closed("it was closed")
 
 

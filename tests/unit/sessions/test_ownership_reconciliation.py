@@ -42,7 +42,7 @@ class Pair:
     async def taken(self) -> "Pair":
         record = a_session(FakeClock(), owner=cluster_of(self.first).replica, epoch=1)
         self.before = await self.backend.sessions.create(record)
-        self.first.attacher.attach_new(self.before)
+        self.first.attacher.attach_new(self.before, None)
         after = await cluster_of(self.last).claim(self.before)
         assert after is not None and after.owner == cluster_of(self.last).replica
         self.last.attacher.take_over(after)

@@ -480,7 +480,7 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
         "take_prestarted": lambda _: prestarted,
         "sandboxed": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(now)),
     }
-    live: Any = SimpleNamespace(session=a_session(CLOCK, context=replace(SESSION.context, trust=trust)))
+    live: Any = SimpleNamespace(session=a_session(CLOCK, context=replace(SESSION.context, trust=trust)), token=None)
     found = await SessionResources(UpstreamSettings(command="cat"), **parts).of(live, live.session.context, "", "")
     assert (found.given.started is link) is is_taken and found.given.env == {"MADE": "before" if is_taken else "now"}
     assert link.is_closed is not is_taken
