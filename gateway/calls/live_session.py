@@ -222,7 +222,7 @@ class LiveSession(Usage):
             self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
 
     def act_for(self, claims: CredentialClaims | None) -> None:
-        """Let servers act for the caller with these claims, who is the session's principal."""
+        """Let servers act for the caller with these claims, from which the session has its present context."""
         if claims is not None and claims.token is not None:
             self.token = claims.token
 

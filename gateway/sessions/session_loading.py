@@ -88,8 +88,8 @@ class SessionAttacher:
             live = await self._attach_again(session, granted)
         else:
             _use_read(live, session)
-        live.act_for(granted)
         if self._rules.renewed(live.session, granted) == live.session.context:
+            live.act_for(granted)
             # The same object as the record's: later code compares the two by identity, and then copies no record.
             return Resolved(live=live, context=live.session.context)
         context = await self._renew(live, granted)
@@ -171,6 +171,7 @@ class SessionAttacher:
                     break
             else:
                 raise StoreUnavailable(_BUSY)
+            live.act_for(who.claims)
         await live.renew(finish_calls=_grant_alike(before, known, context))
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
         return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
@@ -190,6 +191,7 @@ class SessionAttacher:
                     break
             else:
                 raise StoreUnavailable(_BUSY)
+            live.act_for(granted)  # in the same step as the context: no server gets one without the other
         await live.renew(finish_calls=_grant_alike(before, known, context))
         return context
 

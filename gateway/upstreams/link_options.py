@@ -17,6 +17,7 @@ from gateway.context.link_resources import LinkResourceProvider, LinkResources
 from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context
+from gateway.identity.credential_claims import CallerToken
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.upstreams.process_sandbox import SandboxedResources
 from session_store import Context, Session
@@ -84,7 +85,7 @@ class SessionResources:
         session = with_context(live.session, context)
         if self.settings.kind == "object":
             return self.grants.for_object(session)
-        env = await self.environment.of(session, correlation, live.token)
+        env = await self.environment.of(session, correlation, _token(live, context))
         release = await self.quotas.process(session)
         try:
             resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation)
@@ -101,7 +102,7 @@ class SessionResources:
         return replace(resources, close=close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
-        own = await self.credentials.fill(self._secret_headers, live.session.principal, live.token)
+        own = await self.credentials.fill(self._secret_headers, live.session.principal, _token(live, context))
         assertion, url, renewals = self.assertions.of, self.settings.url, live.renewals
 
         async def renew() -> None:
@@ -167,6 +168,12 @@ class SessionResources:
             await prestarted.close()
             return None
         return replace(prestarted.grant, given=msgspec.structs.replace(prestarted.grant.given, started=prestarted.link))
+
+
+def _token(live: LiveSession, context: Context) -> CallerToken | None:
+    """Return the access token of the caller from whose claims a session has this context; None if it has another now,
+    so that links which finish calls of an earlier context get no later token."""
+    return live.token if context == live.session.context else None
 
 
 def secrets_in_command(settings: UpstreamSettings) -> set[str]:

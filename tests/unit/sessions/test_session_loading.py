@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession
 from gateway.config.policy import PolicySettings, RuleSettings
 from gateway.context.session_facts import WORKSPACE_KEY
-from gateway.identity.credential_claims import CredentialClaims
+from gateway.identity.credential_claims import CallerToken, CredentialClaims
 from gateway.identity.request_context import RequestContext
 from session_store import Session
 from session_store.testing import ALICE
@@ -168,6 +168,24 @@ async def test_calls_in_flight_end_with_the_workspace_that_a_credential_no_longe
     asked = request(mcp_session_id=parts.token_of(live))
     resolved = await parts.require(asked, RequestContext(ALICE, blue, ""))
     assert resolved.context.workspace == "blue" and told == [False]
+
+
+@requirement("cred.exchange")
+async def test_no_server_gets_a_token_with_other_rights_than_the_context_of_its_session() -> None:
+    weak, strong = (
+        RequestContext(ALICE, CredentialClaims(permissions=rights, token=CallerToken(name, 9e9)), "")
+        for name, rights in (("weak", ()), ("strong", ("admin",)))
+    )
+    parts = Parts(store=SlowToWrite)
+    live = (await parts.resume_or_open(request(), weak)).live
+    asked = request(mcp_session_id=parts.token_of(live))
+    await parts.require(asked, weak)
+    raised = asyncio.create_task(parts.require(asked, strong))
+    await parts.store.is_writing.wait()
+    assert live.token is not None and (live.token.token, live.session.context.permissions) == ("weak", ())
+    parts.store.may_write.set()
+    await raised
+    assert (live.token.token, live.session.context.permissions) == ("strong", ("admin",))
 
 
 @requirement("rep.takeover")
