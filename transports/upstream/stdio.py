@@ -228,12 +228,14 @@ class StdioLink:
             self._events.unreadable(meant.request_id, f"server {self._name!r} {what}")
 
     def exited(self, code: int | None) -> None:
-        how = self._how_it_ended(code)
+        kind = how = self._how_it_ended(code)
+        if self._closed_after_s and not self._is_heard:
+            kind = how.partition(" after ")[0]  # the time differs at each end, and would make each a line
         is_asked_to = self._closed_after_s and not self._process.why_ended and (code or 0) in _STOPPED
         if not self._is_heard or (code and not is_asked_to):
             lines = [text for line in self.output_tail if (text := line.strip())]
             words = " | ".join(text[:_LOGGED_CHARS] for text in lines[-3:]) or "nothing"
-            before = self._budget.add("end", how, words, now=monotonic()) if not self._is_heard else 0
+            before = self._budget.add("end", kind, words, now=monotonic()) if not self._is_heard else 0
             self._log(before, how, f"; the end of its output: {words}")
         self._events.closed(f"server {self._name!r} {how}")
 

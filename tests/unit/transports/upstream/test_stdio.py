@@ -90,6 +90,23 @@ def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.anyio
+@requirement("proc.ends")
+async def test_a_server_that_hangs_at_each_start_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, budget = [0.0], LineBudget()
+    monkeypatch.setattr("transports.upstream.stdio.monotonic", lambda: now[0])
+    for took_s in (29.9, 30.1):
+        link, _ = linked(budget=budget)
+        link.attach(cast(Process, Child()))
+        now[0] += took_s
+        await link.close()
+        link.exited(-15)
+    [told] = caplog.messages
+    assert told.startswith("server files was ended after 29.9 s, before it had sent a message")
+
+
+@pytest.mark.anyio
 @requirement("proc.ends", "box.tree-limits")
 async def test_a_child_that_hangs_is_not_told_as_killed_and_one_that_the_kernel_ended_says_why(
     caplog: pytest.LogCaptureFixture,
