@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ from gateway.config.hosts.entries import command_fault
 from gateway.config.load import gathered
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, load
 from session_store.tokens import generate_key
+from transports.upstream.child_process import ProcessFailed
 
 _TEMPLATE: Final = """\
 // The configuration of MCP Session Gateway. Comments are welcome.
@@ -124,6 +126,7 @@ def init(
         _out.print(f"  {name}  {f'from {found.places[name]}' if name in found.places else no_client}")
     for name, fields in found.secrets.items():
         _out.print_labelled("warning", f"{name}: copied with {_AS_TEXT.format(fields=', '.join(fields))}")
+    _tell_absent(found.entries)
     _out.print(f"Next: mcp-session-gateway run{_given(file)}")
     _tell_faults(file)
 
@@ -136,6 +139,16 @@ def _tell_faults(file: Path) -> None:
     except ConfigurationError as error:
         for line in str(error).splitlines():
             _out.print_labelled("missing", line)
+
+
+def _tell_absent(entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warn of programs that are not on the PATH. A gateway may run with another PATH, so this is no fault."""
+    for name, entry in entries.items():
+        program = entry.get("command", "")
+        env = entry.get("env") or {}
+        if program and "/" not in program and shutil.which(program, path=env.get("PATH")) is None:
+            told = ProcessFailed(f"there is no program {program} on the PATH here", program, is_missing=True)
+            _out.print_labelled("warning", f"{name}: {told}")
 
 
 def _written(found: FoundServers) -> str:
@@ -187,6 +200,7 @@ def add(
     except ConfigurationError as error:
         raise error_exit(str(error)) from None
     _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
+    _tell_absent({name: entry})
     faults = _faults_of(name, config)
     for line in faults:
         _out.print_labelled("missing", line)

@@ -139,6 +139,21 @@ def test_add_tells_what_is_missing_and_that_a_running_gateway_refuses_it(here: P
     assert "refuses this change" in ran("add", "notes", "--config", "other.json", "--", "true").output
 
 
+@requirement("first.init")
+def test_a_program_that_is_not_there_is_told_before_the_first_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = " ".join(ran("add", "time", "--", "uvx", "mcp-server-time").output.split())
+    assert "warning time: there is no program uvx on the PATH here; install uv" in told and "time added" in told
+    (tmp_path / "uvx").write_text("#!/bin/sh\n")
+    (tmp_path / "uvx").chmod(0o755)
+    for words in (("clock", "--", "uvx", "mcp-server-time"), ("own", "--", "/no/such/program")):
+        assert "warning" not in ran("add", *words).output, "a path is looked up where the gateway runs"
+    (here / ".mcp.json").write_text('{"mcpServers": {"files": {"command": "npx", "args": ["files"]}}}')
+    assert "warning files: there is no program npx" in ran("init", "--force").output
+
+
 @requirement("first.own-file")
 def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The log stays as the tests have it.
