@@ -4,6 +4,7 @@
  * "id":N and "method":"... in it, without spaces. A call may say how long the text of its answer is to be ("size":N);
  * one with a progress token is told of progress first. In its environment:
  *   ECHO_LOG    a file, where the "call" argument of each call is written down, with its process and its time
+ *   ECHO_TAKES  milliseconds between that line and the answer
  *   ECHO_TOOLS  so many tools are listed, tool0 and up, that take a text and a team
  *   ECHO_ERA    legacy or modern: knows the handshake only, or discovery only
  *   ECHO_START  milliseconds until it starts, as servers do that load much */
@@ -54,6 +55,7 @@ static void call_tool(const char *from) {
 
 int main(void) {
     const char *tools = getenv("ECHO_TOOLS"), *era = getenv("ECHO_ERA"), *start = getenv("ECHO_START");
+    const char *takes = getenv("ECHO_TAKES");
     const char *path = getenv("ECHO_LOG");
     int log = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0600) : -1;
     int legacy = !era || !strcmp(era, "legacy"), modern = !era || !strcmp(era, "modern");
@@ -70,6 +72,7 @@ int main(void) {
         method += 10;
         char *call = log < 0 ? NULL : strstr(method, "\"call\":\"");
         if (call) note(log, call + 8, started);
+        if (call && takes) usleep((useconds_t)atoi(takes) * 1000);
         char *token = strstr(method, "\"progressToken\":");
         if (token)
             printf("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":%.*s,"

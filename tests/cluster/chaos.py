@@ -50,6 +50,9 @@ LEASE_S: Final = 5.0
 CUT: Final = 2
 APART: Final = 1
 BROKEN: Final = ("hung", "wrong", "lost", "contradictions", "children")
+TAKES_MS: Final = "50"
+"""Between the execution of a call and its answer: faults hit calls of which nobody knows that they were executed."""
+
 HISTORIES: Final = ROOT / "build" / "histories"
 
 
@@ -92,7 +95,7 @@ class Arena:
     def _configuration(self, n: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """The servers of a gateway, and its options."""
         servers: dict[str, Any] = {
-            "echo": {"command": str(self._echo), "env": {"ECHO_LOG": str(self.log)}},
+            "echo": {"command": str(self._echo), "env": {"ECHO_LOG": str(self.log), "ECHO_TAKES": TAKES_MS}},
             "state": {"in_process": "tests.support.session_tool:server"},
         }
         options = {
