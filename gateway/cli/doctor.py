@@ -16,6 +16,8 @@ from gateway.observability.escaped_text import as_json as to_json
 from gateway.observability.escaped_text import visible
 
 _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
+_QUIET_S: Final = 3.0
+"""The time after which a wait is told, once for each check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +66,26 @@ def doctor(
                 yield finding
 
     async def look() -> list[Finding]:
-        findings = []
+        findings, loop = [], asyncio.get_running_loop()
+        waiting = loop.call_later(_QUIET_S, _say_that_it_waits)
         async for finding in found():
+            waiting.cancel()
+            waiting = loop.call_later(_QUIET_S, _say_that_it_waits)
             findings.append(finding)
             if not as_json:
                 mark = (f"{finding.state:<8}", _MARKS[finding.state])
                 out.print(Text.assemble(mark, f" {finding.check}: {visible(finding.what)}"))
                 if finding.do:
                     out.print(f"         → {finding.do}")
+        waiting.cancel()
         return findings
 
     findings = asyncio.run(look())
     if as_json:
         typer.echo(to_json([asdict(finding) for finding in findings]))
     raise typer.Exit(1 if any(finding.state == "error" for finding in findings) else 0)
+
+
+def _say_that_it_waits() -> None:
+    what = "for the next check: a server has limits.start_timeout_s in each era of MCP"
+    Terminal(stderr=True).print_labelled("waiting", what)

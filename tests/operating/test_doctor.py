@@ -98,6 +98,15 @@ def test_a_store_that_cannot_be_used_is_told(doctor: Doctor, redis_server: Runni
     doctor.tells([("keys", "MCP_GATEWAY_KEYS")])
 
 
+@requirement("ops.config")
+def test_a_wait_for_a_server_is_told_beside_the_findings(doctor: Doctor) -> None:
+    doctor.servers, doctor.gateway["limits"] = {"hang": table_server(HANGS)}, {"start_timeout_s": 3}
+    ran = doctor.run()
+    assert "waiting for the next check: a server has limits.start_timeout_s" in ran.stderr
+    [hang] = [finding for finding in json.loads(ran.stdout) if finding["check"] == "server hang"]
+    assert hang["state"] == "error"
+
+
 def of_redis(doctor: Doctor, _: RunningGateway, stack: contextlib.ExitStack) -> Planted:
     """A server that forgets, is old and far away, and a replica that nobody reaches."""
     redis = stack.enter_context(running_redis())
