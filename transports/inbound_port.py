@@ -3,7 +3,7 @@ I/O."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import msgspec
 
@@ -51,10 +51,12 @@ class Refused(Exception):
     programs: its name stays when the message changes. Only codes in `REASONS` have a default reason.
 
     `correlation` is the correlation id of the request, once it is known. `log_facts` are fields of the log line about
-    the refusal, such as the session id, in the form that logs may show.
+    the refusal, such as the session id, in the form that logs may show. `is_recorded` is True once the handler has
+    recorded it, so that it is not recorded again.
     """
 
     correlation = ""
+    is_recorded = False
     log_facts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -78,6 +80,11 @@ class Refused(Exception):
         """Return the name of the reason."""
         return str(self.data[REASON_KEY])
 
+    def recorded(self) -> Self:
+        """Return this refusal, marked as recorded."""
+        self.is_recorded = True
+        return self
+
     def of_request(self, correlation: str) -> None:
         """Record the correlation id of the request that is refused."""
         self.correlation = correlation
@@ -90,6 +97,7 @@ class Refused(Exception):
         """Return a copy with these headers added. This refusal stays unchanged: it may be sent to other clients too."""
         same = Refused(self.status, self.code, str(self), data=self.data, headers={**self.headers, **headers})
         same.correlation, same.log_facts = self.correlation, self.log_facts
+        same.is_recorded = self.is_recorded
         return same
 
     def error(self) -> dict[str, Any]:

@@ -149,5 +149,5 @@ def print_event(event: dict[str, Any], *, in_json: bool) -> None:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["at"]))
     took = f"{event.get('took_s', 0.0) * 1_000:.1f} ms" if event["event"] == "called" else ""
     facts = [event.get(name, "") for name in ("session", "principal", "endpoint", "tool", "outcome")]
-    parts = (at, event["event"], *facts, took, event.get("reason", ""))
+    parts = (at, event["event"], *facts, took, event.get("reason", ""), event.get("why", ""))
     _out.print("  ".join(visible_line(part) for part in parts if part))

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.config.auth import AuditSettings
+from gateway.errors import InvalidArguments
 from gateway.observability.audited_arguments import shown_arguments
 from gateway.observability.escaped_text import visible_json
 from gateway.observability.logs import CLIENT, CORRELATION
@@ -28,6 +29,7 @@ from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Tas
 from session_store.ports.accounting import SessionEnd, StepName, part_of
 from session_store.session import redact
 from transports.background_tasks import Tasks
+from transports.inbound_port import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ ENDS: Final[tuple[SessionEnd, ...]] = get_args(SessionEnd)
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
 """Number of buffered events that are written at once, without waiting for the next `flush`."""
-_SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "workspace", "trust", "calls")
+_SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "why", "workspace", "trust", "calls")
 """The fields of an event on its log line."""
 _TITLES: Final = {
     "operated": "operator action",
@@ -113,12 +115,59 @@ class Audit:
             ),
         )
         self.counts[event] += 1
-        if event == "refused":
-            whose = "strangers" if part_of(recorded) == "strangers" else "named"
-            if self._repeated[whose].take(recorded) is None:
-                return
+        if event == "refused" and self._repeats(recorded):
+            return
         self._noted(recorded, None if isinstance(session, str) else session)
         self._add_and_log(recorded)
+
+    def refused(
+        self,
+        refused: Refused,
+        about: Session | Mapping[str, str],
+        *,
+        tool: str = "",
+        why: str = "",
+        arguments: bytes = b"",
+    ) -> Refused:
+        """Record that a client's request is refused, with the reason that the client gets. Return `refused`, marked as
+        recorded.
+
+        `about` is the record of its session; without a record, what is known of `session` (its id), `era` and
+        `principal`. `why` is for operators, who may learn more than the client. `arguments` are the JSON arguments of a
+        call, of which the event has what `audit.arguments` says.
+        """
+        facts: dict[str, Any] = (
+            {**about, "session": redact(about.get("session", ""))} if isinstance(about, Mapping) else self._facts(about)
+        )
+        event = AuditEvent(
+            at=self._clock(),
+            event="refused",
+            reason=refused.reason,
+            why=why,
+            outcome="refused",
+            correlation=CORRELATION.get(),
+            tool=tool,
+            client=CLIENT.get(),
+            arguments=self._shown_arguments(arguments),
+            **facts,
+        )
+        self.counts["refused"] += 1
+        if not self._repeats(event):
+            if not isinstance(refused, InvalidArguments):  # else the timeline gets the call, which ends with a result
+                self._noted(event, about if isinstance(about, Session) else None)
+            self._add_and_log(event)
+        return refused.recorded()
+
+    def _repeats(self, refused: AuditEvent) -> bool:
+        """Return True if a refusal repeats recent ones, and was only counted."""
+        whose = "strangers" if part_of(refused) == "strangers" else "named"
+        return self._repeated[whose].take(refused) is None
+
+    def _shown_arguments(self, arguments: bytes) -> str:
+        """Return the part of a call's JSON arguments that the settings allow in events."""
+        if not arguments or not self.calls or self.arguments == "none":
+            return ""
+        return shown_arguments(arguments, with_values=self.arguments == "values")
 
     def over(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
         """Record the end of a session. `calls`: the number of calls answered in it; None if unknown."""
@@ -144,7 +193,8 @@ class Audit:
             session=redact(task.session_id),
             principal=str(task.principal),
             endpoint=task.endpoint,
-            reason=f"{name} {task.message}".strip(),
+            reason=f"{name} {task.message}".strip() or ("too_many_tasks" if what == "refused" else ""),
+            client=CLIENT.get() if what == "refused" else "",
             correlation=CORRELATION.get(),
             tool=f"{task.server}/{task.tool}",
             outcome=what,
@@ -195,29 +245,27 @@ class Audit:
         """Return a callback that records a tool call when it ends. `tool`: in the form `server/name`. `began`: start of
         the call (monotonic clock). `session` must have the context of the request
         (`gateway.context.session_facts.with_context`)."""
-        correlation = CORRELATION.get()
-        shown = ""
-        if arguments and self.arguments != "none":
-            shown = shown_arguments(arguments, with_values=self.arguments == "values")
+        correlation, client = CORRELATION.get(), CLIENT.get()
+        shown = self._shown_arguments(arguments)
 
-        def finished(_: ObservedCall, outcome: Outcome, __: bytes) -> None:
-            self.called(session, tool, outcome, monotonic() - began, correlation, shown)
+        def finished(call: ObservedCall, outcome: Outcome, _: bytes) -> None:
+            if not call.is_refused:
+                facts = {"correlation": correlation, "client": client, "arguments": shown}
+                self.called(session, tool, outcome, monotonic() - began, **facts)
 
         return finished
 
-    def called(
-        self, session: Session, tool: str, outcome: Outcome, took_s: float, correlation: str, arguments: str = ""
-    ) -> None:
-        """Record an ended tool call. `tool`: in the form `server/name`. `session` must have the request's context."""
+    def called(self, session: Session, tool: str, outcome: Outcome, took_s: float, **facts: Any) -> None:
+        """Record an ended tool call. `tool`: in the form `server/name`. `session` must have the request's context.
+        `facts`: the event's `correlation`, `client` and, if wanted, `arguments`."""
         self._add(
             AuditEvent(
                 at=self._clock(),
                 event="called",
-                correlation=correlation,
                 tool=tool,
                 outcome=str(outcome),
                 took_s=round(took_s, 6),
-                arguments=arguments,
+                **facts,
                 **self._facts(session),
             )
         )
@@ -349,7 +397,7 @@ addresses use no more memory."""
 
 _REASON_CHARS: Final = 160
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str, str, str]
 
 
 class Repeated:
@@ -371,7 +419,7 @@ class Repeated:
         if not 0 <= now - self._began < 1.0:
             self._began, self._recorded = now, 0
             self._full.clear()
-        key = (event.reason[:_REASON_CHARS], event.principal, event.client)
+        key = (event.reason[:_REASON_CHARS], event.why[:_REASON_CHARS], event.tool, event.principal, event.client)
         if self._recorded < FULL_IN_ALL and self._full[key] < FULL_ALIKE:
             self._recorded += 1
             self._full[key] += 1
@@ -381,18 +429,16 @@ class Repeated:
 
     def _count(self, key: Key, event: AuditEvent) -> None:
         if key not in self._sums and len(self._sums) >= SUMS:
-            key = ("", "", "")
+            key = ("", "other refusals", "", "", "")
         summed = self._sums.get(key)
         if summed is None:
-            reason, principal, client = key
-            summed = replace(
-                event, session="", correlation="", reason=reason, principal=principal, client=client, count=0
-            )
+            reason, why, tool, principal, client = key
+            facts = {"reason": reason, "why": why, "tool": tool, "principal": principal, "client": client}
+            summed = replace(event, session="", correlation="", arguments="", count=0, **facts)
         self._sums[key] = replace(summed, at=event.at, count=summed.count + event.count)
 
     def sums(self) -> Iterator[AuditEvent]:
         """Yield the sums since the last call of this method, each as one event with its `count`."""
         sums, self._sums = self._sums, {}
         for event in sums.values():
-            what = event.reason or "other refusals"
-            yield replace(event, reason=f"{what} (\u00d7{event.count})")
+            yield replace(event, why=f"{event.why} (\u00d7{event.count})".strip())

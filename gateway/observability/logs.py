@@ -283,7 +283,7 @@ about refusals, never for a decision."""
 
 _KEPT = (
     *("session", "era", "reason", "principal", "client", "server", "tool", "task", "outcome", "took_s", "took_ms"),
-    *("cached", "pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations"),
+    *("cached", "pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations", "why"),
     "context",  # fields of the session's context
     "correlation",  # of a call, which may end in another task than that of its request
 )

@@ -72,6 +72,7 @@ class ObservedCall:
     correlation = ""
     span: CallSpan | None = None
     is_audited = False
+    is_refused = False
     watchers: "tuple[Watcher, ...]" = ()
     hung_since = 0.0  # `written_at`, once it was logged as slow before it had an answer
     log_facts: LogFacts = MappingProxyType({})  # further fields of its log lines
@@ -123,6 +124,10 @@ class ObservedCall:
         if not self.is_audited:
             self.is_audited = True
             self.watch(watcher)
+
+    def was_refused(self) -> None:
+        """Set that the audit trail has the call as refused. It then has no event of its end."""
+        self.is_refused = True
 
     def unwatch(self) -> CallSpan | None:
         """Remove all callbacks and the span, and return the span."""

@@ -210,7 +210,7 @@ class Timelines:
             event.outcome,
             count=event.count,
             correlation=event.correlation,
-            why=event.reason,
+            why=": ".join(filter(None, (event.reason, event.why))),
         )
         waiting.add(_harmless(entry))
 

@@ -138,8 +138,7 @@ class ToolCalls:
             decision = _UNLISTED
         if not decision.allowed:
             tool = f"{server}/{name[:MAX_LOGGED_NAME]}"
-            self._audit.record("refused", session=session, reason=decision.reason, tool=tool)
-            raise unknown_tool(name)
+            raise self._audit.refused(unknown_tool(name), session, why=decision.reason, tool=tool)
         return decision
 
     def checked(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Object | Steps:

@@ -41,12 +41,10 @@ from gateway.context.client_announcements import Announcements
 from gateway.context.session_facts import CONTEXT_KEY, SessionFacts, correlation_id, with_context
 from gateway.errors import (
     OUTCOME_UNKNOWN,
-    TOO_OFTEN,
     UPSTREAM_UNAVAILABLE,
     InvalidArguments,
     StartRefused,
     cancelled_by_client,
-    is_bad_request_state,
     outcome_unknown,
     session_unknown,
     store_refused,
@@ -66,10 +64,11 @@ from gateway.protocol.methods import LISTS, METHODS, NO_REQUESTS
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.result_translation import tool_error
+from gateway.relay.audited_refusals import record_refused_call, record_refused_request
 from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
-from gateway.relay.policy_admission import AdmittedTool, CallTarget
+from gateway.relay.policy_admission import AdmittedTool, CallTarget, checked
 from gateway.relay.reply_delivery import CallReply
 from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, start, waits
 from gateway.relay.subscriptions import open_stream
@@ -83,7 +82,7 @@ from transports.inbound.unauthenticated_limits import SMALL_BODY_BYTES, Limited
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Message, Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
-from transports.work_steps import is_large, let_others_run, run_steps, run_steps_with_pauses
+from transports.work_steps import is_large, let_others_run
 
 _UNKNOWN: Final = (
     "The gateway that served this session died before it answered; whether the call took effect is unknown"
@@ -142,7 +141,7 @@ class Senders:
 
     def _record(self, request: Request, who: Authenticated | None, refused: Refused) -> None:
         principal = "" if who is None else str(who.principal)
-        self._audit.record("refused", era=request.era, principal=principal, reason=str(refused))
+        self._audit.refused(refused, {"era": request.era, "principal": principal}, why=str(refused))
 
 
 def _correlation_of(request: Request) -> str:
@@ -246,17 +245,13 @@ class Calls:
                 request.offer.prepare(CallDecision(resolved, resolved.live.version, headers, like, self.resolver))
             return await self.intake.accept(exchange, request, who, params, headers)
         except Refused as refused:
-            if resolved is None or not resolved.opened:
-                raise
-            # Else the client would open another session with its next request.
-            named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-            raise refused.with_headers(named) from None
+            raise refused if resolved is None else _in_session(refused, resolved, headers) from None
 
     def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
         """Log a refused request, and return the refusal for the client. An error of the store becomes a refusal."""
         refused = store_refused(error) if isinstance(error, StoreError) else error
-        if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
-            self.audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+        if who is not None:
+            record_refused_request(self.audit, request, who, refused)
         if request.again:
             refused = outcome_unknown()
         refused.of_request(CORRELATION.get())
@@ -264,6 +259,15 @@ class Calls:
             frames.refused(message_of(request), refused)
         self.log.refused(request, None if who is None else who.principal, refused)
         return refused
+
+
+def _in_session(refused: Refused, resolved: Resolved, headers: HeaderList) -> Refused:
+    """Return a refusal with its session, for log and audit trail. If the request has opened it, add the headers: else
+    the client would open another session with its next request."""
+    refused.about({"session": redact(resolved.live.session.id), **refused.log_facts})
+    if not resolved.opened:
+        return refused
+    return refused.with_headers({name.decode("latin-1"): value.decode("latin-1") for name, value in headers})
 
 
 # -- is there room
@@ -564,16 +568,17 @@ async def _send(
     """Send a call to `upstream`, if policy admits it. First request the server's facts and lists that the decision
     needs. `named` is the server's own name of the tool, if the client uses another. Returns and raises as `relay`."""
     exchange, settings = call.exchange, upstream.settings
-    if settings.handles:
-        params = await endpoint.handles.handle(call, (await upstream.facts()).tools)
-        if params is None:
-            return None
-        call = call.with_params(params)
-    admitted = await endpoint.admission.admit(upstream, call)
-    checked = admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
-    if not isinstance(checked, dict):
-        checked = await run_steps_with_pauses(checked) if is_large(call.params) else run_steps(checked)
-    call = call.with_params(checked)
+    try:
+        if settings.handles:
+            params = await endpoint.handles.handle(call, (await upstream.facts()).tools)
+            if params is None:
+                return None
+            call = call.with_params(params)
+        admitted = await endpoint.admission.admit(upstream, call)
+        call = await checked(admitted, call)
+    except Refused as refused:
+        record_refused_call(endpoint.admission.audit, upstream.name, call, refused)
+        raise
     if is_large(call.params):
         await let_others_run()
     await upstream.era_for(call.era)  # `cache_key_of` needs the era to be known

@@ -176,7 +176,7 @@ class FastPaths:
                 path.live.count(None)
                 self.log.went_well(ended, path.era)
                 if tool.is_audited:
-                    tool.ended(ended)
+                    tool.ended(ended, path.client)
             except Exception:
                 logger.exception("a call was answered, and could not be recorded")
 
@@ -226,9 +226,9 @@ class FastPath:
     """Send calls that repeat an earlier call, with the decision on the earlier one
     (`transports.inbound_port.CallPath`)."""
 
-    __slots__ = """_check _client _conversation _decision _frame _has_ids _has_trace _is_forwarded _is_noted _principal
-        _resolver _target _tracing _used_ids _usual_s _waits _who __weakref__ era events facts facts_version headers
-        is_over is_shaped live loop paths server tool translate until version""".split()
+    __slots__ = """_check _conversation _decision _frame _has_ids _has_trace _is_forwarded _is_noted _principal
+        _resolver _target _tracing _used_ids _usual_s _waits _who __weakref__ client era events facts facts_version
+        headers is_over is_shaped live loop paths server tool translate until version""".split()
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class FastPath:
         self._who = who
         self._is_forwarded = request.forwarded is not None
         # The replica that forwards a call has already counted it against its sender's rate.
-        self._principal, self._client = None if self._is_forwarded else who.principal, request.client
+        self._principal, self.client = None if self._is_forwarded else who.principal, request.client
         self.until = monotonic() + _lasts_s(request, who, decision)
         self.facts = target.upstream.known
         self.facts_version = self.facts.version
@@ -321,13 +321,13 @@ class FastPath:
             or (self._waits and self._waits(values[0]))
         ):
             return None
-        if not rates.spend_at_hand(self._principal, self._client, session_id):
+        if not rates.spend_at_hand(self._principal, self.client, session_id):
             return None
         number = conversation.next_number()
         began = arrived_at or now
         call = FastCall(self, connection, conversation, values, number, correlation, began, began + self._usual_s)
         if not conversation.send_fast(number, self._frame.frame(number, arguments, correlation, trace), call):
-            rates.give_back(self._principal, self._client, session_id)
+            rates.give_back(self._principal, self.client, session_id)
             return None
         live.begin_use()
         if self._is_noted:

@@ -35,6 +35,7 @@ from session_store import Context, Session
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
+from transports.work_steps import is_large, run_steps, run_steps_with_pauses
 
 _CACHED_CONTEXTS: Final = 1_024
 
@@ -114,10 +115,11 @@ class AdmittedTool:
             given = b"" if params is None else bytes(params.get("arguments", b""))
             exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began, given))
 
-    def ended(self, call: EndedCall) -> None:
-        """Record an ended call in the audit trail. Used for calls that took the fast path, and only if `is_audited`."""
+    def ended(self, call: EndedCall, client: str) -> None:
+        """Record an ended call in the audit trail. Used for calls that took the fast path, and only if `is_audited`.
+        `client`: the address of the client."""
         tool = f"{self._decision.server}/{self.name}"
-        self._audit.called(self._session, tool, call.outcome, call.took_s, call.correlation)
+        self._audit.called(self._session, tool, call.outcome, call.took_s, correlation=call.correlation, client=client)
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
         """Return a function that checks the JSON arguments of a later call, and returns those for the server
@@ -139,6 +141,14 @@ _TEMPLATES: Final = "resources/templates/list"
 Admitted = AdmittedTool | Object
 """The result of admitting a request: for `tools/call`, the decision on the tool; otherwise the params for the
 server."""
+
+
+async def checked(admitted: Admitted, call: Call) -> Call:
+    """Return an admitted request with the params for the server. Raises as `AdmittedTool.params`."""
+    params = admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
+    if not isinstance(params, dict):
+        params = await run_steps_with_pauses(params) if is_large(call.params) else run_steps(params)
+    return call.with_params(params)
 
 
 class _ListNeeded(msgspec.Struct, frozen=True):
@@ -194,7 +204,7 @@ class Admission:
     def __init__(self, policy: Policy, calls: ToolCalls, audit: Audit, settings: PolicySettings) -> None:
         self._policy = policy
         self._calls = calls
-        self._audit = audit
+        self.audit = audit
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
@@ -272,9 +282,9 @@ class Admission:
         exchange, method = call.exchange, call.method
         session = exchange.session
         self.check_method(server, method, call.era, session, exchange.context)
-        if self._audit.calls and session is not None:
+        if self.audit.calls and session is not None:
             name = f"{server}/{method[:MAX_LOGGED_NAME]}"
-            exchange.audit(self._audit.call_watcher(with_context(session, exchange.context), name, exchange.began))
+            exchange.audit(self.audit.call_watcher(with_context(session, exchange.context), name, exchange.began))
         return call.params
 
     def check_method(self, server: str, method: str, era: Era, session: Session | None, context: Context) -> None:
@@ -286,9 +296,8 @@ class Admission:
         reason = self._policy.why_method_hidden(context, server, method)
         if reason:
             name = f"{server}/{method[:MAX_LOGGED_NAME]}"
-            whose = "" if session is None else with_context(session, context)
-            self._audit.record("refused", session=whose, reason=reason, tool=name)
-            raise unknown_method(method, era)
+            whose = {"era": era} if session is None else with_context(session, context)
+            raise self.audit.refused(unknown_method(method, era), whose, why=reason, tool=name)
 
     def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> AdmittedTool:
         exchange = call.exchange
@@ -298,7 +307,7 @@ class Admission:
         context = exchange.context
         session = with_context(exchange.live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
-        return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
+        return AdmittedTool(self._calls, self.audit, decision, tools, session, name)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
         """Apply policy to a request that names a tool but does not call it. Return the list to request first; None if

@@ -8,7 +8,7 @@ from gateway.observability.audit import Audit
 from gateway.sessions.token_carriers import Carriers, cookies_of
 from session_store import Principal, Session, SessionStore
 from transports.era import Era
-from transports.inbound_port import Request
+from transports.inbound_port import Refused, Request
 
 
 class SessionLookup:
@@ -30,8 +30,7 @@ class SessionLookup:
         """
         session_id = self._carriers.tokens.verify(token)
         if session_id is None:
-            self._refused(era, principal, "invalid session token")
-            raise session_unknown()
+            raise self._unknown(era, principal, "invalid session token")
         return session_id
 
     async def by_id(self, session_id: str, era: Era, principal: Principal, cached: Session | None = None) -> Session:
@@ -46,8 +45,7 @@ class SessionLookup:
         if session is None:
             status = await self._store.status(session_id)
             reason = "session of another principal" if status == "live" else status
-            self._refused(era, principal, reason, session_id)
-            raise session_unknown()
+            raise self._unknown(era, principal, reason, session_id)
         return session
 
     def ids_of_cookies(self, request: Request, who: RequestContext) -> Iterator[str]:
@@ -57,7 +55,8 @@ class SessionLookup:
             for value in cookies_of(request):
                 session_id = self._carriers.cookies.verify(value)
                 if session_id is None:
-                    self._refused(request.era, who.principal, "invalid session cookie")
+                    reason, principal = "invalid session cookie", str(who.principal)
+                    self._audit.record("refused", era=request.era, principal=principal, reason=reason)
                 else:
                     yield session_id
 
@@ -73,5 +72,6 @@ class SessionLookup:
                 return session
         return None
 
-    def _refused(self, era: Era, principal: Principal, reason: str, session_id: str = "") -> None:
-        self._audit.record("refused", session=session_id, era=era, principal=str(principal), reason=reason)
+    def _unknown(self, era: Era, principal: Principal, why: str, session_id: str = "") -> Refused:
+        about = {"session": session_id, "era": era, "principal": str(principal)}
+        return self._audit.refused(session_unknown(), about, why=why)

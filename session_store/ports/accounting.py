@@ -61,12 +61,14 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of the audit trail: something that happened to a session or in it.
 
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
-    its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
-    client. `count` is the number of equal events that this one stands for. A session that has ended has its age
-    `lasted_s` and the number of `calls` that its last replica has answered, None if that replica is not known.
-    `context` has the fields of the session's context, and `arguments` the part of a call's arguments as JSON, that the
-    operator has chosen for events.
+    its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of the client
+    of a call or a refused request. `count` is the number of equal events that this one stands for. A session that has
+    ended has its age `lasted_s` and the number of `calls` that its last replica has answered, None if that replica is
+    not known. `context` has the fields of the session's context, and `arguments` the part of a call's
+    arguments as JSON, that the operator has chosen for events.
 
+    - `refused`: a request was refused. `reason` is what its client gets as `data.reason`, and `why` is for operators.
+      The `outcome` is `refused`. If an operator or an app is refused, or only a token, `reason` says it in words.
     - `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
     - `blocked`: a sandbox has refused a server the access in `reason`, or the lock hides what it lists; `tool` is the
       server.
@@ -94,6 +96,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lasted_s: float = 0.0
     calls: int | None = None
     arguments: str = ""
+    why: str = ""
 
 
 class AuditTrail(Protocol):

@@ -14,8 +14,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import ACCEPT, Legacy, Modern
+from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 from tests.support.wire import flood, request
@@ -44,7 +44,9 @@ def kept(gateway: RunningGateway, http: httpx.Client) -> list[Mapping[str, Any]]
 
 
 def refused(events: list[Mapping[str, Any]], word: str) -> int:
-    return sum(e.get("count", 1) for e in events if e["event"] == "refused" and word in e["reason"])
+    return sum(
+        e.get("count", 1) for e in events if e["event"] == "refused" and word in f"{e['reason']} {e.get('why', '')}"
+    )
 
 
 def bad_keys(url: str, many: int) -> Iterator[bytes]:
@@ -89,11 +91,91 @@ def test_a_refused_value_of_every_kind_is_in_the_trail(http: httpx.Client) -> No
 
         def told() -> bool:
             events = kept(gateway, http)
-            words = ("invalid session token", "invalid session cookie", "requestState", "API key")
+            words = ("invalid session token", "invalid session cookie", "invalid_request_state", "API key")
             return [refused(events, word) for word in words] == [2, 1, 1, 1]
 
         assert eventually(told), kept(gateway, http)
-        assert [e["client"] for e in kept(gateway, http) if "API key" in e.get("reason", "")] == ["198.51.100.7"]
+        assert [e["client"] for e in kept(gateway, http) if "API key" in e.get("why", "")] == ["198.51.100.7"]
+
+
+# -- calls
+
+SECRET = "the-argument-of-a-user"
+REFUSED: dict[str, tuple[str, Any, str, str]] = {
+    "hidden": ("demo__remember", {"key": SECRET, "value": "v"}, "unknown_tool", "demo/remember"),
+    "unknown tool": ("demo__nothing", {"key": SECRET}, "unknown_tool", "demo/nothing"),
+    "unknown server": ("nobody__nothing", {"key": SECRET}, "unknown_tool", "nobody__nothing"),
+    "schema": ("demo__slow", {"steps": SECRET}, "invalid_arguments", "demo/slow"),
+    "blocked": ("probe__echo", {"text": f"{SECRET} drop table"}, "invalid_arguments", "probe/echo"),
+    "missing": ("probe__echo", {"text": SECRET}, "invalid_arguments", "probe/echo"),
+    "handle": ("demo__count", {"session": SECRET}, "invalid_arguments", "demo/count"),
+    "no object": ("probe__echo", [SECRET], "invalid_params", "probe/echo"),
+}
+"""Calls that policy refuses: tool, arguments, the reason that the client gets, and the tool in the trail."""
+
+
+@requirement("pol.refused-once")
+@pytest.mark.parametrize("calls", [True, False], ids=["calls", "refusals"])
+@pytest.mark.parametrize("era", [Legacy, Modern])
+def test_each_refused_call_is_in_the_trail_once_with_its_client_and_reason(
+    era: type[Legacy] | type[Modern], calls: bool, http: httpx.Client
+) -> None:
+    probe = server(PROBE, tools={"echo": {"bind": {"team": "workspace"}, "blocked": ["drop table"]}})
+    demo = server(DEMO, handles=True, tools={"remember": {"direct_only": True}})
+    policy = {"rules": [{"trust": "sandboxed"}], "session_rate": {"per_s": 0.01, "burst": 12}}
+    more = {"audit": {"calls": calls}, "policy": policy}
+    with running_gateway({"demo": demo, "probe": probe}, options=options("memory://", **more)) as gateway:
+        client = era(gateway.url, http, headers=bearer(KEYS["alice"]))
+        if isinstance(client, Legacy):
+            client.open()
+        sent: dict[str, tuple[str, str]] = {}
+
+        def call(way: str, tool: str, arguments: Any) -> Any:
+            trace = f"{len(sent) + 1:032x}"
+            client.headers["traceparent"] = f"00-{trace}-b7ad6b7169203331-01"
+            params = {"name": tool, "arguments": arguments}
+            answer = (
+                client.call("tools/call", params) if isinstance(client, Legacy) else client.send("tools/call", params)
+            )
+            found = messages(answer)[-1]
+            sent[trace] = way, found.get("error", {"data": {"reason": "invalid_arguments"}})["data"]["reason"]
+            if isinstance(client, Modern):
+                client.headers |= {k: answer.headers[k] for k in ("mcp-gateway-session",) if k in answer.headers}
+            return found
+
+        assert not call("answered", "demo__count", {})["result"].get("isError")
+        for way, (tool, arguments, _, _) in REFUSED.items():
+            found = call(way, tool, arguments)
+            assert "error" in found or found["result"]["isError"], found
+        while (found := call("rate", "demo__count", {})).get("error", {}).get("code") != -32018:
+            assert len(sent) < 20
+        [rate] = [trace for trace, (way, reason) in sent.items() if reason == "rate_limited"]
+
+        def rows() -> list[Mapping[str, Any]]:
+            return [each for each in kept(gateway, http) if each["event"] in ("called", "refused")]
+
+        assert eventually(lambda: rate in {each.get("correlation") for each in rows()})
+        found = {trace: [each for each in rows() if each["correlation"] == trace] for trace in sent}
+    for trace, (way, reason) in sent.items():
+        if way == "answered" or (way == "rate" and trace != rate):
+            assert [each["event"] for each in found[trace]] == ["called"] * calls
+            assert all(each["client"] == "127.0.0.1" for each in found[trace])
+            continue
+        wanted, tool = REFUSED[way][2:] if way in REFUSED else ("rate_limited", "demo__count")
+        assert len(found[trace]) == 1, (way, found[trace])
+        [row] = found[trace]
+        facts = {name: row.get(name, "") for name in ("event", "outcome", "reason", "tool", "client", "principal")}
+        assert facts == {
+            "event": "refused",
+            "outcome": "refused",
+            "reason": wanted,
+            "tool": tool,
+            "client": "127.0.0.1",
+            "principal": "api-key:alice",
+        }, (way, row)
+        assert reason == wanted and row["session"] and row.get("count", 1) == 1, (way, row)
+        assert SECRET not in json.dumps(row), "values are in the trail only with `audit.arguments`"
+    assert calls == any("called" in {each["event"] for each in of} for of in found.values())
 
 
 def test_a_forged_token_at_the_stdio_front_is_in_the_trail(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         def told() -> list[Any]:
             return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-        assert eventually(lambda: any("API key" in event["reason"] for event in told()))
+        assert eventually(lambda: any("API key" in event["why"] for event in told()))
         events = told()
         calls = {event["tool"]: event for event in events if event["event"] == "called"}
         assert calls["demo/remember"]["outcome"] == "ok" and calls["probe/fail"]["outcome"] == "tool error"
@@ -195,10 +195,10 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         assert 0 < remembered["took_s"] < 10
         assert remembered["session"] == answered.headers["mcp-gateway-session"][:8]
         assert calls["probe/fail"]["principal"] == "api-key:alice", "not what an argument says"
-        refused = [(event["tool"], event["reason"]) for event in events if event["event"] == "refused"]
-        [reason] = [reason for tool, reason in refused if tool == "demo/recall"]
-        assert "direct trust" in reason and [tool for tool, _ in refused].count("demo/nothing") == 1, refused
-        assert any("Too many requests" in reason for _, reason in refused)
+        refused = [(event["tool"], event["why"]) for event in events if event["event"] == "refused"]
+        [why] = [why for tool, why in refused if tool == "demo/recall"]
+        assert "direct trust" in why and [tool for tool, _ in refused].count("demo/nothing") == 1, refused
+        assert any("Too many requests" in why for _, why in refused)
         everything = file.read_text() + gateway.stderr()
         assert not any(word in everything for word in ("secret", "forged", KEYS["alice"], "not-a-key"))
         assert eventually(lambda: '"event":"called"' in gateway.stderr()), "each sink has a writer of its own"

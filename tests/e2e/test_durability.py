@@ -103,7 +103,7 @@ def test_what_happens_to_sessions_is_told_in_the_log_and_in_the_trail(store: str
         logged = gateway.stderr()
     trail = [json.loads(line) for line in cli("events", "--json", store=store).stdout.splitlines()][::-1]
     names = {expiring[:8]: "expiring", going_on.session[:8]: "going on", ending.session[:8]: "ending"}
-    told = [(e["event"], names.get(e["session"], ""), e["reason"]) for e in trail]
+    told = [(e["event"], names.get(e["session"], ""), f"{e['reason']} {e['why']}".strip()) for e in trail]
     assert Counter(told) == Counter(
         [
             ("created", "expiring", ""),
@@ -111,9 +111,9 @@ def test_what_happens_to_sessions_is_told_in_the_log_and_in_the_trail(store: str
             ("created", "ending", ""),
             ("resumed", "ending", "initialized again"),
             ("ended", "ending", "the client ended it"),
-            ("refused", "ending", "ended"),
-            ("refused", "going on", "session of another principal"),
-            ("refused", "", "invalid session token"),
+            ("refused", "ending", "unknown_session ended"),
+            ("refused", "going on", "unknown_session session of another principal"),
+            ("refused", "", "unknown_session invalid session token"),
             ("expired", "expiring", ""),
         ]
     )

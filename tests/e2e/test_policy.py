@@ -360,7 +360,7 @@ def test_a_restricted_server_gets_only_the_methods_that_are_named(http: httpx.Cl
 
 def is_audited(audit: Path, tool: str, why: str) -> bool:
     events = [json.loads(line) for line in audit.read_text().splitlines()] if audit.exists() else []
-    return any(event["event"] == "refused" and event["tool"] == tool and why in event["reason"] for event in events)
+    return any(event["event"] == "refused" and event["tool"] == tool and why in event["why"] for event in events)
 
 
 @requirement("wall.decoded")

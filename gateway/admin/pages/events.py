@@ -17,7 +17,7 @@ _SEARCHED: Final = 5_000
 """The number of the newest events to which a filter is applied."""
 
 _KINDS: Final[tuple[str, ...]] = get_args(EventName)
-_WORDS: Final = ("principal", "tool", "reason", "outcome", "correlation", "client", "workspace", "endpoint")
+_WORDS: Final = ("principal", "tool", "reason", "why", "outcome", "correlation", "client", "workspace", "endpoint")
 _FILTERS: Final = ("q", "session", "principal", "server", "tool", "event", "failed")
 _GOOD: Final = ("ok", "working", "completed", "cancelled", "")
 

@@ -246,7 +246,7 @@ class TaskMaker:
         task = self._new(live, exchange, request, tool)
         if not await self._quotas.hold(task):
             self._table.noted(task, "refused")
-            raise too_many_tasks()
+            raise too_many_tasks().recorded()  # by the event of the task
         running = self._table.add(task, exchange)
         exchange.run_as(running, 0)
         try:

@@ -271,13 +271,13 @@ class MadeTasks:
 
     async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
         """Return the record if this request may see the task. Otherwise, or if `task` is None, raise `UnknownTask`."""
-        reason = "unknown task" if task is None else "task of another principal"
+        why = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self.may_see(task, await self.sessions.peek(task.session_id), who):
                 return task
-            reason = "task of a tool that this credential may not use"
-        self.audit.record("refused", session=handle.session_id, principal=str(who.principal), reason=reason)
-        raise UnknownTask()
+            why = "task of a tool that this credential may not use"
+        about = {"session": handle.session_id, "principal": str(who.principal)}
+        raise self.audit.refused(UnknownTask(), about, why=why)
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
         """Return the running task. If no replica runs it, recover it first. None if it does not run here after that."""

@@ -4,13 +4,14 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from gateway.config.auth import AuditSettings
 from gateway.observability.audit import FULL_ALIKE, FULL_IN_ALL, SUMS, Audit, AuditLines, Repeated
 from gateway.observability.logs import CORRELATION
+from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import OK
 from session_store import AuditEvent, Context, StoreUnavailable
 from session_store.embedded.accounting import MemoryAuditTrail
@@ -69,7 +70,7 @@ async def test_a_recorded_call_has_the_part_of_its_arguments_that_the_operator_w
 ) -> None:
     trail = MemoryAuditTrail()
     audit = Audit(trail, lambda: 0.0, AuditSettings(calls=True, arguments=shown))
-    audit.call_watcher(a_session(FakeClock()), "s/t", 0.0, given)(cast("Any", None), OK, b"")
+    audit.call_watcher(a_session(FakeClock()), "s/t", 0.0, given)(ObservedCall(), OK, b"")
     await audit.flush()
     [event] = await trail.recent()
     assert (event.event, event.arguments) == ("called", told)

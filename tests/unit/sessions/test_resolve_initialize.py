@@ -60,11 +60,11 @@ async def test_a_token_leads_to_its_own_session_of_its_own_principal_alone() -> 
     granted = CredentialClaims(trust="sandboxed", permissions=("deploy",))
     live = (await initialized(parts, request(), RequestContext(ALICE, granted, ""))).live
     assert (live.session.context.trust, live.session.context.permissions) == ("sandboxed", ("deploy",))
-    for token, reason in ((parts.token_of(live), "session of another principal"), ("x", "invalid")):
+    for token, why in ((parts.token_of(live), "session of another principal"), ("x", "invalid")):
         assert (await initialized(parts, request(mcp_session_id=token), FOR_BOB)).opened
         await parts.audit.flush()
-        [told] = [event for event in await parts.backend.audit.recent() if reason in event.reason]
-        assert (told.event, told.principal) == ("refused", str(BOB))
+        [told] = [event for event in await parts.backend.audit.recent() if why in event.why]
+        assert (told.event, told.reason, told.principal) == ("refused", "unknown_session", str(BOB))
 
 
 @requirement("id.bound")

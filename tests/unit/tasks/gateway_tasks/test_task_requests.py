@@ -138,8 +138,9 @@ class One:
         """Any number of requests is allowed."""
         self.counted.append(session_id)
 
-    def record(self, kind: str, **what: Any) -> None:
+    def refused(self, refused: UnknownTask, about: Any, **what: Any) -> UnknownTask:
         """Refusals are for the audit trail."""
+        return refused
 
     async def get(self) -> Any:
         async with asyncio.timeout(60):

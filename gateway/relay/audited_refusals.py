@@ -1,0 +1,69 @@
+"""Record requests that the gateway refuses in the audit trail: each once, with the reason that its client gets."""
+
+import contextlib
+from typing import Final
+
+from gateway.calls.call import Call, message_of
+from gateway.context.session_facts import with_context
+from gateway.errors import (
+    CANCELLED_BY_CLIENT,
+    OUTCOME_UNKNOWN,
+    STORE_UNAVAILABLE,
+    TOO_OFTEN,
+    UPSTREAM_UNAVAILABLE,
+    InvalidArguments,
+    OutOfMemory,
+)
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.policy.tool_policy import MAX_LOGGED_NAME
+from gateway.protocol.params import text_of
+from transports.inbound_port import Refused, Request
+from transports.jsonrpc import INTERNAL_ERROR, Object
+
+_FAILURES: Final = frozenset(
+    (CANCELLED_BY_CLIENT, INTERNAL_ERROR, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, UPSTREAM_UNAVAILABLE)
+)
+"""The codes of refusals because something failed. No rule has refused these requests."""
+
+
+def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused) -> None:
+    """Record that a request for this server is refused, if it is not recorded yet. The trail then has the call as
+    refused, and not as answered."""
+    exchange = call.exchange
+    # Calls that wait for the start of one process may get the same object, so it cannot say what is recorded. Whoever
+    # answers the request records these.
+    if refused.is_recorded or refused.code in _FAILURES or refused.code == TOO_OFTEN:
+        return
+    session = exchange.session
+    exchange.was_refused()
+    audit.refused(
+        refused,
+        {"era": call.era, "principal": str(call.principal or "")}
+        if session is None
+        else with_context(session, exchange.context),
+        tool=f"{server}/{_named(call.method, call.params) or call.method[:MAX_LOGGED_NAME]}",
+        why=refused.fault if isinstance(refused, InvalidArguments) else "",
+        arguments=bytes(call.params.get("arguments", b"")),
+    )
+
+
+def record_refused_request(audit: Audit, request: Request, who: RequestContext, refused: Refused) -> None:
+    """Record that a request is refused, if it is not recorded yet. Ignore requests that only failed."""
+    is_failure = refused.code in _FAILURES and not isinstance(refused, OutOfMemory)
+    if refused.is_recorded or is_failure or request.again:  # a repeated request may have been executed
+        return
+    audit.refused(
+        refused.with_headers({}),  # a copy: the refusal may be sent to other clients too, and is recorded for each
+        {"session": refused.log_facts.get("session", ""), "era": request.era, "principal": str(who.principal)},
+        tool=_named(str(message_of(request).method), request.params),
+        why=str(refused) if refused.code == TOO_OFTEN else "",
+    )
+
+
+def _named(method: str, params: Object) -> str:
+    """Return the tool that a request names; empty if it names none."""
+    if method == "tools/call":
+        with contextlib.suppress(Refused):
+            return text_of(params, "name")[:MAX_LOGGED_NAME]
+    return ""
