@@ -126,7 +126,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     The client may announce `workspace` and some `fields`. Everything else comes from the operator or the authenticated
     principal, unless the operator's rules let an announced workspace grant permissions. `fields` inform and never
-    grant. In a `read_only` session there are no tools that write or evaluate.
+    grant. In a `read_only` session there are no tools that write or evaluate. `rights` is a digest of the rights in the
+    client's access token, if servers get tokens in exchange for it: servers of other rights are other processes.
 
     Raises:
         InvalidContext: the workspace is too long or contains control characters.
@@ -136,6 +137,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     trust: str = "direct"
     permissions: tuple[str, ...] = ()
     read_only: bool = False
+    rights: str = ""
     fields: tuple[ContextField, ...] = ()
     provenance: Provenance = Provenance()
 

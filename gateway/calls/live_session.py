@@ -223,7 +223,7 @@ class LiveSession(Usage):
 
     def act_for(self, claims: CredentialClaims | None) -> None:
         """Let servers act for the caller with these claims, from which the session has its present context."""
-        if claims is not None and claims.token is not None:
+        if claims is not None and claims.token is not None and claims.token.token:
             self.token = claims.token
 
     def drain(self) -> None:

@@ -6,10 +6,10 @@ import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.config.addresses import is_loopback
 from gateway.config.configuration_errors import ConfigurationError
@@ -23,7 +23,7 @@ class ExchangeSettings(Frozen):
 
     token_endpoint: str
     """URL of the authorization server's token endpoint: https, or http on this machine."""
-    client_id: str
+    client_id: Annotated[str, Field(min_length=1)]
     """The gateway's client id at the authorization server."""
     client_secret_file: Path | None = None
     """The file that contains the gateway's client secret. Not set: a public client, which only has its id."""
@@ -38,8 +38,10 @@ class ExchangeSettings(Frozen):
     @classmethod
     def _is_safe(cls, url: str) -> str:
         parts = urlsplit(url)
-        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
-            raise ValueError("must be an https:// URL: callers' tokens are sent there")
+        is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
+        # Without a user: the client id and the secret have settings of their own. `port` raises `ValueError`.
+        if not parts.hostname or parts.port == 0 or "@" in parts.netloc or not (parts.scheme == "https" or is_local):
+            raise ValueError("must be an https:// URL with a host, without a user: clients' tokens are sent there")
         return url
 
 
@@ -65,7 +67,8 @@ class SecretSettings(Frozen):
     issuer: str = ""
     """Only principals of this issuer get the secret: `api-key`, the `issuer` of `auth.proxies`, or one of `auth.jwt`.
     Required if there are several issuers, and the source contains `{subject}` but not `{issuer}`, because the same name
-    is a different principal at each issuer; or the source is `exchange`, because it is told tokens of the issuer."""
+    is a different principal at each issuer. Required with `exchange` if `auth.jwt` has several issuers, because tokens
+    of one are not sent to another."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -299,6 +299,11 @@ class GatewaySettings(Frozen):
         return self
 
 
+def named_in(values: Mapping[str, str]) -> list[str]:
+    """Return the names of the secrets in these values."""
+    return [secret for value in values.values() for secret in re.findall(r"\$\{secret:([^}]*)\}", value)]
+
+
 class Settings(Frozen):
     """Everything an operator can set."""
 
@@ -344,12 +349,17 @@ class Settings(Frozen):
         for name, entry in self.mcpServers.items():
             if (secret := self._undeclared(entry.env | entry.headers)) is not None:
                 raise ServerFault(name, f"mcpServers.{name}: gateway.secrets has no entry {secret!r}")
+            if entry.warm and any(self.gateway.secrets[secret].exchange for secret in named_in(entry.env)):
+                raise ServerFault(
+                    name,
+                    f"mcpServers.{name}: warm needs secrets that are known before a client comes, and `exchange` has "
+                    "none: remove warm",
+                )
         return self
 
     def _undeclared(self, values: Mapping[str, str]) -> str | None:
         """Return the first secret in the values that is missing in `gateway.secrets`; None if none is."""
-        named = (secret for value in values.values() for secret in re.findall(r"\$\{secret:([^}]*)\}", value))
-        return next((secret for secret in named if secret not in self.gateway.secrets), None)
+        return next((secret for secret in named_in(values) if secret not in self.gateway.secrets), None)
 
     @model_validator(mode="after")
     def _serves_others(self) -> Self:

@@ -64,10 +64,10 @@ class PrincipalSecrets:
         self._cached: TTLCache[tuple[str, Principal], str] = TTLCache(_MAX_CACHED, CACHED_S)
         self._exchanges: dict[str, TokenExchange] = {}
 
-    def expire(self, values: Mapping[str, str]) -> bool:
-        """Return True if placeholders in the values stand for tokens, which have to be filled in again and again."""
+    def exchanges(self, values: Mapping[str, str]) -> list[ExchangeSettings | None]:
+        """Return where the tokens in the values come from, in their order; None for each other secret."""
         named = (self._secrets.get(name) for value in values.values() for name in secrets_in(value))
-        return any(settings is not None and settings.exchange is not None for settings in named)
+        return [None if settings is None else settings.exchange for settings in named]
 
     async def fill(
         self, values: Mapping[str, str], principal: Principal, token: CallerToken | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.addresses import is_loopback
-from gateway.config.secrets import KEYS_FILE, key_file, key_ring, others_can_read
+from gateway.config.secrets import KEYS_FILE, UnusableSecret, key_file, key_ring, others_can_read, secret_in
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.sandbox.sandbox_checks import ServerSandbox, configured_sandboxes, refuse_cgroup, refuse_open, told
@@ -30,7 +30,18 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
         yield failure("keys", str(error), "give all gateways the same MCP_GATEWAY_KEYS, and store it as a secret")
         return
     store_file = settings.gateway.store_file
-    for name, file in ((KEYS_FILE, key_file()), ("gateway.store_file", Path(store_file) if store_file else None)):
+    files = {KEYS_FILE: key_file(), "gateway.store_file": Path(store_file) if store_file else None}
+    for secret, source in settings.gateway.secrets.items():
+        if source.exchange is not None and source.exchange.client_secret_file is not None:
+            name = f"gateway.secrets.{secret}.exchange.client_secret_file"
+            files[name] = source.exchange.client_secret_file
+            try:
+                secret_in(source.exchange.client_secret_file, name)
+            except UnusableSecret as error:
+                yield failure(
+                    "secrets", str(error), "write the client secret that the authorization server gave into it"
+                )
+    for name, file in files.items():
         if file is not None and others_can_read(file):
             yield warning("secrets", f"{name}: {file} can be read by users other than its owner", f"chmod 600 {file}")
     is_durable = backend_for(settings.gateway.store).is_durable

@@ -118,6 +118,7 @@ class Identity:
         auth = auth or AuthSettings()
         self._tokens = tokens if auth.jwt else None
         self._claims = {entry.issuer: entry.claims for entry in auth.jwt}
+        self._skew_s = {entry.issuer: entry.clock_skew_s for entry in auth.jwt}
         self._scope = " ".join(dict.fromkeys(scope for entry in auth.jwt for scope in entry.scopes))
         self._metadata_url = metadata_url
         self.proxies = TrustedProxies(auth.proxies)
@@ -207,7 +208,8 @@ class Identity:
         holder = self.token_holder(principal, claims, until)
         if not self._keeps_tokens or holder.granted is None:
             return holder
-        return replace(holder, granted=replace(holder.granted, token=CallerToken(token, float(claims["exp"]))))
+        caller = CallerToken.of(token, claims, self._skew_s[principal.issuer])
+        return replace(holder, granted=replace(holder.granted, token=caller))
 
     def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
         """Return the holder of a verified token with these claims. The token must be verified again at the Unix time

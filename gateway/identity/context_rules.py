@@ -18,7 +18,7 @@ from gateway.config.policy import RuleSettings
 from gateway.config.sessions import FIELD_CHARS, FieldSettings
 from gateway.config.settings_base import any_matches
 from gateway.errors import bad_context
-from gateway.identity.credential_claims import SANDBOXED, CredentialClaims
+from gateway.identity.credential_claims import SANDBOXED, CallerToken, CredentialClaims
 from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source
 
 AUTHENTICATED: Final[Source] = "authenticated"
@@ -133,6 +133,7 @@ class ContextRules:
                 trust=trust,
                 permissions=permissions,
                 read_only=read_only,
+                rights="" if granted.token is None else granted.token.rights,
                 fields=tuple(self._values(dict(granted.fields), dict(announced_fields), reasons)),
                 provenance=Provenance(workspace=source, trust=trust_source, permissions=permissions_source),
             )
@@ -317,6 +318,7 @@ def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | Non
         workspace=context.workspace or None if is_claimed else None,
         names_workspace=is_claimed,
         fields=tuple((field.name, field.value) for field in context.fields if field.source == AUTHENTICATED),
+        token=CallerToken("", 0.0, context.rights) if context.rights else None,
     )
     # Permissions that no rule gives come from claims.
     given = rules.renewed(session, claims).permissions

@@ -1,5 +1,6 @@
 """Read the rights in a credential: trust, workspace, permissions and the operator's fields. Pure."""
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -50,26 +51,41 @@ SANDBOXED: Final = "sandboxed"
 _TRUST: Final = frozenset({"direct", SANDBOXED})
 
 
-class CallerToken(msgspec.Struct, frozen=True, eq=False):
-    """The access token of a caller, which the gateway may exchange for other tokens, until the Unix time `expires`.
+_NO_RIGHTS: Final = frozenset(
+    "exp iat nbf jti auth_time nonce sid session_state origin_jti event_id aio rh uti xms_ftd".split()
+)
+"""Claims that differ between two tokens of a client, and say nothing of what it may do: RFC 7519, OpenID Connect, and
+those that Keycloak, Cognito and Entra add."""
 
-    All are equal, because a token grants nothing in the gateway: claims do. None is printed.
+
+class CallerToken(msgspec.Struct, frozen=True, eq=False):
+    """The access token of a caller, which the gateway may exchange for others until the Unix time `expires`.
+
+    `rights` is a digest of its claims without `_NO_RIGHTS`. Tokens of the same rights are equal. None is printed.
     """
 
     token: str
     expires: float
+    rights: str
+
+    @classmethod
+    def of(cls, token: str, claims: Mapping[str, Any], skew_s: float) -> "CallerToken":
+        """Return a verified token. `skew_s`: seconds for which it is accepted after it has expired."""
+        lasting = {name: value for name, value in claims.items() if name not in _NO_RIGHTS}
+        digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:32]
+        return cls(token, float(claims["exp"]) + skew_s, digest)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CallerToken)
+        return isinstance(other, CallerToken) and other.rights == self.rights
 
     def __hash__(self) -> int:
-        return hash(CallerToken)
+        return hash(self.rights)
 
     def __repr__(self) -> str:
         return "CallerToken(...)"
 
 
-class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True, omit_defaults=True):
+class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
     """The trust, workspace, permissions and fields in a credential.
 
     `trust` is None if the operator's settings name no claim or header for it. `workspace` is None if the credential has

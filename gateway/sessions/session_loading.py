@@ -251,7 +251,7 @@ def _use_read(live: LiveSession, session: Session) -> None:
 def _grant_alike(*contexts: Context) -> bool:
     """Return True if successive contexts of a session grant the same rights: then calls in flight may finish under the
     first. Different workspaces count as different rights, unless the client itself announced them."""
-    granted = {(each.trust, each.permissions, each.read_only) for each in contexts}
+    granted = {(each.trust, each.permissions, each.read_only, each.rights) for each in contexts}
     announced = all(each.provenance.workspace == "announced" for each in contexts)
     return len(granted) == 1 and (announced or len({each.workspace for each in contexts}) == 1)
 

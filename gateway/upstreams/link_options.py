@@ -102,13 +102,15 @@ class SessionResources:
         return replace(resources, close=close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
-        own = await self.credentials.fill(self._secret_headers, live.session.principal, _token(live, context))
-        assertion, url, renewals = self.assertions.of, self.settings.url, live.renewals
+        exchanges, principal = self.credentials.exchanges(self._secret_headers), live.session.principal
+        own = await self.credentials.fill(self._secret_headers, principal, _token(live, context))
+        assertion, url = self.assertions.of, self.settings.url
 
         async def renew() -> None:
-            # In a later context the session may have a token with other rights.
-            if self.credentials.expire(self._secret_headers) and live.renewals == renewals:
-                own.update(await self.credentials.fill(self._secret_headers, live.session.principal, live.token))
+            # A later context has a token of other rights, and a later configuration may have one for another server.
+            is_same = context == live.session.context and self.credentials.exchanges(self._secret_headers) == exchanges
+            if any(exchanges) and is_same:
+                own.update(await self.credentials.fill(self._secret_headers, principal, live.token))
                 if live.frames is not None:
                     live.frames.hide(_of_headers(own.values()))
 

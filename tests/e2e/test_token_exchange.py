@@ -1,6 +1,7 @@
 """Each server acts with a token of its session's client, which an authorization server gives in exchange (RFC 8693)."""
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -161,21 +162,46 @@ def test_what_the_authorization_server_refuses_is_not_sent_and_the_client_is_tol
 
 
 @requirement("cred.exchange")
-def test_a_token_with_fewer_rights_does_not_act_with_that_of_another_of_the_same_person(
-    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
+@pytest.mark.parametrize("more", [{"scope": "mcp admin"}, {"groups": ["admins"]}], ids=["scope", "another claim"])
+def test_a_token_does_not_act_with_the_rights_of_another_of_the_same_person(
+    more: Any, own_issuer: Issuer, tmp_path: Path
 ) -> None:
-    strong, weak = own_issuer.token("ada", scope="mcp admin"), own_issuer.token("ada")
+    strong, weak = own_issuer.token("ada", **more), own_issuer.token("ada")
+
+    def used(token: str) -> str:
+        """The client's token that this one was given for."""
+        return own_issuer.exchanged[int(jwt.decode(token, options={"verify_signature": False})["jti"]) - 1]
+
     with (
         running_http_probe() as remote,
         in_process_gateway(servers(remote), options=settings(own_issuer, tmp_path)) as gateway,
+        httpx.Client(timeout=60) as one,
+        httpx.Client(timeout=60) as other,
     ):
-        client = Legacy(f"{gateway.base}/servers/remote/mcp", http, headers=bearer(strong)).open()
-        client.tool("count")
-        assert jwt.decode(last_token(remote), options={"verify_signature": False})["scope"] == "mcp admin"
-        client.headers = bearer(weak)
-        client.tool("count")
-        assert jwt.decode(last_token(remote), options={"verify_signature": False})["scope"] == "mcp"
-        assert own_issuer.exchanged == [strong, weak]
+        for server_name in ("remote", "local"):
+            first = Legacy(f"{gateway.base}/servers/{server_name}/mcp", one, headers=bearer(weak)).open()
+            second = Legacy(first.url, other, headers=bearer(strong))
+            second.session = first.session
+            for client, token in [(first, weak), (second, strong)] * 3:
+                for _ in range(8):  # most of them take the fast path
+                    if server_name == "remote":
+                        assert tool_text(client.tool("count"))
+                        assert used(last_token(remote)) == token
+                    else:
+                        assert used(json.loads(tool_text(client.tool("env", {"prefix": "TOKEN"})))["TOKEN"]) == token
+
+
+@requirement("cred.exchange")
+def test_a_refreshed_token_of_the_same_rights_keeps_the_process(
+    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
+) -> None:
+    with in_process_gateway(
+        {"local": server(PROBE, env={"TOKEN": "${secret:files}"})}, options=settings(own_issuer, tmp_path)
+    ) as gateway:
+        client = Legacy(gateway.url, http, headers=bearer(own_issuer.token("ada", jti="first"))).open()
+        process = tool_text(client.tool("pid"))
+        client.headers = bearer(own_issuer.token("ada", jti="second", auth_time=7, exp=int(time.time()) + 90))
+        assert tool_text(client.tool("pid")) == process
 
 
 @requirement("cred.exchange", "rep.any")

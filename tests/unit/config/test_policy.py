@@ -42,6 +42,32 @@ def test_whose_secrets_are_is_said_at_start() -> None:
         give(several, file="/run/{subject}", issuer="api-key")
 
 
+@requirement("cred.exchange", "ops.config")
+def test_where_tokens_may_be_sent_is_said_at_start() -> None:
+    other = JWT | {"issuer": "https://other.example"}
+    good = {"token_endpoint": "https://id.example/token", "client_id": "gateway"}
+
+    def give(exchange: dict[str, Any], *jwt: dict[str, str], issuer: str = "", **entry: Any) -> None:
+        secrets = {"word": {"exchange": exchange, "issuer": issuer}}
+        server = {"command": "x", "env": {"T": "${secret:word}"}, **entry}
+        gateway = {"auth": {"jwt": jwt}, "secrets": secrets, "api_keys": {"alice": "0" * 64}}
+        Settings.model_validate({"mcpServers": {"a": server}, "gateway": gateway})
+
+    give(good, JWT)
+    give(good, JWT, other, issuer="https://other.example")
+    give(good | {"token_endpoint": "http://127.0.0.1:1/token"}, JWT)
+    for jwt, issuer in (([], ""), ([JWT, other], ""), ([JWT], "api-key")):
+        with pytest.raises(ValueError, match="set issuer to one of"):
+            give(good, *jwt, issuer=issuer)
+    for url in ("http://id.example/token", "https://", "https://id:99999/", "https://me:pw@id.example/", "ftp://id/"):
+        with pytest.raises(ValueError, match="token_endpoint"):
+            give(good | {"token_endpoint": url}, JWT)
+    with pytest.raises(ValueError, match="client_id"):
+        give(good | {"client_id": ""}, JWT)
+    with pytest.raises(ValueError, match="remove warm"):
+        give(good, JWT, warm=2)
+
+
 @requirement("wall.secrets", "wall.authority")
 @pytest.mark.parametrize(
     "issuers", [["api-key"], ["anonymous"], ["proxy"], ["https://id.example", "https://id.example:8443"]]

@@ -13,7 +13,7 @@ from tests.requirements import requirement
 from tests.support.http_thread import Handler, answering
 
 NOW = 1_000.0
-ADA = CallerToken("adas.own.token", NOW + 600)
+ADA = CallerToken("adas.own.token", NOW + 600, "all")
 
 
 class Endpoint:
@@ -51,7 +51,7 @@ def endpoint() -> Iterator[Endpoint]:
 @requirement("cred.exchange")
 @pytest.mark.anyio
 async def test_a_token_is_asked_for_again_only_when_its_lifetime_ends(endpoint: Endpoint) -> None:
-    endpoint.gives(access_token="one", token_type="bearer", expires_in="100")
+    endpoint.gives(access_token="one", token_type="bearer", expires_in="100", error=None)
     exchange = endpoint.exchange()
     assert await exchange.token_for(ADA) == "one"
     endpoint.gives(access_token="two", token_type="Bearer", expires_in=100)
@@ -71,10 +71,37 @@ async def test_a_token_is_not_used_for_longer_than_the_clients_is_valid_nor_for_
     assert await exchange.token_for(ADA) == "one"
     endpoint.gives(400, error="invalid_grant")
     with pytest.raises(ExchangeFailed, match="invalid_grant"):
-        await exchange.token_for(CallerToken("another", ADA.expires))
-    endpoint.now = ADA.expires
-    with pytest.raises(ExchangeFailed):
+        await exchange.token_for(CallerToken("another", ADA.expires, "all"))
+    asked, endpoint.now = len(endpoint.asked), ADA.expires
+    with pytest.raises(ExchangeFailed, match="has expired"):
         await exchange.token_for(ADA)
+    assert len(endpoint.asked) == asked
+
+
+@requirement("cred.exchange")
+@pytest.mark.anyio
+@pytest.mark.parametrize("said", ["nan", -5, 0, 1])
+async def test_an_odd_lifetime_makes_no_token_eternal_and_no_request_for_each_call(
+    said: object, endpoint: Endpoint
+) -> None:
+    endpoint.gives(access_token="one", token_type="bearer", expires_in=said)
+    exchange = endpoint.exchange()
+    for _ in range(3):
+        assert await exchange.token_for(ADA) == "one"
+    assert len(endpoint.asked) == 1
+    endpoint.now += 60
+    assert await exchange.token_for(ADA) == "one" and len(endpoint.asked) == 2
+
+
+@requirement("cred.exchange")
+@pytest.mark.anyio
+async def test_an_endpoint_that_is_none_is_told_as_what_it_does(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.status = 404
+    with pytest.raises(ExchangeFailed, match="answers with status 404"):
+        await endpoint.exchange().token_for(ADA)
+    assert "is its URL right?" in caplog.text
 
 
 @requirement("cred.exchange", "ops.redact")
@@ -88,6 +115,7 @@ async def test_a_token_is_not_used_for_longer_than_the_clients_is_valid_nor_for_
         (200, b'{"access_token": "a b\\r\\nx: y", "token_type": "bearer"}'),
         (200, b'{"access_token": "good", "token_type": "DPoP"}'),
         (200, b'{"access_token": "good"}'),
+        (200, b'{"x": ' + b"[" * 60_000),
         (200, b'{"access_token": ["good"], "token_type": "bearer"}'),
         (200, b'{"access_token": "' + b"x" * 70_000 + b'", "token_type": "bearer"}'),
         (302, b'{"access_token": "good", "token_type": "bearer"}'),

@@ -7,6 +7,7 @@ import pytest
 from gateway.config.auth import ClaimNames, ProxySettings
 from gateway.identity.credential_claims import (
     MAX_SUBJECT_CHARS,
+    CallerToken,
     CredentialClaims,
     claims_in_headers,
     claims_in_token,
@@ -89,3 +90,14 @@ def test_a_name_that_people_can_read_is_usable() -> None:
 def test_a_name_that_deceives_its_reader_is_not(why: str, subjects: list[object]) -> None:
     for subject in subjects:
         assert why in subject_fault(subject), repr(subject)
+
+
+@requirement("cred.exchange")
+def test_tokens_are_equal_if_they_differ_in_times_and_ids_only() -> None:
+    claims = {"sub": "ada", "scope": "read", "groups": ["a"], "exp": 100, "iat": 1, "jti": "x"}
+    one = CallerToken.of("one", claims, 30.0)
+    assert one.expires == 130.0 and "one" not in repr(one)
+    assert one == CallerToken.of("two", {**claims, "exp": 900, "iat": 800, "jti": "y", "sid": "z"}, 0.0)
+    others: list[dict[str, Any]] = [{"scope": "write"}, {"groups": []}, {"act": {"sub": "bot"}}, {"sub": "ben"}]
+    for other in others:
+        assert CredentialClaims(token=one) != CredentialClaims(token=CallerToken.of("one", claims | other, 30.0))

@@ -173,7 +173,7 @@ async def test_calls_in_flight_end_with_the_workspace_that_a_credential_no_longe
 @requirement("cred.exchange")
 async def test_no_server_gets_a_token_with_other_rights_than_the_context_of_its_session() -> None:
     weak, strong = (
-        RequestContext(ALICE, CredentialClaims(permissions=rights, token=CallerToken(name, 9e9)), "")
+        RequestContext(ALICE, CredentialClaims(permissions=rights, token=CallerToken(name, 9e9, name)), "")
         for name, rights in (("weak", ()), ("strong", ("admin",)))
     )
     parts = Parts(store=SlowToWrite)
