@@ -107,12 +107,17 @@ class TokenExchange:
         key = hashlib.sha256(caller.token.encode()).digest()
         held = self._held.get(key)
         if held is None or self._clock() >= held.until:
-            held = self._held[key] = await self._tasks.share(key, lambda: self._exchanged(caller))
+            held = await self._tasks.share(key, lambda: self._exchanged(key, caller))
         if held.fault:
             raise ExchangeFailed(held.fault)
         return held.token
 
-    async def _exchanged(self, caller: CallerToken) -> _Held:
+    async def _exchanged(self, key: bytes, caller: CallerToken) -> _Held:
+        """Exchange a token, and hold the result before this task ends: who comes after it must not start another."""
+        held = self._held[key] = await self._result(caller)
+        return held
+
+    async def _result(self, caller: CallerToken) -> _Held:
         fault = "the authorization server does not answer"
         try:
             async with self._at_once:
