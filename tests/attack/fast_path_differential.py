@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -295,8 +295,22 @@ class _Side:
             "metrics": self._counted(),
             "sessions": Counter(self._without_time({key: row[key] for key in _SESSION}) for row in sessions),
             "log lines": Counter(self._without_time(json.loads(line), *where) for line in lines if line[:1] == "{"),
-            "audit events": Counter(self._without_time(json.loads(line), "client") for line in audit),
+            "audit events": self._audited(map(json.loads, audit)),
         }
+
+    def _audited(self, events: Iterable[dict[str, Any]]) -> Counter[str]:
+        """The events of the audit. It is by the clock which of many alike refusals are one event with their number."""
+        found = Counter[str]()
+        for event in events:
+            if event["event"] == "refused":
+                event |= {
+                    "session": "",
+                    "correlation": "",
+                    "arguments": "",
+                    "why": event["why"].partition(" (\u00d7")[0],
+                }
+            found[self._without_time(event, "client", "count")] += event["count"]
+        return found
 
     def fast(self) -> int:
         """How many calls took the fast path."""
