@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.config.policy import RuleSettings
 from gateway.config.sessions import FieldSettings
 from gateway.identity.context_rules import ContextRules, announced_fields_of, is_catch_all, is_for_all, kept_claims
-from gateway.identity.credential_claims import CredentialClaims
+from gateway.identity.credential_claims import CallerToken, CredentialClaims
 from session_store import ContextField, Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -180,6 +180,15 @@ def test_fields_stay_as_the_credential_has_set_them() -> None:
     context = rules.context(ALICE, CredentialClaims(fields=(("team", "red"),)), "")
     kept = kept_claims(a_session(FakeClock(), principal=ALICE, context=context), rules)
     assert kept is not None and kept.fields == (("team", "red"),)
+
+
+@requirement("ops.try-tools", "cred.exchange")
+def test_an_operator_has_the_rights_of_the_sessions_token_without_the_token() -> None:
+    token = CallerToken("hers", 9e9, "all")
+    session = a_session(FakeClock(), principal=ALICE, context=RULES.context(ALICE, CredentialClaims(token=token), ""))
+    kept = kept_claims(session, RULES)
+    assert kept is not None and RULES.renewed(session, kept) == session.context
+    assert kept.token == token and kept.token.token == ""
 
 
 @requirement("ops.try-tools")

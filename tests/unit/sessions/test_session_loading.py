@@ -186,6 +186,8 @@ async def test_no_server_gets_a_token_with_other_rights_than_the_context_of_its_
     parts.store.may_write.set()
     await raised
     assert (live.token.token, live.session.context.permissions) == ("strong", ("admin",))
+    live.act_for(CredentialClaims(permissions=("admin",), token=CallerToken("", 0.0, "strong")))  # an operator's call
+    assert live.token.token == "strong"
 
 
 @requirement("rep.takeover")
