@@ -53,8 +53,10 @@ _ALONE: Final = re.compile(
 )
 """What is another one at each gateway, beside ids of sessions."""
 _NUMBER: Final = re.compile(r'((?:id|progressToken|requestId)\\*": ?)(\d+)')
-_BY_THE_CLOCK: Final = re.compile("the event loop was blocked for|is not a JSON-RPC message")
+_BY_THE_CLOCK: Final = re.compile("the event loop was blocked for|is not a JSON-RPC message|request refused")
 """Lines of a machine with other things to do, and lines of which there are only some in a time."""
+_ALIKE: Final = ("event", "outcome", "reason", "why", "tool", "principal", "count")
+"""What refusals have in common that are one event with their number."""
 _NEVER_ALIKE: Final = ("timestamp", "at", "took_ms", "took_s", "lasted_s", "number", "size")
 _TIMED: Final = re.compile(
     r"_seconds|connection_memory|_created|^(python|process)_|^#|cache_hits|memory(_limit)?_bytes"
@@ -303,12 +305,7 @@ class _Side:
         found = Counter[str]()
         for event in events:
             if event["event"] == "refused":
-                event |= {
-                    "session": "",
-                    "correlation": "",
-                    "arguments": "",
-                    "why": event["why"].partition(" (\u00d7")[0],
-                }
+                event = {key: event[key] for key in _ALIKE} | {"why": event["why"].partition(" (\u00d7")[0]}
             found[self._without_time(event, "client", "count")] += event["count"]
         return found
 
