@@ -88,7 +88,7 @@ def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Cli
         assert tool_text(kept.tool("pid")) == pid
 
 
-@requirement("live.former-server", "proc.reset-told")
+@requirement("live.epoch", "proc.reset-told")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: httpx.Client, era: str) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
@@ -105,7 +105,7 @@ def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: 
         assert restarted(client.tool("env")) is None, "it is told once"
 
 
-@requirement("live.former-server")
+@requirement("live.epoch")
 def test_a_call_in_flight_is_answered_by_the_process_that_has_it(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
     with edited({"probe": before}, {"limits": {"former_server_s": 60}}) as it:
@@ -120,7 +120,7 @@ def test_a_call_in_flight_is_answered_by_the_process_that_has_it(http: httpx.Cli
         assert tool_text(client.tool("pid")) == pid, "it is used, so its session keeps it"
 
 
-@requirement("live.former-server")
+@requirement("live.epoch")
 def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
     with edited({"probe": before}, SOON) as it:
@@ -134,7 +134,7 @@ def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) ->
         assert error["code"] == -32014 and "configuration of the server has changed" in error["message"]
 
 
-@requirement("live.former-server")
+@requirement("live.epoch")
 def test_the_deadline_ends_a_call_also_if_its_session_has_another_workspace_by_now(http: httpx.Client) -> None:
     with edited({"probe": server(PROBE), "gone": server(PROBE)}, SOON) as it:
         client = Legacy(it.gateway.at("gone"), http).open(meta={"orbit": {"workspace": "w-1"}})

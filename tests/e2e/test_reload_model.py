@@ -131,6 +131,6 @@ def test_random_reloads(http: httpx.Client) -> None:
 
 
 @pytest.mark.timeout(1_200)
-@requirement("live.reload", "live.former-server")
+@requirement("live.reload", "live.epoch")
 def test_many_random_reloads(http: httpx.Client) -> None:
     run(http, 300, 2)
