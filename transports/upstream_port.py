@@ -60,9 +60,9 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     `env` is the environment of a process, in which the names `overriding` win over the configured ones. `launcher` is a
     command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started instead of
     the configured command. `path` are folders in front of its PATH. `cwd` is its working directory, instead of the
-    configured one. `headers` returns headers for every HTTP request; `renew` is awaited before each of
-    them, and may raise `UpstreamUnavailable`. `schemas` returns the input schemas, by tool, of
-    the tools that mirror arguments in headers. `resume` is the `Link.resume` of an earlier link of the same session.
+    configured one. `headers` returns headers for every HTTP request; `renew` is awaited before each, and may raise
+    `UpstreamUnavailable`. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers.
+    `resume` is the `Link.resume` of an earlier link of the same session.
     `keep` returns True if a later link will resume this one. `started` is a link that the same upstream has prestarted
     with these options. `began` is called with the id of a started process, or with None if processes that are not its
     descendants may do its work. `in_context` returns the context variables with which an object in this process handles

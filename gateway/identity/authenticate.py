@@ -172,7 +172,7 @@ class Identity:
             raise self._refused("Authentication required: the Authorization header must hold Bearer and a credential.")
         if self._tokens is not None and credential.count(".") == 2:
             verified = self._tokens.cached(credential)
-            return None if verified is None else self._holder(credential, *verified)
+            return None if verified is None else self.token_holder(*verified, credential)
         holder = self._keys.holder(credential)
         if holder is None:
             raise self._refused("The API key is not valid.", error="invalid_token")
@@ -196,7 +196,7 @@ class Identity:
         assert self._tokens is not None
         try:
             token = _credential(headers["authorization"])[1]
-            holder = self._holder(token, *await self._tokens.verify(token))
+            holder = self.token_holder(*await self._tokens.verify(token), token)
             return self.with_fields(holder, headers, peer)
         except InsufficientScope as error:
             challenge = self._challenge("insufficient_scope", error.needed)
@@ -204,17 +204,14 @@ class Identity:
         except InvalidToken as error:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
-    def _holder(self, token: str, principal: Principal, claims: Mapping[str, Any], until: float) -> Authenticated:
-        holder = self.token_holder(principal, claims, until)
-        if not self._keeps_tokens or holder.granted is None:
-            return holder
-        caller = CallerToken.of(token, claims, self._skew_s[principal.issuer])
-        return replace(holder, granted=replace(holder.granted, token=caller))
-
-    def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
+    def token_holder(
+        self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0, token: str = ""
+    ) -> Authenticated:
         """Return the holder of a verified token with these claims. The token must be verified again at the Unix time
-        `until`."""
+        `until`. `token`: the token itself, which the holder keeps if servers get others in exchange."""
         granted = claims_in_token(claims, self._claims[principal.issuer], self._claim_fields)
+        if token and self._keeps_tokens:
+            granted = replace(granted, token=CallerToken.of(token, claims, self._skew_s[principal.issuer]))
         return Authenticated(principal, granted, until)
 
     def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:

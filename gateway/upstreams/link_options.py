@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.sandbox import Sandbox
+from gateway.config.secrets import ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider, LinkResources
@@ -70,6 +71,7 @@ class SessionResources:
     sandboxed: SandboxedResources
 
     def __post_init__(self) -> None:
+        self._exchanges: list[ExchangeSettings | None] | None = None
         self._secret_headers = {name: value for name, value in self.settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
@@ -102,14 +104,13 @@ class SessionResources:
         return replace(resources, close=close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
-        exchanges, principal = self.credentials.exchanges(self._secret_headers), live.session.principal
-        own = await self.credentials.fill(self._secret_headers, principal, _token(live, context))
+        principal = live.session.principal
+        own = await self._filled(live, context)
         assertion, url = self.assertions.of, self.settings.url
 
         async def renew() -> None:
             # A later context has a token of other rights, and a later configuration may have one for another server.
-            is_same = context == live.session.context and self.credentials.exchanges(self._secret_headers) == exchanges
-            if any(exchanges) and is_same:
+            if any(self._exchanges or ()) and context == live.session.context and self._is_as_at_first():
                 own.update(await self.credentials.fill(self._secret_headers, principal, live.token))
                 if live.frames is not None:
                     live.frames.hide(_of_headers(own.values()))
@@ -122,6 +123,22 @@ class SessionResources:
                 keep=lambda: live.is_elsewhere,
             )
         )
+
+    async def _filled(self, live: LiveSession, context: Context) -> dict[str, str]:
+        """Return the headers with secrets. A former server, which a session goes on with after a reload, gets no token
+        that a later configuration gives for another one."""
+        if not self._is_as_at_first():
+            raise UpstreamUnavailable(
+                "its credential is configured anew, and this session goes on with a former server"
+            )
+        return await self.credentials.fill(self._secret_headers, live.session.principal, _token(live, context))
+
+    def _is_as_at_first(self) -> bool:
+        """Return True if tokens in the headers come from where they came from for the first link."""
+        found = self.credentials.exchanges(self._secret_headers)
+        if self._exchanges is None:
+            self._exchanges = found
+        return found == self._exchanges
 
     async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
         sandbox = self.sandboxed.sandbox(session.context.trust)

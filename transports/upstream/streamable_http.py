@@ -237,9 +237,12 @@ class HttpLink:
 
     # -- requests
 
-    async def _headers(self, more: Headers) -> Headers:
+    async def _renewed_headers(self, more: Headers) -> Headers:
         """Return the headers of a request. Raises `UpstreamUnavailable`, if there is no credential any more."""
         await self._given.renew()
+        return self._headers(more)
+
+    def _headers(self, more: Headers) -> Headers:
         return {
             "accept": _ACCEPT,
             "content-type": "application/json",
@@ -325,7 +328,7 @@ class HttpLink:
             if keeps_session and not self._token and message.method not in SESSIONLESS:
                 await opening.enter_async_context(self._opening)
             is_repeatable = message.method in self._upstream.repeatable
-            headers = await self._headers(self._with_token(headers))
+            headers = await self._renewed_headers(self._with_token(headers))
             async with self._upstream.open("POST", headers, frame, is_repeatable=is_repeatable) as response:
                 if keeps_session:
                     self._keep_token(response, headers["mcp-protocol-version"])
@@ -360,7 +363,7 @@ class HttpLink:
         frame = encode_request(0, _LISTING, encode({"_meta": meta}))
         headers = self._with_token({"mcp-protocol-version": version, "mcp-method": _LISTING})
         with contextlib.suppress(httpx2.HTTPError, OSError, UpstreamUnavailable):
-            await self._upstream.tell("POST", await self._headers(headers), frame)
+            await self._upstream.tell("POST", await self._renewed_headers(headers), frame)
 
     def _deliver(self, message: Message, stream: int | str) -> None:
         """Pass a message on, with the id of the request on whose stream it came. Read the protocol version for all
@@ -396,7 +399,7 @@ class HttpLink:
         await _end_of(before)
         try:
             headers = self._session_headers() if modern is None else self._with_token(modern)
-            response = await self._upstream.tell("POST", await self._headers(headers), frame)
+            response = await self._upstream.tell("POST", await self._renewed_headers(headers), frame)
             if _has_no_session(response):
                 self._forgotten(None)
         except (httpx2.HTTPError, OSError, UpstreamUnavailable) as error:
@@ -405,7 +408,7 @@ class HttpLink:
     # -- the server's own stream
 
     async def _get(self, more: Headers) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
-        headers = await self._headers(self._session_headers() | more) | {"accept": "text/event-stream"}
+        headers = await self._renewed_headers(self._session_headers() | more) | {"accept": "text/event-stream"}
         encoded = httpx2.Headers(headers, encoding="utf-8")  # the server's event ids may be more than ASCII
         return self._upstream.open("GET", encoded)
 
@@ -453,9 +456,9 @@ class HttpLink:
         if not is_first:
             return
         if has_session and self._upstream.ends_session and not self._given.keep():
-            with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError, UpstreamUnavailable):
+            with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
-                    await self._upstream.tell("DELETE", await self._headers(session))
+                    await self._upstream.tell("DELETE", self._headers(session))
         self._events.closed("it was closed")
 
 

@@ -484,3 +484,28 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
     found = await SessionResources(UpstreamSettings(command="cat"), **parts).of(live, live.session.context, "", "")
     assert (found.given.started is link) is is_taken and found.given.env == {"MADE": "before" if is_taken else "now"}
     assert link.is_closed is not is_taken
+
+
+@requirement("cred.exchange")
+async def test_a_former_server_gets_no_token_of_a_later_configuration() -> None:
+    configured, given = ["first"], []
+
+    async def fill(*_: object) -> dict[str, str]:
+        given.append(configured[0])
+        return {"Authorization": configured[0]}
+
+    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
+        "assertions": SimpleNamespace(of=lambda *_: "signed"),
+        "credentials": SimpleNamespace(exchanges=lambda _: [*configured], fill=fill),
+    }
+    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "${secret:files}"})
+    resources = SessionResources(settings, **parts)
+    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
+    link = (await resources.of(live, live.session.context, "", "")).given
+    await link.renew()
+    configured[0] = "second"
+    await link.renew()
+    assert link.headers()["Authorization"] == "first" and given == ["first", "first"]
+    with pytest.raises(UpstreamUnavailable, match="former server"):
+        await resources.of(live, live.session.context, "", "")
+    assert given == ["first", "first"]
