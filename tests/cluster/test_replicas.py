@@ -18,7 +18,7 @@ from tests.requirements import requirement
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, error_of, restarted, tool_text
-from tests.support.redis_server import RunningRedis
+from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import descendants, eventually, gone
 from transports.peer_frames import frame
 
@@ -52,9 +52,10 @@ def two(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
 
 
 @pytest.fixture(scope="module")
-def steady(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
-    """Three replicas that stay."""
-    with replicas(redis_server, 3) as gateways:
+def steady() -> Iterator[list[RunningGateway]]:
+    """Three replicas that stay. They have a store of their own, because replicas of a test's own have another file:
+    those with the newer file would take over the sessions of the others."""
+    with running_redis() as redis, replicas(redis, 3) as gateways:
         yield gateways
 
 
