@@ -391,5 +391,4 @@ def bad_request_state() -> Refused:
 
 
 def is_bad_request_state(refused: Refused) -> bool:
-    """Return True if `refused` was made by `bad_request_state`."""
     return refused.reason == "invalid_request_state"

@@ -77,7 +77,6 @@ class Refused(Exception):
 
     @property
     def reason(self) -> str:
-        """Return the name of the reason."""
         return str(self.data[REASON_KEY])
 
     def recorded(self) -> Self:

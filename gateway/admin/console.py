@@ -73,7 +73,6 @@ class Console:
 
     @property
     def routes(self) -> list[Route | Mount]:
-        """Return the routes for Starlette."""
         shown, live, actions = [], [], []
         for name, page in self._pages.items():
             shown.append(Route(page.path, self._explained(self._page(name, page)), methods=["GET"]))

@@ -241,7 +241,6 @@ class DayHours(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_all(self) -> bool:
-        """Return True if these are all hours of the day."""
         return not self.since and not self.until
 
     @property

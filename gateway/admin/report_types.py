@@ -235,7 +235,6 @@ class SessionTotals(msgspec.Struct, kw_only=True):
     memory_bytes: int = 0
 
     def count(self, part: SessionPart) -> None:
-        """Add one session to the totals."""
         self.add(
             SessionTotals(
                 sessions=1,
@@ -249,7 +248,6 @@ class SessionTotals(msgspec.Struct, kw_only=True):
         )
 
     def add(self, other: "SessionTotals") -> None:
-        """Add the totals of further sessions to these."""
         for state, count in other.states.items():
             self.states[state] = self.states.get(state, 0) + count
         self.sessions += other.sessions
@@ -338,12 +336,10 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_failed(self) -> bool:
-        """Return True if the call or its tool has failed."""
         return self.tool_error or self.status == "failed"
 
 
 def is_failure(entry: TimelineEntry) -> bool:
-    """Return True if an entry is a refusal or a failure."""
     return entry.kind == "refusal" or entry.outcome.startswith(("error", "tool error", "refused", "failed"))
 
 

@@ -47,7 +47,6 @@ class Rest:
 
     @property
     def routes(self) -> list[Route]:
-        """Return the routes for Starlette."""
         paths: dict[str, dict[str, Verb]] = {}
         for verb in VERBS:
             paths.setdefault(verb.path, {})[verb.method] = verb

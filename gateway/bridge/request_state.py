@@ -133,7 +133,6 @@ def _facts(suspended: SuspendedCall) -> dict[str, Any]:
 
 
 def is_input_required(result: Object) -> bool:
-    """Return True if a result asks the client for input."""
     return bytes(result.get("resultType", b"")) == b'"input_required"'
 
 

@@ -36,7 +36,6 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def method(self) -> str:
-        """Return the request's method."""
         return self.exchange.method
 
     @property

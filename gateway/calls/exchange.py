@@ -178,7 +178,6 @@ class Exchange(ObservedCall):
 
     @property
     def is_over(self) -> bool:
-        """Return True if the exchange has ended."""
         return self.state in OVER
 
     @property

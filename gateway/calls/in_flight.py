@@ -196,7 +196,6 @@ class CallWatch:
             self.ticking = self._later()
 
     def end(self) -> None:
-        """Stop the checks."""
         if self.ticking is not None:
             self.ticking.cancel()
             self.ticking = None

@@ -462,11 +462,9 @@ class LiveSessions:
 
     @property
     def count(self) -> int:
-        """Return the number of live sessions."""
         return len(self._live)
 
     def ids(self) -> list[str]:
-        """Return the ids of all live sessions."""
         return [*self._live]
 
     def get(self, session_id: str) -> LiveSession | None:

@@ -108,7 +108,6 @@ class WatchedMessages:
         self._bodies.hide((session_id,))
 
     def extend(self, ends_at: float) -> None:
-        """Watch until `ends_at`."""
         self.ends_at = ends_at
 
     def hide(self, values: Iterable[str]) -> None:
@@ -126,7 +125,6 @@ class WatchedMessages:
         self._note("client to gateway", "", message)
 
     def to_client(self, frame: bytes) -> None:
-        """Record a message to the client."""
         self._note("gateway to client", "", _read(frame))
 
     def refused(self, message: Message, refused: Refused) -> None:
@@ -136,11 +134,9 @@ class WatchedMessages:
             self._note("gateway to client", "", Message(jsonrpc="2.0", id=message.id, error=error))
 
     def to_server(self, server: str, frame: bytes) -> None:
-        """Record a message to a server."""
         self._note("gateway to server", server, _read(frame))
 
     def from_server(self, server: str, message: Message) -> None:
-        """Record a message of a server."""
         self._note("server to gateway", server, message)
 
     def _note(self, direction: Direction, server: str, message: Message | None) -> None:

@@ -68,7 +68,6 @@ def _cut(text: str) -> Text:
 
 
 def tasks_table(rows: list[TaskRow]) -> Table:
-    """Return a table of tasks."""
     table = Table(box=None)
     for name in ("task", "session", "principal", "server", "tool", "status"):
         table.add_column(name, no_wrap=True)

@@ -67,7 +67,6 @@ class StatusLine:
         return written
 
     def flush(self) -> None:
-        """Flush the stream."""
         self._stream.flush()
 
     def isatty(self) -> bool:

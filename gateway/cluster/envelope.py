@@ -114,7 +114,6 @@ _facts = msgspec.msgpack.Decoder(CallFacts)
 
 
 def is_event_stream(headers: HeaderList) -> bool:
-    """Return True if a response with these headers is an event stream."""
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 

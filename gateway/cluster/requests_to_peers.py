@@ -117,7 +117,6 @@ class Channels:
         self._channels[peer.replica] = channel
 
     def close(self) -> None:
-        """Close all channels."""
         for channel in (*self._channels.values(), *self._full):
             channel.close()
 
@@ -440,5 +439,4 @@ class PeerRequests:
             call.close()
 
     def close(self) -> None:
-        """Close the connections to all peers."""
         self._channels.close()

@@ -57,7 +57,6 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def any_matches(patterns: Iterable[str], name: str) -> bool:
-    """Return True if the name matches one of the shell patterns."""
     return any(matches(pattern, name) for pattern in patterns)
 
 

@@ -132,7 +132,6 @@ def traced_error(error: bytes, correlation: str) -> bytes:
 
 
 def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
-    """Return a result with `additions` added to its `_meta`."""
     meta = meta_of(result)
     return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}
 

@@ -16,12 +16,10 @@ class Finding:
 
 
 def ok(check: str, what: str) -> Finding:
-    """Return a finding with the state `ok`."""
     return Finding(check=check, state="ok", what=what)
 
 
 def warning(check: str, what: str, do: str) -> Finding:
-    """Return a finding with the state `warning`."""
     return Finding(check=check, state="warning", what=what, do=do)
 
 

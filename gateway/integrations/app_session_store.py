@@ -127,12 +127,10 @@ class AppSessions:
 
     @property
     def records(self) -> AppRecords:
-        """Return the store of session records."""
         return self._store.sessions
 
     @property
     def state(self) -> StateStore:
-        """Return the store of session state."""
         return self._store.state
 
     def use(self, store: AppStore | None) -> None:

@@ -38,7 +38,6 @@ class Activity:
         self._seen_at = float("-inf")
 
     def add_call(self, call: EndedCall) -> None:
-        """Add a call that has ended."""
         self._calls.append(call)
         if len(self._calls) >= _AT_ONCE:
             self.hand_on()

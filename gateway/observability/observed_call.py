@@ -108,7 +108,6 @@ class ObservedCall:
             self.span.note(name, value)
 
     def take_span(self) -> CallSpan | None:
-        """Remove and return the span of the call."""
         span = self.span
         if span is not None:
             self.span = None

@@ -24,7 +24,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @classmethod
     def error(cls, code: int) -> "Outcome":
-        """Return the outcome of an error response with this code."""
         return cls("cancelled" if code in (CANCELLED_CODE, CANCELLED_BY_CLIENT) else "error", code)
 
     @classmethod

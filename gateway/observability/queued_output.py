@@ -126,15 +126,12 @@ class QueuedStderr(io.RawIOBase):
         return len(lines)
 
     def fileno(self) -> int:
-        """Return the descriptor of the output."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return True if the output is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def _drop(self, lines: bytes) -> None:

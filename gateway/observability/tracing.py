@@ -63,12 +63,10 @@ class GivenIds(threading.local):
 
 
 def new_trace_id() -> int:
-    """Return a random trace id."""
     return random.getrandbits(128) or new_trace_id()
 
 
 def new_span_id() -> int:
-    """Return a random span id."""
     return random.getrandbits(64) or new_span_id()
 
 
@@ -96,7 +94,6 @@ class Sampling:
         return cls(sampler, ids)
 
     def takes_new(self, trace_id: int) -> bool:
-        """Return True if a new trace with this id is recorded."""
         return trace_id & _LOWER < self._root
 
     def takes(self, parent: SpanContext) -> bool:
@@ -180,7 +177,6 @@ class RequestSpan:
             self._span.set_attributes({"mcp.session.id": redact(session.id), "enduser.id": str(session.principal)})
 
     def ended(self, outcome: Outcome) -> None:
-        """End the span with the outcome of the request."""
         _end(self._span, outcome)
 
     def passed_on(self) -> None:
@@ -238,7 +234,6 @@ class CallSpan:
         self._request.ended(outcome)
 
     def note(self, name: str, value: str) -> None:
-        """Add an attribute to the span of the call."""
         self._span.set_attribute(name, value)
 
     def dropped(self) -> None:

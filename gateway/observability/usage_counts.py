@@ -48,7 +48,6 @@ class ToolFigures(msgspec.Struct, array_like=True):
     longest_s: float = 0.0
 
     def add(self, other: "ToolFigures") -> None:
-        """Add the figures of another record."""
         self.calls += other.calls
         self.failed += other.failed
         self.total_s += other.total_s
@@ -67,7 +66,6 @@ class WhoFigures(msgspec.Struct, array_like=True):
     sessions: int = 0
 
     def add(self, other: "WhoFigures") -> None:
-        """Add the figures of another record."""
         self.calls += other.calls
         self.failed += other.failed
         self.sessions += other.sessions
@@ -138,7 +136,6 @@ class _Counted:
         self.live = other.live
 
     def record(self) -> FigureRecord:
-        """Return the figures as a record for the store."""
         return FigureRecord([*self.tools.values()], [*self.principals.values()], [*self.clients.values()], self.live)
 
 
@@ -163,7 +160,6 @@ class Figures:
         self._unwritten: dict[tuple[int, int], bytes] = {}
 
     def take_calls(self, calls: Sequence[EndedCall]) -> None:
-        """Count calls that have ended."""
         now = self._short
         now.is_written = False
         tools, find, buckets = now.tools, bisect_left, BUCKETS_S

@@ -212,7 +212,6 @@ def _without_dots(path: str) -> str:
 
 
 def matches_template(uri: str, template: str) -> bool:
-    """Return True if a URI matches a URI template (RFC 6570)."""
     try:
         return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
     except re2.error:  # the compiled template is larger than `_MEMORY`

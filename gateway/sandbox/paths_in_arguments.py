@@ -250,7 +250,6 @@ def _repository_of(folder: str) -> str:
 
 
 def _url(text: str) -> SplitResult | None:
-    """Return the parts of a URL with `//`; None if the text is not a URL."""
     if "://" not in text:
         return None
     try:

@@ -45,7 +45,6 @@ class OwnFolder:
 
     @property
     def temporary(self) -> Path:
-        """Return the folder for TMPDIR."""
         return self.path / "tmp"
 
 

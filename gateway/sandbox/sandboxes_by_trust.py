@@ -63,7 +63,6 @@ class SandboxesByTrust:
         self._told: set[tuple[str, Path]] = set()
 
     def sandbox(self, trust: str) -> Sandbox:
-        """Return the sandbox for sessions of that trust."""
         return self._sandboxes["direct" if trust == "direct" else "sandboxed"]
 
     @property

@@ -29,8 +29,6 @@ _MOST_AT_ONCE: Final = 16
 
 
 class _Packet(msgspec.Struct, frozen=True):
-    """A packet from a gate."""
-
     resolve: bool = False
     refused: tuple[Refusal, ...] = ()
     touched: tuple[tuple[str, str], ...] = ()

@@ -151,7 +151,6 @@ class Servers:
         )
 
     def serving(self, some: Sequence[ConfiguredUpstream]) -> EndpointServers:
-        """Make the endpoint of some servers."""
         visible = VisibleServers(some, self.policy)
         return EndpointServers(
             visible,

@@ -142,7 +142,6 @@ class Gateway:
 
     @property
     def settings(self) -> Settings:
-        """Return the configuration in effect."""
         return self._reload.settings
 
     async def reload(self, settings: Settings) -> Difference:

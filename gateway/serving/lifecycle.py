@@ -62,7 +62,6 @@ class StoreWatch:
             self.is_away(error)
 
     def answers(self) -> None:
-        """Record that the store answered."""
         if self.fault:
             logger.info("the session store %s answers again", self._url)
         self.fault = ""

@@ -26,11 +26,9 @@ class ServingState:
         return self.is_running and is_found and not self.is_draining
 
     def start(self) -> None:
-        """Record that this process serves."""
         self.is_running = True
 
     def stop(self) -> None:
-        """Record that this process stops."""
         self.is_running = False
 
     def start_draining(self) -> None:

@@ -60,7 +60,6 @@ class Reload:
 
     @property
     def settings(self) -> Settings:
-        """Return the configuration in effect."""
         return self._settings
 
     async def again(self) -> Difference:

@@ -108,7 +108,6 @@ def _is_closed(one: ServerSandbox, folder: Path) -> bool:
 
 
 def sandboxes_at(gateway: Gateway) -> list[ServerSandbox]:
-    """Return the sandboxes of a gateway's servers."""
     servers = gateway.parts.servers
     return server_sandboxes(servers.sandboxes, delegation=servers.fork_server.delegation())
 

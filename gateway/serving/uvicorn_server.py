@@ -97,7 +97,6 @@ class HandedConnections:
         self._wait()
 
     def stop(self) -> None:
-        """Stop receiving connections."""
         self._server = None
         asyncio.get_running_loop().remove_reader(self._siblings.inbox)
 

@@ -108,7 +108,6 @@ class Reports:
         self._told: set[tuple[int, bytes]] = set()
 
     def all_have(self, state: bytes) -> bool:
-        """Return True if all workers have reported that."""
         self._read()
         return all((number, state) in self._told for number in range(self._count))
 

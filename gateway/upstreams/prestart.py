@@ -81,7 +81,6 @@ class PrestartedProcesses:
                 del self._given[session_id]
 
     def close_soon(self, prestarted: _PrestartedSet) -> None:
-        """Close a prestarted set in the background."""
         self._tasks.spawn(prestarted.close())
 
     async def close(self) -> None:
@@ -182,7 +181,6 @@ class PrestartPool:
         self._pools.clear()
 
     async def close(self) -> None:
-        """Close all pools and sets."""
         self.drop()
         await self._tasks.settled()  # first, because the task that makes a set closes it
         await self._given.close()

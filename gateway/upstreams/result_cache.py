@@ -99,7 +99,6 @@ class ResultCache:
         return int(self._kept.currsize)
 
     def takes(self, method: str) -> bool:
-        """Return True if results of `method` are cached."""
         return self._most_bytes > 0 and method in CACHEABLE
 
     def find(self, key: CacheKey) -> bytes | None:

@@ -67,5 +67,4 @@ class SharedConversations:
             conversation.users.discard(live)
 
     async def close(self) -> None:
-        """Close all conversations."""
         await asyncio.gather(*(conversation.close() for conversation in self))

@@ -135,7 +135,6 @@ class Commands:
         return self._client
 
     async def close(self) -> None:
-        """Close the connections."""
         self._connection.close()
         await asyncio.sleep(0)  # an aborted transport is closed in the next iteration of the event loop
         await self._client.aclose()

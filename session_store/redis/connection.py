@@ -201,7 +201,6 @@ class Connection:
                 reply.set_exception(StoreUnavailable(reason))
 
     def close(self) -> None:
-        """Close the connection."""
         self._connecting.cancel()
         if self._timer is not None:
             self._timer.cancel()

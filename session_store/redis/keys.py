@@ -76,7 +76,6 @@ def lost(replica: str) -> str:
 
 
 def task(session_id: str, task_id: str) -> str:
-    """Return the key of a task."""
     return f"mcp:{{{session_id}}}:task:{task_id}"
 
 

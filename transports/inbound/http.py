@@ -324,7 +324,6 @@ def origin_headers(origin: str) -> HeaderList:
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: HeaderList | None = None) -> None:
-    """Send a complete JSON response."""
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": head + (headers or [])})
     await send({"type": "http.response.body", "body": body})

@@ -283,5 +283,4 @@ class Posts:
 
 
 def is_batch(body: bytes) -> bool:
-    """Return True if a body is an array of messages."""
     return body.lstrip()[:1] == b"["

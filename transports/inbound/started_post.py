@@ -330,11 +330,9 @@ class StartedPost:
     # -- for the connection
 
     def json_headers(self, answer: Answer) -> HeaderList:
-        """Return the headers of a JSON response."""
         return [*answer.headers, *self._shared] if self._shared else answer.headers
 
     def stream_headers(self, answer: Answer) -> HeaderList:
-        """Return the headers of a response that is an event stream."""
         return stream_headers(answer.headers) + self._shared
 
     def stream(self, answer: Answer) -> bytes | None:

@@ -40,7 +40,6 @@ class Inbox:
         os.set_blocking(fd, False)
 
     def start(self) -> None:
-        """Start to read."""
         self._loop.add_reader(self._fd, self._read)
 
     def drain(self) -> None:

@@ -70,7 +70,6 @@ def is_below(pid: int, ancestor: int, *, most_levels: int = _MAX_DEPTH) -> bool:
 
 
 def children() -> list[int]:
-    """Return the direct children of this process."""
     own = os.getpid()
     return _children_of(own) if _CHILDREN_FILES else _children_of_all().get(own, [])
 

@@ -165,7 +165,6 @@ class HttpUpstream:
         return response
 
     async def close(self) -> None:
-        """Close the pooled connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None

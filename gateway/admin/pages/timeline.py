@@ -64,7 +64,6 @@ class Lane(NamedTuple):
 
     @property
     def svg(self) -> Markup:
-        """Return the entries as SVG."""
         failed = sum(row.count for row in self.rows if row.has_failed)
         words = f"{self.name}: {sum(row.count for row in self.rows)}, {failed} failed"
         return Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">{}</svg>').format(

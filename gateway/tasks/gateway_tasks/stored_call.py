@@ -80,7 +80,6 @@ class RecordedAnswers:
         return recorded
 
     def add(self, digest: str, answer: msgspec.Raw) -> None:
-        """Add the answer to the question with this digest."""
         self._answers.setdefault(digest, []).append(answer.copy())  # a slice would keep the whole message in memory
 
     def take(self, digest: str) -> str | None:

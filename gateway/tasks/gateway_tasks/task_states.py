@@ -35,8 +35,6 @@ small."""
 
 
 class TaskEvent(StrEnum):
-    """The events of a task."""
-
     ASK = "ask"
     RESUME = "resume"
     """All questions were answered or cancelled."""
