@@ -333,8 +333,11 @@ class _Numbers:
 
 
 class EventWriter:
-    """Record events, and write them to `log`. `epoch_of` returns the ownership epoch in which this process serves a
-    session; None if this process does not serve it."""
+    """Record events (`session_store.ports.events.EventStreams`), and write them to `log`. `epoch_of` returns the ownership
+    epoch in which this process serves a session; None if this process does not serve it.
+
+    `stream_of` and `unfinished` first wait until the store has the session's events.
+    """
 
     def __init__(self, log: EventLog, epoch_of: Callable[[str], int | None]) -> None:
         self._log = log
@@ -427,7 +430,6 @@ class EventWriter:
         return await self._append(session_id, stream, (frame, False))
 
     async def finish(self, session_id: str, stream: str) -> None:
-        """Store the end of a stream. Raises `StoreUnavailable`."""
         await self._append(session_id, stream, (b"", True))
 
     async def _append(self, session_id: str, stream: str, event: LoggedFrame) -> str:
@@ -442,26 +444,20 @@ class EventWriter:
         return event_id
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """Return the stream of an event, as `EventLog.stream_of` does, once the store has the session's events."""
         await self._batches.settle(session_id)
         return await self._log.stream_of(session_id, event_id)
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        """Return the unfinished streams, as `EventLog.unfinished` does, once the store has the session's events."""
         await self._batches.settle(session_id)
         return await self._log.unfinished(session_id)
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
-        """Return and delete the request stored for a stream; empty if there is none (`EventLog.take_request`)."""
         return await self._log.take_request(session_id, stream)
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """Yield the events of a stream after the event `after` (`EventLog.follow`), and new events when the store has
-        them."""
         return self._log.follow(session_id, stream, after)
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
-        """Record in the store that a client has received an event (`EventLog.delivered`)."""
         await self._log.delivered(session_id, stream, event_id)
 
     # -- the end of a session here
