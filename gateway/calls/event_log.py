@@ -333,8 +333,8 @@ class _Numbers:
 
 
 class EventWriter:
-    """Record events (`session_store.ports.events.EventStreams`), and write them to `log`. `epoch_of` returns the ownership
-    epoch in which this process serves a session; None if this process does not serve it.
+    """Record events, and write them to `log` (`session_store.ports.events.EventStreams`). `epoch_of` returns the
+    ownership epoch in which this process serves a session; None if this process does not serve it.
 
     `stream_of` and `unfinished` first wait until the store has the session's events.
     """

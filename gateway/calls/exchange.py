@@ -436,7 +436,7 @@ class Exchange(ObservedCall):
             self.suspended.call_ended()
         return True
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def when_done(self, callback: Callable[[], object]) -> None:
         """Add a callback that `done` calls once. The callback that was added last is called first."""
         earlier = self.ended
 

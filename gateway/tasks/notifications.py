@@ -4,7 +4,6 @@ The replica that serves the stream reads a task's record after each change. Each
 """
 
 import asyncio
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -151,12 +150,8 @@ class TaskNotices:
         for session_id, texts in sessions.items():
             stream.followed()
             following = self._tasks.spawn(_Following(stream, session_id, texts).run(self._store, self._bus))
-            stream.when_done(functools.partial(_cancel, following))
+            stream.when_done(following.cancel)
         return [text for texts in sessions.values() for text in texts.values()]
-
-
-def _cancel(following: asyncio.Task[None]) -> None:
-    following.cancel()
 
 
 class _Following:
