@@ -62,13 +62,6 @@ def test_nothing_is_written_behind_the_last_answer(behaviour: str, caplog: pytes
     assert not caplog.records, "the app is not told of a fault by an exception"
 
 
-@requirement("wall.framing")
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_a_request_in_the_body_of_an_upgrade_is_a_body(behaviour: str) -> None:
-    assert differences(UPGRADE, behaviour)[0] == []
-    assert [request.target for request in gateway_reads(UPGRADE, behaviour).requests] == ["/mcp"]
-
-
 def test_the_fuzzer_finds_the_request_that_was_smuggled_once() -> None:
     """The connection that was there before read it as two requests."""
     findings, _ = differences(UPGRADE, "reads", HttpToolsProtocol)

@@ -1,6 +1,6 @@
 """Everything that costs is counted, opening sessions included; nobody uses up what belongs to others."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -15,7 +15,6 @@ pytestmark = requirement("wall.bystander", "pol.limits")
 
 SERVERS = {"main": server(DEMO, shared=True)}
 WHAT = ("ping", "initialize", "discover", "list", "notification", "stream", "delete", "answer")
-Ask = Callable[[bytes], Awaitable[int]]
 PROXIES = {"proxies": {"networks": ["127.0.0.0/8", "10.0.0.0/8"]}}
 
 

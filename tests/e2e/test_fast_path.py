@@ -119,23 +119,15 @@ def test_each_argument_is_compared_with_the_header_that_mirrors_it() -> None:
 
 
 @requirement("wall.authority")
-@ERAS
-def test_a_session_that_has_ended_is_unknown(gateway: InProcessGateway, era: str) -> None:
-    raw, session = raw_of(gateway, era)
-    with httpx.Client() as http, httpx.Client() as operator:
-        if era == "legacy":
-            version = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
-            assert http.delete(gateway.url, headers=version).status_code < 300
-        else:
-            admin = operators_of(gateway)
-            ended = operator.delete(f"{admin}/admin/api/sessions/{session[:8]}", headers=AUTHORITY)
-            assert ended.status_code < 300, ended.text
+def test_a_session_that_has_ended_is_unknown(gateway: InProcessGateway) -> None:
+    """One that a legacy client ends is in `test_connection_memory.py`."""
+    raw, session = raw_of(gateway, "modern")
+    with httpx.Client(headers={"Authorization": f"Bearer {OPERATOR}"}) as operator:
+        ended = operator.delete(f"{operators_of(gateway)}/admin/api/sessions/{session[:8]}")
+        assert ended.status_code < 300, ended.text
     fast = Counted(gateway)
     assert raw.call("echo").status in (404, 400) and fast("fast") == 0
     raw.close()
-
-
-AUTHORITY = {"Authorization": f"Bearer {OPERATOR}"}
 
 
 @requirement("wall.authority")
