@@ -1,9 +1,7 @@
 """Behind nginx and HAProxy: nobody gets another's answer, and a certificate that was checked is a principal."""
 
-import contextlib
 import json
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.certificates import Authority
+from tests.support.compose_topology import nginx
 from tests.support.credentials import KEYS, bearer
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, server
@@ -26,38 +25,22 @@ ROUNDS = 3
 PATH = "/servers/probe/mcp"
 
 
-@contextlib.contextmanager
-def nginx(gateway: RunningGateway, buffering: str) -> Iterator[int]:
-    """With the map of nginx's own documentation (nginx.org/en/docs/http/websocket.html), and upstream keepalive."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        config = folder / "nginx.conf"
-        paths = " ".join(f"{kind}_temp_path {folder};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        config.write_text(
-            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off;"
-            f"events {{ worker_connections 256; }} http {{ access_log off; {paths}"
-            "map $http_upgrade $connection_upgrade { default upgrade; '' ''; }"
-            f"upstream gateway {{ server {gateway.base.removeprefix('http://')}; keepalive 1; }}"
-            f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://gateway; proxy_http_version 1.1;"
-            " proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $connection_upgrade;"
-            f" proxy_set_header Host $http_host; proxy_request_buffering {buffering}; }} }} }}",
-            encoding="utf-8",
-        )
-        process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(config)], stderr=subprocess.DEVNULL)
-        try:
-            assert eventually(lambda: _serves(port))
-            yield port
-        finally:
-            process.terminate()
-            process.wait(10)
-
-
-def _serves(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        connected(("127.0.0.1", port)).close()
-        return True
-    return False
+UPGRADES = """
+map $http_upgrade $connection_upgrade { default upgrade; '' ''; }
+upstream gateway { server GATEWAY; keepalive 1; }
+server {
+  listen 127.0.0.1:PORT;
+  location / {
+    proxy_pass http://gateway;
+    proxy_http_version 1.1;
+    proxy_set_header Upgrade $http_upgrade;
+    proxy_set_header Connection $connection_upgrade;
+    proxy_set_header Host $http_host;
+    proxy_request_buffering BUFFERING;
+  }
+}
+"""
+"""The map of nginx's own documentation (nginx.org/en/docs/http/websocket.html), and upstream keepalive."""
 
 
 def call(client: Legacy, said: str, *headers: str) -> bytes:
@@ -77,8 +60,10 @@ def call(client: Legacy, said: str, *headers: str) -> bytes:
 def test_two_principals_never_get_each_others_answers(
     keyed: RunningGateway, buffering: str, offer: tuple[str, ...]
 ) -> None:
-    with nginx(keyed, buffering) as port, httpx.Client() as one, httpx.Client() as other:
-        url = f"http://127.0.0.1:{port}{PATH}"
+    port, behind = free_port(), keyed.base.removeprefix("http://")
+    config = UPGRADES.replace("GATEWAY", behind).replace("PORT", str(port)).replace("BUFFERING", buffering)
+    with nginx(config, port) as before, httpx.Client() as one, httpx.Client() as other:
+        url = f"{before}{PATH}"
         alice = Legacy(url, one, headers=bearer(KEYS["alice"])).open()
         bob = Legacy(url, other, headers=bearer(KEYS["bob"])).open()
         for n in range(ROUNDS):

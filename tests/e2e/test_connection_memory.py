@@ -16,11 +16,12 @@ import pytest
 from gateway.calls.live_session import LiveSession
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, operators_of, server
-from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
+from tests.support.http_bytes import Answer, listener_of, post
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
 from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
 from tests.support.waiting import eventually
+from tests.support.wire import Wire
 from tests.tools.obtain import node
 
 pytestmark = requirement("hot.memory")
@@ -69,8 +70,7 @@ class Raw:
         self._names = {"Host": "127.0.0.1", "Content-Type": "application/json"}
         self._names |= {"MCP-Gateway-Session": modern} if modern else client.request_headers()
         self._is_modern = bool(modern)
-        self._sock = connected(listener_of(gateway.url))
-        self._rest = b""
+        self._wire = Wire(int(listener_of(gateway.url)[1]))
 
     def request(self, tool: str, arguments: Any = None) -> bytes:
         body = modern_body("tools/call", {"name": tool, "arguments": arguments or {}})
@@ -80,16 +80,13 @@ class Raw:
         return post("/mcp", json.dumps(body).encode(), *(f"{name}: {value}" for name, value in names.items()))
 
     def send(self, data: bytes) -> None:
-        self._sock.sendall(data)
+        assert self._wire.send(data)
 
     def answer(self) -> Answer:
         """The next response."""
-        while not (found := read_answers(self._rest, closed=False)).answers or not found.answers[0].complete:
-            data = self._sock.recv(1 << 16)
-            assert data, "the connection has ended"
-            self._rest += data
-        self._rest = b""
-        return found.answers[0]
+        answer = self._wire.answer(10)
+        assert answer is not None and answer.complete, "the connection has ended"
+        return answer
 
     def call(self, tool: str, arguments: Any = None, *, cut: int = 0) -> Answer:
         """The answer to a call. `cut`: where it is sent in two segments; negative: from the end of the head."""
@@ -109,7 +106,7 @@ class Raw:
         return self
 
     def close(self) -> None:
-        self._sock.close()
+        self._wire.close()
 
     def __enter__(self) -> "Raw":
         return self.warm()
