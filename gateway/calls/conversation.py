@@ -159,7 +159,7 @@ class Conversation:
     @property
     def lists(self) -> Lists:
         """Return the store of lists received from the server. Callers add the pages that they receive."""
-        self.known_lists = self.known_lists or Lists(self.turned)
+        self.known_lists = self.known_lists or Lists(self.users.changed)
         return self.known_lists
 
     async def ready(self) -> None:
@@ -530,7 +530,9 @@ class Conversation:
         self.users.restarted(reason)
 
     def turned(self) -> None:
-        """Invalidate the decisions cached for calls of its sessions: the link or the server's lists have changed."""
+        """Invalidate the decisions cached for calls of its sessions, and the tools of a process that has ended."""
+        if self.known_lists is not None and not self.links.is_open:
+            self.known_lists.process_ended()
         self.users.changed()
 
     def stopped(self) -> None:

@@ -46,6 +46,13 @@ class Lists:
             self.changed.discard(method)
             self._on_change()
 
+    def process_ended(self) -> None:
+        """Drop the list of tools: the server's next process may be another program."""
+        if self.known.pop("tools/list", None) is not None:
+            self.asked_at.pop("tools/list", None)
+            self.changed.add("tools/list")
+            self._on_change()
+
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
         """Keep a list for answers that cannot wait for the server, unless it is large."""
         if len(encode(items)) <= _LATE_BYTES:

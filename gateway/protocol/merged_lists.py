@@ -233,11 +233,6 @@ class Tools:
             self._unmatched = compare(self.schemas)
         return self._unmatched
 
-    def has(self, tool: dict[str, Any]) -> bool:
-        """Return True if the list has a tool of this name with the same input schema, annotations, task support and
-        app. Title and description may differ."""
-        return self._declared.get(tool["name"]) == Called.of(tool)
-
     def are_same(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return True if the list has tools with the digests of all of these."""
         pairs = zip(tools, digests_of(tools), strict=True)

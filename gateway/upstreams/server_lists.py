@@ -124,7 +124,7 @@ class ServerLists:
             return
         known = self.known(method, conversation)
         if isinstance(known, Tools):
-            if known.are_same(items) if self._has_lock else all(known.has(tool) for tool in items):
+            if known.are_same(items):
                 return
             items = list({tool["name"]: tool for tool in (*known.listed, *items)}.values())
         else:

@@ -56,12 +56,14 @@ def test_the_app_of_a_tool_is_where_servers_name_it(meta: object, uri: str, call
         {"annotations": {"idempotentHint": True}},
         {"execution": {"taskSupport": "required"}},
         {"_meta": {"ui": {"visibility": ["model"]}}},
+        {"description": "of another language"},
     ],
 )
-def test_a_list_has_a_tool_only_with_all_that_its_calls_are_decided_by(other: dict[str, Any]) -> None:
+def test_a_list_has_a_tool_only_with_all_that_clients_are_shown_of_it(other: dict[str, Any]) -> None:
     tool = {"name": "a", "inputSchema": SCHEMA}
-    assert merged_lists.Tools([tool]).has(tool | {"description": "of another language"})
-    assert not merged_lists.Tools([tool]).has(tool | other) and not merged_lists.Tools([tool | other]).has(tool)
+    assert merged_lists.Tools([tool]).are_same([tool | {"icons": []}])
+    assert not merged_lists.Tools([tool]).are_same([tool | other])
+    assert not merged_lists.Tools([tool | other]).are_same([tool])
 
 
 def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
