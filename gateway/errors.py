@@ -209,6 +209,15 @@ def unknown_tool(name: str) -> Refused:
     return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}", reason="unknown_tool")
 
 
+def changed_tool(name: str) -> Refused:
+    """Refuse a tool that has changed since its session was shown it (`policy.changed_tools`)."""
+    text = (
+        f"Tool {name[:128]} has changed since it was listed to this session, and is not called any more in it. Open a "
+        "new session, and list the tools there, to see and call it as it is now."
+    )
+    return Refused(200, INVALID_PARAMS, text, reason="tool_changed")
+
+
 def unknown_prompt(name: str) -> Refused:
     """Refuse a prompt that does not exist or that policy hides from this session. The answer is the same for both."""
     return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}", reason="unknown_prompt")

@@ -20,7 +20,9 @@ to_field = _encoder.encode
 def _decoded(name: str, value: bytes) -> Any:
     # Long values are seldom the same in two sessions, and the cache would keep them long after their sessions.
     return (
-        _shared(name, value) if name in _COMMON and len(value) <= _MAX_SHARED_BYTES else _DECODERS[name].decode(value)
+        _shared(name, value)
+        if name == "shown" or (name in _COMMON and len(value) <= _MAX_SHARED_BYTES)
+        else _DECODERS[name].decode(value)
     )
 
 

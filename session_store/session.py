@@ -167,12 +167,13 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The durable record of one session of a client. All times are seconds since the epoch.
 
-    `links` are the upstreams that the session has used, so that a later process can report what was lost. `remote` are
-    its sessions at upstreams that have sessions of their own, which a later process can resume. A session that was
-    opened within another one names it as its `parent`, which lists it in `children`. `origin` distinguishes anonymous
-    clients. `token_hash` is that of the credential that opened the session (`token_hash_of`). `counted` has the counts
-    of earlier owners up to the last hand-over, in a format of their own. The directory sets `owner` and `epoch`. The
-    store sets `version`, which tells whether a copy of the record is current.
+    `links` are the upstreams that the session has used, so that a later process can report what was lost. `remote`
+    are its sessions at upstreams that have sessions of their own, which a later process can resume. A session that
+    was opened within another one names it as its `parent`, which lists it in `children`. `origin` distinguishes
+    anonymous clients. `token_hash` is that of the credential that opened the session (`token_hash_of`). `counted` has
+    the counts of earlier owners up to the last hand-over, and `shown` the tools that servers have listed to the
+    session, in formats of their own. The directory sets `owner` and `epoch`. The store sets `version`, which tells
+    whether a copy of the record is current.
     """
 
     id: str
@@ -198,6 +199,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     token_hash: str = ""
     counted: str = ""
+    shown: str = ""
     owner: str = ""
     epoch: int = 0
     version: int = 0

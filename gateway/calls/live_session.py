@@ -23,6 +23,7 @@ from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.credential_claims import CallerToken, CredentialClaims
 from gateway.observability.observed_call import Counted, Failure
+from gateway.protocol.shown_tools import ShownTools
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventStreams, Session, StoreUnavailable, TimelineEntry
 from transports.era import Era
@@ -79,21 +80,22 @@ class LiveSession(Usage):
 
     `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when
     anything changes that decisions on its calls depend on: its state, its record, its links, its watcher. `renewals`
-    counts how often the session's context was replaced. `token` is the access token of its latest caller that had one,
-    for servers that get tokens in exchange; it is never stored.
+    counts how often the session's context was replaced. `shown` has the tools that it was shown. `token` is the
+    access token of its latest caller that had one, for servers that get tokens in exchange; it is never stored.
     """
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
         _exchanges failed failures _finishing frames _happened lost new_process _paths read_at renewals _replaced
         return_watch
-        session state gateway_subscriptions subscriptions token used_before version""".split()
+        session shown state gateway_subscriptions subscriptions token used_before version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
     ) -> None:
         super().__init__()
         self.session = session
+        self.shown = ShownTools.read(session.shown)
         self.frames: WatchedMessages | None = None
         self.version = self.renewals = 0
         self.token: CallerToken | None = None
@@ -225,6 +227,10 @@ class LiveSession(Usage):
         """Let servers act for the caller with these claims, from which the session has its present context."""
         if claims is not None and claims.token is not None and claims.token.token:
             self.token = claims.token
+
+    def show(self, shown: ShownTools) -> None:
+        """Replace the tools that the session was shown."""
+        self.shown = shown
 
     def drain(self) -> None:
         """End the session's event streams. Calls in flight continue."""

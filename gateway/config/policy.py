@@ -116,6 +116,11 @@ class PolicySettings(Frozen):
     """The file of the [lock](policy.md#lock-tools), relative to the folder of the configuration. With it, tools,
     prompts and resource templates exist for clients only as they were approved. `mcp-session-gateway lock` writes
     it."""
+    changed_tools: Literal["allow", "tell", "refuse"] = "tell"
+    """What to do with a call of a tool whose definition has changed since its session was shown it
+    ([changed tools](policy.md#tools-that-change-while-a-session-lives)). `allow`: log and count it. `tell`: also
+    say so to the client, in `_meta` of the next result of the tool. `refuse`: the session neither sees nor calls the
+    tool any more."""
     last_output: Literal["own", "all", "none"] = "own"
     """Which last line of output errors quote to clients when a server fails: that of the session's own process (`own`),
     also that of processes that sessions share (`all`), or none (`none`). The line is cut at 200 characters, and

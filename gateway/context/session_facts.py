@@ -22,6 +22,7 @@ CONTEXT_KEY: Final = _OURS + "context"
 SESSION_KEY: Final = _OURS + "session"
 RESTARTED_KEY: Final = _OURS + "restarted"
 SHARED_KEY: Final = _OURS + "shared"
+CHANGED_KEY: Final = _OURS + "changed"
 TRACE_KEY: Final = _OURS + "trace"
 WORKSPACE_KEY: Final = _OURS + "workspace"
 

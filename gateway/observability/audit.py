@@ -26,7 +26,7 @@ from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
-from session_store.ports.accounting import SessionEnd, StepName, part_of
+from session_store.ports.accounting import EventName, SessionEnd, StepName, part_of
 from session_store.session import redact
 from transports.background_tasks import Tasks
 from transports.inbound_port import Refused
@@ -208,19 +208,26 @@ class Audit:
         """Record an access that a sandbox has refused to a server. `session`: the shortened session id, as in logs.
         `reason`: the refused access, and the setting that would allow it. The caller limits the rate, and writes the
         log line."""
-        self.counts["blocked"] += count
-        correlation = CORRELATION.get()
-        event = AuditEvent(
+        self._of_server("blocked", session=session, tool=server, reason=reason, count=count)
+
+    def changed(self, tool: str, reason: str) -> None:
+        """Record that a tool, `server/name`, has changed since sessions were shown it. The caller limits the rate, and
+        writes the log line."""
+        self._of_server("changed", tool=tool, reason=reason)
+
+    def _of_server(self, event: EventName, *, tool: str, reason: str, session: str = "", count: int = 1) -> None:
+        self.counts[event] += count
+        recorded = AuditEvent(
             at=self._clock(),
-            event="blocked",
+            event=event,
             session=session,
-            tool=server,
+            tool=tool,
             reason=reason,
             count=count,
-            correlation=correlation,
+            correlation=CORRELATION.get(),
         )
-        self._noted(event, None)
-        self._add(event)
+        self._noted(recorded, None)
+        self._add(recorded)
 
     def _facts(self, session: Session) -> dict[str, Any]:
         return {

@@ -81,6 +81,11 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
     "limited": CounterRow(
         "Connections and requests refused or closed because of a limit", "limit", tuple(kind.value for kind in Limited)
     ),
+    "changed_tools": CounterRow(
+        "Tools that have changed since sessions were shown them, each form counted once, by what their calls get",
+        "calls",
+        ("allow", "tell", "refuse"),
+    ),
     "lock_refusals": CounterRow(
         "Listed items that the lock hides from clients, each counted once, by kind",
         "kind",

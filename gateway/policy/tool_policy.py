@@ -71,16 +71,24 @@ class ToolCalls:
         self._checks = settings.check_arguments
         self._hides_unusable = settings.hides_unusable
 
-    def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def shown(
+        self,
+        server: str,
+        context: Context,
+        tools: list[dict[str, Any]],
+        absent: Callable[[list[dict[str, Any]]], frozenset[str]] | None = None,
+    ) -> list[dict[str, Any]]:
         """Return the tools that sessions with this context may call. Their schemas no longer require the arguments that
-        the policy fills in (`bind`)."""
+        the policy fills in (`bind`). `absent` gets these tools as the server lists them, and returns the names of those
+        to leave out."""
         unusable = self.unusable(server, tools) if self._hides_unusable else {}
-        seen = []
+        seen: list[tuple[dict[str, Any], Decision]] = []
         for tool in self.approved(server, "tools", tools):
             decision = self._policy.decide_approved(context, server, tool["name"], operation_of(tool))
             if decision.allowed and tool["name"] not in unusable:
-                seen.append(_unbound(tool, decision))
-        return seen
+                seen.append((tool, decision))
+        left_out = frozenset[str]() if absent is None else absent([tool for tool, _ in seen])
+        return [_unbound(tool, decision) for tool, decision in seen if tool["name"] not in left_out]
 
     def approved(self, server: str, kind: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the items that the lock does not hide. Tell operators of the others. `kind`: one of

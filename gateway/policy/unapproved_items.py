@@ -23,7 +23,8 @@ _MOST_IN_A_MINUTE: Final = 100
 _Key = tuple[str, str, str]
 """The kind, name and digest of an item."""
 
-_MOST_NAME: Final = 128
+MOST_NAME: Final = 128
+"""Maximum number of characters of an item's name in messages."""
 _NAMES_OF: Final = {"tools": "name", "prompts": "name", "templates": "uriTemplate"}
 TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
 """The kinds of items, in messages."""
@@ -42,6 +43,30 @@ class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
     approved: Mapping[str, Any] | None
 
 
+class ToldOnce:
+    """Remember what operators were told of the items of servers. A server that lists many does not fill the log."""
+
+    def __init__(self) -> None:
+        # For each server, so that none hides what others list.
+        self._told: dict[str, LRUCache[_Key, None]] = {}
+        self._recent: dict[str, TTLCache[_Key, None]] = {}
+
+    def is_new(self, server: str, key: _Key) -> bool:
+        """Return True if this is the first call with this server and key."""
+        told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
+        is_new = key not in told
+        told[key] = None
+        return is_new
+
+    def has_room(self, server: str, key: _Key) -> bool:
+        """Return True if a line about this new item may be written: not too many were in the last minute."""
+        recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
+        has_room = len(recent) < _MOST_IN_A_MINUTE
+        if has_room:
+            recent[key] = None
+        return has_room
+
+
 class UnapprovedItems:
     """Log, audit and count each hidden item once, and keep it for operators. `counted` counts them by kind. A server
     that lists many fills neither the log nor what is kept of others."""
@@ -50,10 +75,9 @@ class UnapprovedItems:
         self._policy = policy
         self._audit = audit
         self._counted = counted
-        # For each server, so that none hides what others list: its hidden items, and those that were told.
+        self._told = ToldOnce()
+        # The hidden items of each server, so that none hides what others list.
         self._found: dict[str, LRUCache[_Key, tuple[int, dict[str, Any]]]] = {}
-        self._told: dict[str, LRUCache[_Key, None]] = {}
-        self._recent: dict[str, TTLCache[_Key, None]] = {}
 
     def is_hidden(self, server: str, kind: str, item: Mapping[str, Any], digest: str) -> bool:
         """Return True if the lock hides this item of the server, which has this digest, and tell operators of it. Only
@@ -62,9 +86,7 @@ class UnapprovedItems:
         reason = self._policy.why_unapproved(server, kind, name, digest)
         if reason:
             self._keep(server, (kind, name, digest), item)
-            told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
-            if (kind, name, digest) not in told:
-                told[kind, name, digest] = None
+            if self._told.is_new(server, (kind, name, digest)):
                 self._tell(server, kind, name, reason)
         return bool(reason)
 
@@ -73,14 +95,12 @@ class UnapprovedItems:
         if key not in found:
             part = compared_part(item)
             size = 512 + len(key[1]) + _size(part)
-            found[key] = (size, part) if size < _HELD_BYTES // 16 else (512, {_NAMES_OF[key[0]]: key[1][:_MOST_NAME]})
+            found[key] = (size, part) if size < _HELD_BYTES // 16 else (512, {_NAMES_OF[key[0]]: key[1][:MOST_NAME]})
 
     def _tell(self, server: str, kind: str, name: str, reason: str) -> None:
-        what = f"{TITLES[kind]} {server}/{shortened_line(name, _MOST_NAME)} is hidden from clients: {reason}"
+        what = f"{TITLES[kind]} {server}/{shortened_line(name, MOST_NAME)} is hidden from clients: {reason}"
         self._counted[kind] += 1
-        recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
-        if len(recent) < _MOST_IN_A_MINUTE:
-            recent[kind, name, ""] = None
+        if self._told.has_room(server, (kind, name, "")):
             logger.warning("%s", what, extra={"server": server})
             self._audit.blocked(session="", server=server, reason=what, count=1)
 

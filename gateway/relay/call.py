@@ -592,6 +592,6 @@ async def _send(
         answer_with(call, cached)
     elif conversation is not None:
         await start(upstream, conversation, call, cache_key)
-        if isinstance(admitted, AdmittedTool) and not (settings.shared or settings.handles):
+        if isinstance(admitted, AdmittedTool) and not (settings.shared or settings.handles or admitted.is_changed):
             return CallTarget(upstream, conversation, admitted, named)
     return None

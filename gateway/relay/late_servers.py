@@ -7,7 +7,7 @@ A client that got an answer without a late server is notified when the server is
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -41,6 +41,7 @@ UNAVAILABLE: Final = (*UNREACHED, TimeoutError, OutOfMemory)
 """Errors of a server that cannot be asked, or not in time, or for which the machine has no memory."""
 
 _MOST_REASONS: Final = 16
+LIST_KINDS: Final = frozenset(row.kind for row in CHANGES.values() if row.flag)
 
 Items = list[dict[str, Any]]
 T = TypeVar("T")
@@ -297,7 +298,7 @@ class LateServers:
 
     # -- notifying
 
-    def _notify(self, live: LiveSession | None, kinds: Iterable[str]) -> None:
+    def _notify(self, live: LiveSession | None, kinds: Container[str]) -> None:
         changes = [row.name for row in CHANGES.values() if row.flag and row.kind in kinds]
         if live is not None and live.session.era != Era.MODERN:
             for change in changes:
@@ -307,13 +308,14 @@ class LateServers:
             for change in changes:
                 subscription.notify(change, {}, None)
 
-    def changed(self, live: LiveSession) -> None:
-        """Notify the client of a session that all lists may have changed, because the configuration has. A modern
-        client with one server has its subscription at that server, and gets the notification on its stream."""
-        self._notify(live, {row.kind for row in CHANGES.values()})
+    def changed(self, live: LiveSession, kinds: Container[str] = LIST_KINDS) -> None:
+        """Notify the client of a session that the lists of these kinds (tools, prompts, resources) may have changed,
+        although its servers do not say so. A modern client with one server has its subscription at that server, and
+        gets the notification on its stream."""
+        self._notify(live, kinds)
         for exchange in [each for each in live.exchanges if each.is_subscription]:
             for change in CHANGES.values():
-                if change.flag and exchange.listens_for(change.name):
+                if change.flag and change.kind in kinds and exchange.listens_for(change.name):
                     frame = splice(encode(with_subscription_id({}, exchange.client_id)))
                     exchange.emit(encode_notification(change.name, frame))
 

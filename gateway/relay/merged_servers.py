@@ -172,7 +172,7 @@ class MergedServers:
             if upstream.name in gathered.known:
                 page = {LISTS[call.method]: gathered.known[upstream.name]}
             if page is not None:
-                self._admission.show(upstream, call.exchange.context, call.method, page)
+                self._admission.show(upstream, call.exchange, call.method, page)
                 pages[upstream.name] = page
         return pages, [*gathered.missing]
 

@@ -6,6 +6,7 @@ neither list nor call what policy hides from it: the answer says that the name i
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,17 +15,20 @@ import msgspec
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import live_session_of
 from gateway.calls.received_lists import Listed
 from gateway.config.policy import PolicySettings
 from gateway.context.session_facts import with_context
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
 from gateway.observability.audit import Audit
 from gateway.observability.outcome import EndedCall
+from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.decisions import Decision, Policy
 from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.merged_lists import Names, Tools, has_more
 from gateway.protocol.methods import LISTS, LOCKED_LISTS, METHODS
 from gateway.protocol.params import text_of
+from gateway.protocol.shown_tools import NOTHING
 from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
 from gateway.protocol.uris import matches_any_template
 from gateway.sessions.child_sessions import with_handles
@@ -71,8 +75,8 @@ class AdmittedTool:
     """The policy decision on calls of one tool by one session. It is valid until the session's record, its context or
     `tools` (the server's list of tools) changes."""
 
-    __slots__ = """_audit _calls _decision _mirrored _session is_audited is_listed keeps_arguments name slow_s
-        tools""".split()
+    __slots__ = """_audit _calls _decision _mirrored _session is_audited is_changed is_listed keeps_arguments name
+        slow_s tools""".split()
 
     def __init__(
         self, calls: ToolCalls, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str
@@ -88,6 +92,8 @@ class AdmittedTool:
         self.keeps_arguments = audit.arguments != "none"
         """True if the audit trail has the arguments of calls. Only the general way records them."""
         self.is_listed = name in tools
+        self.is_changed = False
+        """True if the call's result has to say that the tool has changed."""
         self._mirrored = tools.mirrored.get(name)
         self.tools = tools
 
@@ -153,10 +159,11 @@ async def checked(admitted: Admitted, call: Call) -> Call:
 
 class _ListNeeded(msgspec.Struct, frozen=True):
     """A list that must be requested from the server before policy can decide. `name` is the item to find in the list;
-    empty if the decision concerns no single item."""
+    empty if the decision concerns no single item. `anew`: a list that is known already does not decide."""
 
     method: str
     name: str
+    anew: bool = False
 
 
 _OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cacheScope"})
@@ -177,6 +184,11 @@ class _Lists(msgspec.Struct, frozen=True):
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
+
+    def is_own(self, tools: Tools) -> bool:
+        """Return True if this is the list of tools of the session's own process or connection."""
+        lists = None if self.conversation is None else self.conversation.known_lists
+        return "tools/list" in self.asked or (lists is not None and lists.known.get("tools/list") is tools)
 
     def names(self, method: str, name: str) -> Names | _ListNeeded:
         """Return the names in another known list. If no list is known, or `name` is not in it, return what to request
@@ -201,15 +213,24 @@ class _Lists(msgspec.Struct, frozen=True):
 class Admission:
     """Apply policy to the requests and lists of all servers."""
 
-    def __init__(self, policy: Policy, calls: ToolCalls, audit: Audit, settings: PolicySettings) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        calls: ToolCalls,
+        audit: Audit,
+        settings: PolicySettings,
+        changed: ChangedTools | None = None,
+    ) -> None:
         self._policy = policy
         self._calls = calls
+        self._changed = changed or ChangedTools(audit, settings, Counter())
         self.audit = audit
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
         """Compare patterns with lists by these settings from now on."""
         self._refuses_unmatched = settings.unmatched_patterns == "refuse"
+        self._changed.replace(settings)
 
     # -- requests
 
@@ -232,7 +253,10 @@ class Admission:
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _ListNeeded):
             conversation = await upstream.conversation_for(call)
-            asked[found.method] = await upstream.server_lists.listed(found.method, conversation, found.name)
+            if found.anew:
+                asked[found.method] = await upstream.server_lists.refresh(found.method, conversation)
+            else:
+                asked[found.method] = await upstream.server_lists.listed(found.method, conversation, found.name)
         return found
 
     def _decide(
@@ -256,7 +280,7 @@ class Admission:
         if method == "tools/call":
             name = text_of(call.params, "name")
             tools = lists.tools(name if "tools" in restricted else "")
-            return tools if isinstance(tools, _ListNeeded) else self._tool_call(upstream, tools, name, call)
+            return tools if isinstance(tools, _ListNeeded) else self._tool_call(lists, tools, name, call)
         if not row.named:
             return call.params
         missing = None
@@ -299,15 +323,24 @@ class Admission:
             whose = {"era": era} if session is None else with_context(session, context)
             raise self.audit.refused(unknown_method(method, era), whose, why=reason, tool=name)
 
-    def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> AdmittedTool:
-        exchange = call.exchange
-        assert exchange.live is not None
+    def _tool_call(self, lists: _Lists, tools: Tools, name: str, call: Call) -> AdmittedTool | _ListNeeded:
+        exchange, live, upstream = call.exchange, call.live, lists.upstream
+        assert live is not None
         if "tools" in upstream.unreviewed:
             self._compare(upstream, "tools", tools)
         context = exchange.context
-        session = with_context(exchange.live.session, context)
+        session = with_context(live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
-        return AdmittedTool(self._calls, self.audit, decision, tools, session, name)
+        admitted = AdmittedTool(self._calls, self.audit, decision, tools, session, name)
+        if live.shown is NOTHING:
+            return admitted
+        found = self._changed.called(live, upstream.name, tools, name, is_own=lists.is_own(tools))
+        if found == "unknown":
+            return _ListNeeded("tools/list", name, anew=True)
+        if found != "same":
+            exchange.filter_result(found)
+            admitted.is_changed = True
+        return admitted
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
         """Apply policy to a request that names a tool but does not call it. Return the list to request first; None if
@@ -438,13 +471,15 @@ class Admission:
 
     # -- lists
 
-    def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
-        """Remove from a page of a list, in place, the items that a session with this context may not see. If the
+    def show(self, upstream: ConfiguredUpstream, exchange: Exchange, method: str, page: dict[str, Any]) -> None:
+        """Remove from a page of a list, in place, the items that the client of this request may not see. If the
         setting `handles` is on, add the tools for child sessions to the last page of tools."""
+        context, live = exchange.context, live_session_of(exchange)
         row, server = METHODS[method], upstream.name
         items = listed_items(method, page)
         if row.kind == "tools":
-            page[row.listed] = self._calls.shown(server, context, items)
+            absent = None if live is None else functools.partial(self._changed.listed, live, server)
+            page[row.listed] = self._calls.shown(server, context, items, absent)
             if upstream.settings.handles and not has_more(page):
                 page[row.listed] = with_handles(page[row.listed])
         elif row.kind in self._policy.restricts(server):
@@ -480,7 +515,7 @@ class Admission:
             if method in LISTS:
                 upstream.server_lists.seen(method, conversation, page)
             listed = page.get(key)
-            self.show(upstream, exchange.context, method, page)
+            self.show(upstream, exchange, method, page)
             # Else it stays as the server has written it. Of a locked server, clients get what was compared: a key that
             # an object has twice has two readings.
             is_compared = method in LOCKED_LISTS and self._policy.locks(upstream.name)

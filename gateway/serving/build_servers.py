@@ -1,7 +1,7 @@
 """Build the servers, their sandboxes, and the endpoints that serve them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from gateway.calls.live_session import LiveSession
@@ -12,6 +12,7 @@ from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.session_assertions import Assertions
+from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
 from gateway.policy.unapproved_items import UnapprovedItems
@@ -38,6 +39,7 @@ from gateway.upstreams.former_servers import FormerServers
 from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.process_sandbox import SandboxedResources
+from session_store import TimelineEntry
 from session_store.redaction import scrubbed_text
 from session_store.session import redact
 from transports.upstream.cgroup_delegation import OFF
@@ -88,7 +90,14 @@ class Servers:
         sessions.closed.add(self._forget)
         unapproved = UnapprovedItems(self.policy, base.audit, base.metrics.counters["lock_refusals"])
         self.tool_calls = ToolCalls(self.policy, base.audit, Schemas(), options.policy, base.facts, unapproved)
-        self.admission = Admission(self.policy, self.tool_calls, base.audit, options.policy)
+        changed = ChangedTools(
+            base.audit,
+            options.policy,
+            base.metrics.counters["changed_tools"],
+            self._tool_changed,
+            sessions.records.remember_shown,
+        )
+        self.admission = Admission(self.policy, self.tool_calls, base.audit, options.policy, changed)
         self._children = ChildSessions(
             lifecycle=sessions.lifecycle, attacher=sessions.attacher, store=base.backend.sessions, clock=base.clock
         )
@@ -159,6 +168,14 @@ class Servers:
             merged=MergedServers(visible, self.admission, self.late),
             late=self.late,
             extensions=ExtensionRelay(visible, self.admission, wait_s=self.late.wait_s),
+        )
+
+    def _tool_changed(self, live: LiveSession, server: str, name: str) -> None:
+        """Tell the client of a session, and its timeline, that a tool has changed since the session was shown it."""
+        self.late.changed(live, ("tools",))
+        why = f"tool {name} has changed since the session was shown it"
+        self._sessions.records.happened(
+            live.session, TimelineEntry(round(time(), 3), "session", server, "changed", why=why)
         )
 
     def _forget(self, live: LiveSession) -> None:

@@ -226,6 +226,7 @@ class Lifecycle:
             *(upstream.close() for upstream in self._parts.servers.upstreams),
             self._parts.servers.former.close(),
             sessions.settled(),
+            self._parts.sessions.records.settled(),
             return_exceptions=True,
         )
         await self._settle_tasks()

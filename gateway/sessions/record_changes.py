@@ -1,14 +1,17 @@
 """Change the record of a session, in the store and in this replica's cached copy. Limit the data that clients put into
 it: the parameters of `initialize`, and subscriptions."""
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
-from session_store import Session, SessionStore, TimelineEntry
+from session_store import Session, SessionStore, StoreUnavailable, TimelineEntry
 from session_store.ports.sessions import SetField
+from transports.background_tasks import Tasks
 from transports.inbound.unauthenticated_limits import Limited, Limits, Refusals
 from transports.inbound_port import Refused
 
@@ -41,7 +44,7 @@ class RecordLimits:
 
 class SessionRecords:
     """Writes records of sessions; a session that has ended stays as it is. Every method may raise `StoreUnavailable`,
-    except `happened`, which adds an entry to the timeline of a session."""
+    except `remember_shown`, and `happened`, which adds an entry to the timeline of a session."""
 
     def __init__(
         self,
@@ -52,12 +55,29 @@ class SessionRecords:
         self.happened = happened
         self._store = store
         self._limits = limits
+        self._tasks = Tasks("records of shown tools")
 
     async def update(self, live: LiveSession, **fields: Any) -> None:
         """Set fields of a session's record."""
         session = await self._store.update(live.session.id, **fields)
         if session is not None:
             live.replace_record(session)
+
+    def remember_shown(self, live: LiveSession) -> None:
+        """Write the tools that the session was shown into its record, in the background. If the store does not answer,
+        the next list writes them."""
+        self._tasks.start(live, functools.partial(self._write_shown, live))
+
+    async def _write_shown(self, live: LiveSession) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            written = live.session.shown
+            while not live.ended and (text := live.shown.text) != written:  # more may be shown meanwhile
+                await self.update(live, shown=text)
+                written = text
+
+    async def settled(self) -> None:
+        """Wait until what runs in the background has ended."""
+        await self._tasks.settled()
 
     async def subscribe(self, live: LiveSession, uri: str) -> None:
         """Record a subscription to a resource, so that the gateway can repeat it for the server's next process.

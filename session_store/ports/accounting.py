@@ -15,7 +15,7 @@ import msgspec
 SessionEnd = Literal["expired", "evicted", "ended"]
 StepName = Literal["created", "resumed", SessionEnd, "refused", "operated", "warned"]
 """The steps of a session's life, refusals, actions of operators, and warnings about clients."""
-EventName = Literal[StepName, "called", "task", "blocked"]
+EventName = Literal[StepName, "called", "task", "blocked", "changed"]
 
 
 class Rates(Protocol):
@@ -72,6 +72,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     - `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
     - `blocked`: a sandbox has refused a server the access in `reason`, or the lock hides what it lists; `tool` is the
       server.
+    - `changed`: a tool has changed since sessions were shown it; `tool` has the server, too.
     - `warned`: a client opens sessions and returns to none of them.
 
     No event is in a reference cycle, so the garbage collector may skip the thousands in memory (`gc=False`).
@@ -123,7 +124,7 @@ def part_of(event: AuditEvent) -> Part:
     """Return the part of the audit trail to which an event belongs."""
     if event.event == "operated":
         return "operators"
-    if event.event == "blocked":
+    if event.event in ("blocked", "changed"):
         return "calls"  # about a server, whoever owns the session
     if event.principal in ("", "anonymous"):
         return "strangers"

@@ -10,8 +10,10 @@ import pytest
 from gateway.calls.call import Call
 from gateway.calls.received_lists import Listed
 from gateway.config.upstreams import ItemSettings, ToolSettings
+from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Names, Tools
 from gateway.protocol.methods import METHODS, Method
+from gateway.protocol.shown_tools import NOTHING
 from gateway.relay.policy_admission import AdmittedTool
 from session_store import Context
 from tests.requirements import requirement
@@ -39,9 +41,14 @@ class ServerLists:
         self.asked.append(method)
         return self._lists[method]
 
+    async def refresh(self, method: str, conversation: object) -> Listed:
+        return await self.listed(method, conversation, "")
+
 
 class Listing(OneServer):
     """A server with these lists. `decide` knows only those that were asked for before, and `ask` asks for others."""
+
+    known_lists: Any = None
 
     def __init__(self, **rules: Any) -> None:
         self.server_lists = ServerLists(
@@ -151,6 +158,20 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
         assert isinstance(admitted, AdmittedTool)
         admitted.begins(wanted.exchange)
         assert wanted.exchange.is_listed == admitted.is_listed == is_listed
+
+
+@requirement("live.tools-fixed")
+def test_a_list_of_another_process_accuses_no_tool_that_the_session_was_shown() -> None:
+    server, live = Listing(), a_live()
+    server.server_lists.asked.append("tools/list")
+    live.show(NOTHING.with_page("s", (("drop", digest_of(DROP | {"description": "other"})), ("secret", "sha256:00"))))
+    admitted = server.ask(a_call("tools/call", live=live, name="drop"))
+    assert isinstance(admitted, AdmittedTool) and admitted.is_changed
+    assert server.server_lists.asked == ["tools/list"] * 2, "its own process was asked"
+    live.show(NOTHING.with_page("s", (("drop", digest_of(DROP)),)))
+    admitted = server.ask(a_call("tools/call", live=live, name="drop"))
+    assert isinstance(admitted, AdmittedTool) and not admitted.is_changed
+    assert len(server.server_lists.asked) == 2, "what was shown needs no other list"
 
 
 def test_a_request_that_names_a_tool_and_is_no_call_is_decided_on_as_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ import asyncio
 import pytest
 
 from gateway.calls.live_session import LiveSession
+from gateway.protocol.shown_tools import NOTHING
 from gateway.sessions.record_changes import RecordLimits, SessionRecords
+from session_store import StoreUnavailable
+from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.inbound_port import Refused
 
@@ -33,6 +36,47 @@ async def test_a_link_is_told_from_a_second_one_and_from_one_after_a_loss() -> N
     await parts.records.remote_session_changed(live, "", "one")
     await parts.records.remote_session_changed(live, "one", "two")
     assert live.session.remote == ("two",)
+
+
+@requirement("live.tools-fixed")
+async def test_what_a_session_was_shown_is_in_its_record_also_if_more_is_shown_meanwhile() -> None:
+    parts = Parts()
+    live = await parts.create()
+    live.show(NOTHING.with_page("s", (("one", "sha256:11"),)))
+    parts.records.remember_shown(live)
+    live.show(live.shown.with_page("s", (("two", "sha256:22"),)))
+    parts.records.remember_shown(live)
+    await parts.records.settled()
+    record = await parts.store.peek(live.session.id)
+    assert record is not None and record.shown == live.session.shown == live.shown.text
+    assert LiveSession(record, parts.backend.events).shown is live.shown
+
+    await parts.store.end(live.session.id)
+    live.show(live.shown.with_page("s", (("three", "sha256:33"),)))
+    parts.records.remember_shown(live)
+    await parts.records.settled()
+    assert live.session.shown == record.shown, "a session that has ended has no record"
+
+
+@requirement("live.tools-fixed")
+async def test_what_was_shown_while_the_store_is_away_is_written_with_the_next_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = Parts()
+    live = await parts.create()
+
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable
+
+    live.show(NOTHING.with_page("s", (("one", "sha256:11"),)))
+    with monkeypatch.context() as patched:
+        patched.setattr(parts.store, "update", away)
+        parts.records.remember_shown(live)
+        await parts.records.settled()
+    assert live.session.shown == ""
+    parts.records.remember_shown(live)
+    await parts.records.settled()
+    assert live.session.shown == live.shown.text
 
 
 async def test_subscriptions_have_a_limit_also_for_those_that_come_together() -> None:

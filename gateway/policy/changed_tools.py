@@ -1,0 +1,144 @@
+"""Decide what a session gets of tools that have changed since it was shown them (docs/adr/0045-tools-lock.md)."""
+
+import functools
+import logging
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from gateway.config.policy import PolicySettings
+from gateway.context.session_facts import CHANGED_KEY, with_meta
+from gateway.errors import changed_tool
+from gateway.observability.audit import Audit
+from gateway.observability.escaped_text import shortened_line
+from gateway.policy.unapproved_items import MOST_NAME, ToldOnce
+from gateway.protocol.cache_hints import of_one_session
+from gateway.protocol.item_digests import digests_of
+from gateway.protocol.merged_lists import Tools
+from gateway.protocol.shown_tools import ShownTools
+from session_store import Session
+from transports.jsonrpc import Object, encode
+
+logger = logging.getLogger(__name__)
+
+_THEN: Final = {
+    "allow": "its calls go on",
+    "tell": "the next result of the tool says so",
+    "refuse": "these neither see nor call it any more",
+}
+_NOTE: Final = msgspec.Raw(encode({"reason": "tool_changed"}))
+
+
+Note = Callable[[Any, Object], Object]
+"""A function that adds the note to a result (`gateway.calls.exchange.Exchange.filter_result`)."""
+
+
+class ShownSession(Protocol):
+    """The part of a session (`gateway.calls.live_session.LiveSession`) that is decided by."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def shown(self) -> ShownTools: ...
+    def show(self, shown: ShownTools) -> None: ...
+
+
+class ChangedTools:
+    """Compare tools with those that a session was shown. `counted` counts changed tools by the setting. `happened` is
+    called with each session that has a changed tool. `remember` writes what a session was shown into its record."""
+
+    def __init__(
+        self,
+        audit: Audit,
+        settings: PolicySettings,
+        counted: MutableMapping[str, int],
+        happened: Callable[[Any, str, str], None] = lambda live, server, name: None,
+        remember: Callable[[Any], None] = lambda live: None,
+    ) -> None:
+        self._audit = audit
+        self._counted = counted
+        self._happened = happened
+        self._remember = remember
+        self._told = ToldOnce()
+        self.replace(settings)
+
+    def replace(self, settings: PolicySettings) -> None:
+        """Decide by these settings from now on."""
+        self._mode = settings.changed_tools
+
+    def listed(self, live: ShownSession, server: str, tools: Sequence[dict[str, Any]]) -> frozenset[str]:
+        """Record that a server lists these tools to a session. Return the names of those that the session may not
+        see."""
+        page = tuple(zip((tool["name"] for tool in tools), digests_of(tools), strict=True))
+        changed = {name: digest for name, digest in page if live.shown.differs(server, name, digest)}
+        for name, digest in changed.items():
+            self._tell(server, name, digest)
+            if self._mode == "allow":
+                self._accept(live, server, name, digest)
+        self._show(live, live.shown.with_page(server, page))
+        if self._mode != "refuse":
+            return frozenset()
+        # What cannot be compared later must not be shown now.
+        return frozenset(changed) | {name for name, _ in page if not live.shown.has(server, name)}
+
+    def called(
+        self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
+    ) -> Note | Literal["same", "unknown"]:
+        """Decide on a call of a tool by the server's list. Return a function that adds a note to the call's result, if
+        the tool has changed and the client is told. `is_own`: this is the list of the session's own process or
+        connection. If another one does not decide, return "unknown".
+
+        Raises:
+            Refused: the tool has changed, and such calls are refused.
+        """
+        shown, is_refused = live.shown, self._mode == "refuse"
+        if not shown.has(server, name):
+            return "same"
+        digest = tools.digest(name)
+        is_changed = shown.differs(server, name, digest)
+        if not is_own and (is_changed or is_refused):
+            return "unknown"
+        if not is_changed or (name not in tools and not is_refused):
+            return "same"
+        self._tell(server, name, digest)
+        if is_refused:
+            self._happened(live, server, name)
+            raise self._audit.refused(
+                changed_tool(name),
+                live.session,
+                why="it has changed since the session was shown it (gateway.policy.changed_tools)",
+                tool=f"{server}/{name[:MOST_NAME]}",
+            )
+        if self._mode == "allow":
+            self._accept(live, server, name, digest)
+            return "same"
+        return functools.partial(self._with_note, live, server, name, digest)
+
+    def _with_note(self, live: ShownSession, server: str, name: str, digest: str, _: object, result: Object) -> Object:
+        if not live.shown.differs(server, name, digest):
+            return result  # the result of another call has said it
+        self._accept(live, server, name, digest)
+        return with_meta(of_one_session(result), {CHANGED_KEY: _NOTE})
+
+    def _accept(self, live: ShownSession, server: str, name: str, digest: str) -> None:
+        """Count the tool as shown in its new form."""
+        self._show(live, live.shown.with_tool(server, name, digest))
+        self._happened(live, server, name)
+
+    def _show(self, live: ShownSession, shown: ShownTools) -> None:
+        if shown is not live.shown:
+            live.show(shown)
+        if self._mode != "allow" and shown.text != live.session.shown:
+            self._remember(live)
+
+    def _tell(self, server: str, name: str, digest: str) -> None:
+        """Tell operators of a changed tool, once for each form of it."""
+        if not self._told.is_new(server, ("tools", name, digest)):
+            return
+        self._counted[self._mode] += 1
+        if self._told.has_room(server, ("tools", name, "")):
+            tool = f"{server}/{shortened_line(name, MOST_NAME)}"
+            what = f"it has changed in sessions that were shown it: {_THEN[self._mode]} (gateway.policy.changed_tools)"
+            logger.warning("tool %s: %s", tool, what, extra={"server": server})
+            self._audit.changed(tool, what)

@@ -1,0 +1,95 @@
+"""Record the tools that a session was shown, by digest, in a value that sessions share. Pure: no I/O."""
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+_NAME_BYTES: Final = 6
+_DIGEST_BYTES: Final = 20
+_ENTRY_BYTES: Final = _NAME_BYTES + _DIGEST_BYTES
+"""Bytes of a name's hash and of a digest in a record. Two names with one hash count as a change, never as the same
+tool. Nobody can find two definitions with the same 20 bytes."""
+
+_texts = msgspec.json.Decoder(dict[str, bytes])
+
+Listed = tuple[tuple[str, str], ...]
+"""The names and digests (`gateway.protocol.item_digests`) of tools in a page of a server's list."""
+
+
+class ShownTools:
+    """The tools that servers have listed to a session, each as it was listed first. Get one with `nothing`, `read`,
+    `with_page` or `with_tool`: equal ones are one object, so that a session costs a reference. `text` is for the
+    session's record."""
+
+    __slots__ = ("__weakref__", "_servers", "text")
+
+    def __init__(self, servers: Mapping[str, Mapping[bytes, bytes]]) -> None:
+        self._servers = servers
+        self.text = _text_of(servers)
+
+    @staticmethod
+    def read(text: str) -> "ShownTools":
+        """Return the tools in the record of a session. Raises `ValueError`: it is not the text of `ShownTools`."""
+        if (known := _shared.get(text)) is not None:
+            return known
+        packed = _texts.decode(text) if text else {}
+        return _shared.setdefault(text, ShownTools({server: _unpacked(tools) for server, tools in packed.items()}))
+
+    def has(self, server: str, name: str) -> bool:
+        """Return True if the session was shown a tool of that name."""
+        return server in self._servers and _key(name) in self._servers[server]
+
+    def differs(self, server: str, name: str, digest: str) -> bool:
+        """Return True if the session was shown a tool of that name with another digest. An empty digest differs from
+        all."""
+        before = self._servers[server].get(_key(name)) if server in self._servers else None
+        return before is not None and before != _short(digest)
+
+    def with_page(self, server: str, tools: Listed) -> "ShownTools":
+        """Return these tools and those of a page. What was shown before stays; a tool without a digest is left out."""
+        return _with_page(self, server, tools)
+
+    def with_tool(self, server: str, name: str, digest: str) -> "ShownTools":
+        """Return these tools, the tool `name` with this digest."""
+        return _merged(self._servers, server, {**self._servers.get(server, {}), _key(name): _short(digest)})
+
+
+@functools.lru_cache(maxsize=256)
+def _with_page(shown: ShownTools, server: str, tools: Listed) -> ShownTools:
+    before = shown._servers.get(server, {})
+    page = {_key(name): _short(digest) for name, digest in reversed(tools) if digest}
+    return shown if page.keys() <= before.keys() else _merged(shown._servers, server, {**page, **before})
+
+
+def _merged(servers: Mapping[str, Mapping[bytes, bytes]], server: str, tools: Mapping[bytes, bytes]) -> ShownTools:
+    found = ShownTools({**servers, server: tools})
+    return _shared.setdefault(found.text, found)
+
+
+def _text_of(servers: Mapping[str, Mapping[bytes, bytes]]) -> str:
+    packed = {name: b"".join(key + digest for key, digest in sorted(tools.items())) for name, tools in servers.items()}
+    return msgspec.json.encode(packed, order="sorted").decode() if servers else ""
+
+
+def _unpacked(packed: bytes) -> dict[bytes, bytes]:
+    entries = (packed[at : at + _ENTRY_BYTES] for at in range(0, len(packed), _ENTRY_BYTES))
+    return {entry[:_NAME_BYTES]: entry[_NAME_BYTES:] for entry in entries}
+
+
+@functools.lru_cache(maxsize=16_384)
+def _key(name: str) -> bytes:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:_NAME_BYTES]
+
+
+def _short(digest: str) -> bytes:
+    """Return the first bytes of a digest `sha256:HEX`."""
+    return bytes.fromhex(digest.removeprefix("sha256:")[: 2 * _DIGEST_BYTES])
+
+
+_shared: Final[WeakValueDictionary[str, ShownTools]] = WeakValueDictionary()
+NOTHING: Final = ShownTools.read("")
+"""What a session was shown before it has listed tools."""
