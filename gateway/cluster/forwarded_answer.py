@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.cluster.envelope import JSON_TYPE, is_event_stream
 from gateway.cluster.ownership import Route
+from transports.inbound.event_stream import continued
 from transports.inbound.http import Receive, Send
 from transports.inbound_port import HeaderList, OwnedByPeer
 from transports.peer_channel import PeerCall
@@ -116,6 +117,14 @@ class RelayedReply:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
         else:
             await self.send({"type": "http.response.body", "body": payload, "more_body": True})
+        return True
+
+    def go_on(self, method: str) -> bool:
+        """Let the answer to another try follow in the event stream that the client has got the beginning of. Return
+        False if it cannot: the client has got a part of another answer, or resumes the stream itself (GET)."""
+        if method != "POST" or not self.is_stream:
+            return False
+        self.send, self.has_begun = continued(self.send), False
         return True
 
     async def end(self, payload: bytes = b"") -> None:

@@ -304,6 +304,8 @@ class Forwarder:
                 if monotonic() >= scope.setdefault(_UNTIL, monotonic() + _PATIENCE_S):
                     reply.start()
                     return Outcome.TIMED_OUT
+                if reply.has_begun and not reply.go_on(request.common.method):
+                    return Outcome.LOST
             again, route = replace(request.common, again=True), replace(request.route, begun=None)
             request = replace(request, common=again, route=route)
             await asyncio.sleep(_AGAIN_S)

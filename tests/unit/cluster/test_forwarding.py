@@ -17,6 +17,7 @@ from gateway.cluster.forwarding import ForwardedCall, Forwarder, ForwardingPath
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.cluster.requests_to_peers import ForwardedRequest, Peer
+from gateway.errors import unreachable
 from gateway.observability.logs import CLIENT, CORRELATION
 from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
@@ -99,6 +100,40 @@ async def test_the_route_to_a_session_that_its_owner_has_ended_is_forgotten(stat
 
 
 JSON = (b"content-type", b"application/json")
+STREAM = (b"content-type", b"text/event-stream")
+
+
+@requirement("rep.honest")
+@pytest.mark.parametrize(
+    ("method", "tries", "rest"), [("POST", 2, [b"event: message\ndata: {}\n\n"]), ("GET", 1, [b""])]
+)
+async def test_the_answer_to_another_try_follows_in_the_stream_that_has_begun(
+    method: str, tries: int, rest: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cluster.forwarding._AGAIN_S", 0.0)
+    asked: list[ForwardedRequest] = []
+
+    async def ask(_: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+        asked.append(request)
+        assert await reply.pass_on(b"h", msgspec.msgpack.encode((200, [STREAM if len(asked) == 1 else JSON])))
+        if len(asked) == 1:
+            reply.start()
+            raise unreachable()
+        await reply.end(b"{}")
+        return Outcome.ANSWERED
+
+    sent: list[Any] = []
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    route = Route(a_session(FakeClock(), owner="another"), ALICE, None)
+    forwarder = forwarder_of(AsyncMock(return_value=("a:1", True)), SimpleNamespace(ask=ask))
+    assert await forwarder.forward(route, a_scope() | {"method": method}, b"{}", NOBODY, send) is None
+    assert len(asked) == tries and [event["type"] for event in sent].count("http.response.start") == 1
+    assert [event["body"] for event in sent[1:]] == rest and not sent[-1]["more_body"]
+
+
 HOLES = (b"7", b"", b'{"n":1}')
 
 
