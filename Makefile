@@ -16,7 +16,7 @@ pytest = failed=0; \
 		|| [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
-.PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos tasks attack hostile
+.PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos simulate tasks attack hostile
 .PHONY: kernels fuzz differential matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
@@ -66,6 +66,9 @@ conformance: $(VENV)/.installed-dev ## Run the official conformance suite and th
 
 chaos: $(VENV)/.installed-dev ## Kill, pause and cut off gateways and Redis under load (4 minutes)
 	$(BIN)/python -m tests.cluster.chaos
+
+simulate: $(VENV)/.installed-dev ## Run SEEDS seeds (10,000) of gateways on a simulated network and clock (an hour or two)
+	$(BIN)/python -m tests.simulation.run --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),1)
 
 tasks: $(VENV)/.installed-dev ## Kill clients and gateways while 100 tasks work, and compare a ledger (2 minutes)
 	$(BIN)/python -m tests.cluster.task_survival

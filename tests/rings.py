@@ -86,6 +86,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/processes/test_packages.py": _SANDBOX,
     "tests/processes/test_walls.py": ("gateway/sandbox/", "transports/upstream/"),
     "tests/published": _SANDBOX,
+    "tests/simulation": (*_CLUSTER, "gateway/calls/", "tests/proof/histories.py"),
     "tests/store/test_redis_cluster.py": ("session_store/",),
     "tests/store/test_sentinel.py": ("session_store/redis/",),
     "tests/test_bench.py": ("bench/", "transports/", "gateway/relay/", "gateway/calls/"),

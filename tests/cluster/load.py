@@ -11,11 +11,12 @@ import httpx
 import msgspec
 
 from tests.proof.histories import Event
-from tests.support.mcp_clients import ACCEPT, RESTARTED, messages, modern_body, modern_headers
+from tests.support.mcp_clients import ACCEPT, RESTARTED, events, messages, modern_body, modern_headers
 
 EVERY_S: Final = 0.1
 HUNG_AFTER_S: Final = 20.0
 OUTCOME_UNKNOWN: Final = -32014
+EVENT_STREAM: Final = {"Accept": "text/event-stream"}
 _BUMP_EACH: Final = 5
 
 
@@ -69,7 +70,10 @@ class LoadSession:
             body = {"jsonrpc": "2.0", "id": self.calls, "method": "tools/call", "params": params}
             if not tool:
                 body = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-        return await self.load.http.post(url, json=body, headers=headers)
+        answer = await self.load.http.post(url, json=body, headers=headers)
+        while not self.is_modern and (last := _last_event(answer)):
+            answer = await self.load.http.get(url, headers={**headers, **EVENT_STREAM, "Last-Event-ID": last})
+        return answer
 
     async def run(self) -> None:
         while not self.load.stopped.is_set():
@@ -83,7 +87,7 @@ class LoadSession:
                 outcome.wrong.append(complaint)
             if ended.how not in ("hung", "reset"):
                 outcome.slowest_s = max(outcome.slowest_s, ended.at - began)
-            await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + self.load.every_s - time.monotonic()))
 
     async def _call(self, tool: str, base: str = "") -> tuple[Event, str]:
         """Call a tool, and keep in the history what became of it. Returns that, and what was wrong."""
@@ -118,6 +122,18 @@ class Answer(msgspec.Struct):
     told: str = ""
 
 
+def _last_event(answer: httpx.Response) -> str:
+    """The id of the last event of a stream that has ended without an answer: its client asks for the rest."""
+    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+        return ""
+    last = ""
+    for event, data in events(answer.text):
+        if "result" in (message := json.loads(data or "{}")) or "error" in message:
+            return ""
+        last = event or last
+    return last
+
+
 def _judged(answer: httpx.Response, tool: str) -> tuple[Answer, str]:
     """What an answer says, and what is wrong with it."""
     if answer.status_code == 404:
@@ -142,15 +158,24 @@ def _judged(answer: httpx.Response, tool: str) -> tuple[Answer, str]:
     if tool == "bump" and text.isdigit():
         return Answer(value=int(text), told=told), ""
     good = tool == "echo" and text == "ok"
-    return Answer("answered" if good else "wrong", told=told), f"{answer.status_code} {json.dumps(message)[:300]}"
+    return Answer("answered" if good else "wrong", told=told), f"{answer.status_code} {answer.text[:300]!r}"
 
 
 class Load:
-    """Sessions at work. `url` is the load balancer's, without a path."""
+    """Sessions at work. `url` is the load balancer's, without a path; `transport` leads to it, if not the network."""
 
-    def __init__(self, url: str, sessions: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        sessions: int,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        every_s: float = EVERY_S,
+    ) -> None:
         self.url = url
+        self.every_s = every_s
         self.http = httpx.AsyncClient(
+            transport=transport,
             timeout=httpx.Timeout(HUNG_AFTER_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=200),
         )

@@ -26,6 +26,9 @@ BROKEN: Final = {"hung": "a call did not end", "wrong": "a call got a wrong answ
 """Outcomes that no call may have. The others are `answered`, `refused` (it was not executed), and those that do not say
 whether it was executed: `unknown`, `failed`, `reset`."""
 
+FORGOT: Final = "forgot"
+"""How a store has failed over whose copy lacked the last writes. Counts that it had acknowledged may be gone."""
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a history. `at` is in seconds of one monotonic clock."""
@@ -87,8 +90,11 @@ def judge(history: Iterable[Event]) -> Contradiction | None:
     claims = _of_sessions((event.session, event) for event in ordered if event.what == "claimed")
     calls = _of_sessions((call.asked.session, call) for call in _calls(ordered))
     found = [each for of_session in claims.values() for each in _epochs(of_session, failovers)]
+    rules = [_ends, _runs_once, _one_process, _tells_restarts]
+    if not any(failover.how == FORGOT for failover in failovers):
+        rules.append(_counts)
     for of_session in calls.values():
-        for rule in (_ends, _runs_once, _counts, _one_process, _tells_restarts):
+        for rule in rules:
             found += rule(of_session)
     return min(found, key=lambda each: len(each.events), default=None)
 

@@ -1,0 +1,204 @@
+"""Rules that the simulation leaves out of the product, to show that it notices. `docs/proof.md` has the table.
+
+Each mutant replaces functions of the product in the simulation's process. Names and rules are those of the models.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.calls.link_lifecycle import LinkUsers
+from gateway.cluster import lease_validity, liveness, requests_to_peers
+from gateway.cluster.envelope import Envelopes
+from gateway.cluster.forwarded_answer import RelayedReply
+from gateway.cluster.lease_validity import OwnLease
+from gateway.cluster.liveness import Lease, Outcome
+from gateway.cluster.ownership import Cluster
+from gateway.sessions import session_loading
+from gateway.sessions.lifecycle import SessionLifecycle
+from session_store.ports.cluster import count_of
+from session_store.redis import cluster as redis_cluster
+from session_store.redis.commands import Script
+from transports.peer_channel import PeerChannel
+from transports.peer_server import Call
+
+
+def _set(place: Any, name: str, value: Any) -> None:
+    setattr(place, name, value)
+
+
+def _believes_asker() -> None:
+    async def look_for(self: Any, session: Any, address: str) -> Outcome:
+        return Outcome.SILENT
+
+    _set(requests_to_peers.PeerRequests, "look_for", look_for)
+
+
+def _copies_executed() -> None:
+    _set(Envelopes, "accept", lambda self, nonce, facts: None)
+
+
+def _epoch_reused() -> None:
+    _set(redis_cluster, "next_epoch", lambda epoch: (1 << 21) | (count_of(epoch) + 1))
+
+
+def _held_too_late() -> None:
+    def hold(self: OwnLease, replica: str) -> bool:
+        self._doubted.pop(replica, None)
+        return held(self, replica)
+
+    held = OwnLease.hold
+    _set(OwnLease, "hold", hold)
+
+
+def _hold_ignored() -> None:
+    _set(OwnLease, "hold", lambda self, replica: True)
+
+
+def _lease_ignored() -> None:
+    def decide(lease: Lease, *, for_a_lease: bool) -> Outcome | None:
+        return Outcome.GONE
+
+    _set(requests_to_peers, "decide", decide)
+
+
+def _lease_read_once() -> None:
+    async def take(self: Cluster, session: Any, *, may_run: bool) -> Any:
+        age_s = await self.lease_age(session.owner)
+        is_old = age_s is None or age_s >= lease_validity.DOUBT_S
+        return await taken(self, session, may_run=may_run and not is_old)
+
+    taken = Cluster.take
+    _set(Cluster, "take", take)
+
+
+def _no_agreement() -> None:
+    async def agreed(self: Call) -> None:
+        self.send(b"S")
+
+    _set(Call, "agreed", agreed)
+
+
+def _no_compare() -> None:
+    rule = b"if f[1] ~= ARGV[3] then return false end\n"
+    made = redis_cluster._CLAIM.source
+    assert rule in made
+    source = made.replace(rule, b"")
+    _set(redis_cluster, "_CLAIM", Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest()))
+
+
+def _no_fence() -> None:
+    _set(Cluster, "may_have_lost", lambda self, session_id: False)
+
+
+def _no_probe() -> None:
+    _set(PeerChannel, "is_heard", property(lambda self: True))
+
+
+async def _at_once(self: Cluster, session_id: str) -> None:
+    self._formers.pop(session_id, None)
+
+
+def _not_acknowledged() -> None:
+    _set(Cluster, "_until_no_other_serves", _at_once)
+
+
+def _not_told() -> None:
+    async def tell_lost(self: Any, replica: str, session_ids: Sequence[str]) -> None:
+        """Tell nobody."""
+
+    _set(redis_cluster.RedisDirectory, "tell_lost", tell_lost)
+
+
+def _old_process() -> None:
+    def lose(self: Cluster, session_id: str) -> None:
+        self._told[session_id] = None
+
+    def take_over(self: Any, session: Any) -> None:
+        live = self._live.get(session.id)
+        if live is None:
+            taken(self, session)
+        else:
+            live.replace_record(session, is_read=True)
+
+    taken = session_loading.SessionAttacher.take_over
+    _set(Cluster, "lose", lose)
+    _set(session_loading, "_is_before", lambda live, session, claimed=False: False)
+    _set(session_loading.SessionAttacher, "take_over", take_over)
+
+
+def _others_serve() -> None:
+    async def own(self: Cluster, session: Any, principal: Any, granted: Any) -> Any:
+        former = self._formers.pop(session.id, None)
+        try:
+            return await owned(self, session, principal, granted)
+        finally:
+            if former is not None:
+                self._formers[session.id] = former
+
+    owned = Cluster.own
+    _set(Cluster, "own", own)
+
+
+def _released_first() -> None:
+    async def release_idle(self: Any) -> bool:
+        for live in [live for live in self._live if live.is_movable and not live.has_suspended]:
+            await self._cluster.release(live.session)
+        return await released(self)
+
+    released = SessionLifecycle.release_idle
+    _set(SessionLifecycle, "release_idle", release_idle)
+
+
+def _resent() -> None:
+    _set(RelayedReply, "start", lambda self: None)
+
+
+def _silent_restart() -> None:
+    _set(LinkUsers, "notify", lambda self, live, reason: None)
+    _set(LinkUsers, "restarted", lambda self, reason: None)
+
+
+def _trusted_too_long() -> None:
+    _set(lease_validity, "TRUST_S", 4.0)
+
+
+def _waits_for_ever() -> None:
+    def decide(lease: Lease, *, for_a_lease: bool) -> Outcome | None:
+        outcome = decided(lease, for_a_lease=for_a_lease)
+        return None if outcome is Outcome.CUT_OFF else outcome
+
+    decided = liveness.decide
+    _set(requests_to_peers, "decide", decide)
+
+
+MUTANTS: Final[Mapping[str, Callable[[], None]]] = {
+    mutant.__name__[1:].upper(): mutant
+    for mutant in (
+        _believes_asker,
+        _copies_executed,
+        _epoch_reused,
+        _held_too_late,
+        _hold_ignored,
+        _lease_ignored,
+        _lease_read_once,
+        _no_agreement,
+        _no_compare,
+        _no_fence,
+        _no_probe,
+        _not_acknowledged,
+        _not_told,
+        _old_process,
+        _others_serve,
+        _released_first,
+        _resent,
+        _silent_restart,
+        _trusted_too_long,
+        _waits_for_ever,
+    )
+}
+
+
+def apply(name: str) -> None:
+    """Leave that rule out from now on."""
+    MUTANTS[name]()
