@@ -130,10 +130,12 @@ class Drain:
     async def _hand_over(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + HAND_OVER_S
-        with contextlib.suppress(StoreUnavailable):
-            # Calls end in many places. To poll for some seconds is simpler than a notification from each place.
-            while not await self.lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110  # there is no event to wait for
-                await asyncio.sleep(0.05)
+        # Calls end in many places. To poll for some seconds is simpler than a notification from each place.
+        while loop.time() < until:
+            with contextlib.suppress(StoreUnavailable):  # it may answer before the end of the drain
+                if await self.lifecycle.release_idle():
+                    return
+            await asyncio.sleep(0.05)
 
 
 def _works(running: RunningTask) -> bool:

@@ -192,9 +192,15 @@ class SessionLifecycle:
 
     async def release_idle(self) -> bool:
         """Release the sessions that are idle and can move, so that other replicas can serve them. Return True if no
-        live session is left on this replica. Called repeatedly while this replica drains."""
+        live session is left on this replica. Called repeatedly while this replica drains.
+
+        Raises:
+            StoreUnavailable: the store does not answer, so nobody else could claim what is released.
+        """
         assert self._cluster is not None
-        idle = [live for live in self._live if live.is_movable and not (live.exchanges or live.has_suspended)]
+        if any(map(_can_move, self._live)):
+            await self._cluster.beat()
+        idle = [*filter(_can_move, self._live)]
         for live in idle:
             # No await in this loop: a request that arrives now finds the session released.
             self._live.hand_over(live)
@@ -219,3 +225,8 @@ class SessionLifecycle:
     async def settled(self) -> None:
         """Wait until every session that is being closed is closed."""
         await self._tasks.settled()
+
+
+def _can_move(live: LiveSession) -> bool:
+    """Return True if nothing of a session would be lost if another replica served it from now on."""
+    return live.is_movable and not (live.exchanges or live.has_suspended)

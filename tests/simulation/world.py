@@ -1,6 +1,7 @@
 """Gateways, a store and clients on one simulated network, in one process and one event loop."""
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ import httpx
 
 from gateway import Gateway, create_app
 from gateway.config.settings import Settings
+from gateway.serving.drain import HAND_OVER_S
 from session_store import KeyRing
 from tests.cluster.load import HUNG_AFTER_S, Load
 from tests.proof.histories import Event
@@ -66,6 +68,10 @@ class Replica:
             self.is_ready = True
             await self._stopped.wait()
             await self.gateway.parts.drain.drain()
+            with contextlib.suppress(TimeoutError):  # as the HTTP server, which closes connections then
+                async with asyncio.timeout(HAND_OVER_S):
+                    while self.requests:  # noqa: ASYNC110  # there is no event for it
+                        await asyncio.sleep(0.05)
         self._world.network.kill(self.host)
         self._world.loop.kill(self.host)
         self._break()

@@ -160,6 +160,19 @@ async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypat
     assert sessions.rounds == 0
 
 
+async def test_sessions_are_released_when_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sessions(FakeSessions):
+        async def release_idle(self) -> bool:
+            if not await super().release_idle():
+                raise StoreUnavailable("away")
+            return True
+
+    sessions = Sessions(rounds=3)
+    monkeypatch.setattr(module, "LINGER_S", 0.0)
+    await draining(sessions, cluster=a_cluster()).drain()
+    assert sessions.rounds == 0, "calls in flight are waited for meanwhile"
+
+
 async def test_what_waits_for_its_rate_goes_on_at_once() -> None:
     policy = PolicySettings.model_validate({"session_rate": {"per_s": 1.1, "burst": 1}})
     rates = RateLimits(policy, MemoryBackend().rates)

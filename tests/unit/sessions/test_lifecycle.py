@@ -90,6 +90,21 @@ async def test_a_replica_that_drains_releases_its_idle_sessions() -> None:
     assert live.ended and parts.cluster.has_released(live.session.id)
 
 
+async def test_nothing_is_released_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def beat() -> None:
+        raise StoreUnavailable("away")
+
+    parts = Parts(clustered=True)
+    assert parts.cluster is not None
+    live = await parts.create()
+    with monkeypatch.context() as away:
+        away.setattr(parts.cluster, "beat", beat)
+        with pytest.raises(StoreUnavailable):
+            await parts.lifecycle.release_idle()
+    assert parts.live.get(live.session.id) is live and not parts.cluster.has_released(live.session.id)
+    assert await parts.lifecycle.release_idle()
+
+
 @requirement("rep.idle-kept")
 async def test_a_hand_over_changes_nothing_that_is_counted() -> None:
     parts = Parts(clustered=True)
