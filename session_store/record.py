@@ -13,17 +13,16 @@ _DECODERS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
 }
 _COMMON: Final = frozenset(_DECODERS) - {"id", "created_at", "used_at", "metadata", "counted", "epoch", "version"}
 _MAX_SHARED_BYTES: Final = 512
+_MAX_SHOWN_BYTES: Final = 8 << 10
 _encoder = msgspec.json.Encoder()
 to_field = _encoder.encode
 
 
 def _decoded(name: str, value: bytes) -> Any:
-    # Long values are seldom the same in two sessions, and the cache would keep them long after their sessions.
-    return (
-        _shared(name, value)
-        if name == "shown" or (name in _COMMON and len(value) <= _MAX_SHARED_BYTES)
-        else _DECODERS[name].decode(value)
-    )
+    # Long values are seldom the same in two sessions, and the cache would keep them long after their sessions. But many
+    # sessions are shown the same tools.
+    most = _MAX_SHOWN_BYTES if name == "shown" else _MAX_SHARED_BYTES
+    return _shared(name, value) if name in _COMMON and len(value) <= most else _DECODERS[name].decode(value)
 
 
 @functools.lru_cache(maxsize=1_024)

@@ -3,10 +3,13 @@
 import functools
 import hashlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
+
+from gateway.protocol.merged_lists import MOST_TOOLS
 
 _NAME_BYTES: Final = 6
 _DIGEST_BYTES: Final = 20
@@ -50,19 +53,17 @@ class ShownTools:
         return before is not None and before != _short(digest)
 
     def with_page(self, server: str, tools: Listed) -> "ShownTools":
-        """Return these tools and those of a page. What was shown before stays; a tool without a digest is left out."""
-        return _with_page(self, server, tools)
+        """Return these tools and those of a page, up to `MOST_TOOLS` of the server. What was shown before stays; a tool
+        without a digest is left out."""
+        before = self._servers.get(server, {})
+        page = {_key(name): _short(digest) for name, digest in reversed(tools) if digest}
+        if page.keys() <= before.keys():
+            return self
+        return _merged(self._servers, server, dict(islice({**before, **page, **before}.items(), MOST_TOOLS)))
 
     def with_tool(self, server: str, name: str, digest: str) -> "ShownTools":
         """Return these tools, the tool `name` with this digest."""
         return _merged(self._servers, server, {**self._servers.get(server, {}), _key(name): _short(digest)})
-
-
-@functools.lru_cache(maxsize=256)
-def _with_page(shown: ShownTools, server: str, tools: Listed) -> ShownTools:
-    before = shown._servers.get(server, {})
-    page = {_key(name): _short(digest) for name, digest in reversed(tools) if digest}
-    return shown if page.keys() <= before.keys() else _merged(shown._servers, server, {**page, **before})
 
 
 def _merged(servers: Mapping[str, Mapping[bytes, bytes]], server: str, tools: Mapping[bytes, bytes]) -> ShownTools:

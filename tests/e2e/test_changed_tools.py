@@ -1,6 +1,8 @@
 """Tools that change while sessions live: what a session was shown does not change unsaid."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,16 @@ from tests.requirements import requirement
 from tests.support.credentials import bearer
 from tests.support.gateway_process import replicas
 from tests.support.in_process_gateway import in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, error_of, restarted, result_of, streamed
+from tests.support.mcp_clients import (
+    Legacy,
+    Modern,
+    error_of,
+    modern_body,
+    modern_headers,
+    restarted,
+    result_of,
+    streamed,
+)
 from tests.support.redis_server import RunningRedis
 from tests.support.table_server import listing, table_server
 
@@ -58,7 +69,7 @@ def test_a_tool_that_changes_within_a_session_is_marked_told_or_refused(
         client = opened(running.url, http, era)
         assert note(client) is None, "a modern session begins with its first call"
         before = listed(client)
-        assert note(client) is None
+        assert [note(client) for _ in range(3)] == [None] * 3, "the last ones on the fast path"
         it.says(tool(description=HOSTILE), tool("write"))
         if notifies:
             called(client, "relist")
@@ -139,15 +150,32 @@ def test_another_replica_knows_what_a_session_was_shown(
         assert "read" not in listed(client) and "result" in called(client, "write").text
 
 
-def test_a_client_is_notified_of_a_change_that_its_server_does_not_announce(tmp_path: Path, http: httpx.Client) -> None:
-    it = Notes(tmp_path, "legacy")
+@contextmanager
+def listening(client: Legacy | Modern) -> Iterator[Iterator[Any]]:
+    """The messages of a client's stream of notifications, which is open."""
+    if isinstance(client, Legacy):
+        with client.get() as stream:
+            yield streamed(stream)
+        return
+    body = modern_body("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+    headers = {**modern_headers(body), **client.headers}
+    with client.http.stream("POST", client.url, json=body, headers=headers) as stream:
+        messages = streamed(stream)
+        assert next(messages)["method"] == "notifications/subscriptions/acknowledged"
+        yield messages
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_client_is_notified_of_a_change_that_its_server_does_not_announce(
+    tmp_path: Path, http: httpx.Client, era: str
+) -> None:
+    it = Notes(tmp_path, era)
     with in_process_gateway(it.servers, options={}) as running:
-        client = opened(running.url, http, "legacy")
-        assert isinstance(client, Legacy)
+        client = opened(running.url, http, era)
+        called(client)
         listed(client)
         it.says(tool(description=HOSTILE))
-        with client.get() as stream:
-            messages = streamed(stream)
+        with listening(client) as messages:
             listed(client)
             assert note(client) == {"reason": "tool_changed"}
             assert next(messages)["method"] == "notifications/tools/list_changed"

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from gateway.protocol.item_digests import digest_of
+from gateway.protocol.merged_lists import MOST_TOOLS
 from gateway.protocol.shown_tools import NOTHING, ShownTools
 from tests.requirements import requirement
 
@@ -50,6 +51,13 @@ def test_equal_ones_are_one_object_and_are_read_from_a_record() -> None:
     assert ShownTools.read("") is NOTHING and NOTHING.text == ""
     with pytest.raises(ValueError):
         ShownTools.read("[]")
+
+
+def test_a_server_that_lists_ever_new_tools_fills_no_record() -> None:
+    page = tuple((f"tool{n}", OLD) for n in range(MOST_TOOLS))
+    shown = NOTHING.with_page("notes", page[:-1]).with_page("notes", (("read", OLD), ("write", OLD)))
+    assert shown.has("notes", "read") != shown.has("notes", "write")
+    assert shown.with_page("notes", (("other", OLD),)) is shown
 
 
 def test_the_text_of_a_server_with_twenty_tools_is_short() -> None:
