@@ -6,6 +6,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
+from cachetools import LRUCache
 
 from gateway.config.policy import PolicySettings
 from gateway.context.session_facts import CHANGED_KEY, with_meta
@@ -22,6 +23,7 @@ from transports.jsonrpc import Object, encode
 
 logger = logging.getLogger(__name__)
 
+_MOST_REFUSED: Final = 16_384
 _THEN: Final = {
     "allow": "its calls go on",
     "tell": "the next result of the tool says so",
@@ -61,6 +63,7 @@ class ChangedTools:
         self._happened = happened
         self._remember = remember
         self._told = ToldOnce()
+        self._refused: LRUCache[tuple[str, str, str, str], None] = LRUCache(_MOST_REFUSED)
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
@@ -103,7 +106,9 @@ class ChangedTools:
             return "same"
         self._tell(server, name, digest)
         if is_refused:
-            self._happened(live, server, name)
+            if (key := (live.session.id, server, name, digest)) not in self._refused:
+                self._refused[key] = None
+                self._happened(live, server, name)
             raise self._audit.refused(
                 changed_tool(name),
                 live.session,

@@ -93,6 +93,11 @@ def test_a_tool_that_changes_within_a_session_is_marked_told_or_refused(
         metrics = http.get(f"{running.base}/metrics", headers=bearer("secret")).text
         assert f'mcp_gateway_changed_tools_total{{calls="{mode}"}} 1.0' in metrics
 
+        admin = f"{running.base}/admin/api/sessions"
+        [row] = http.get(admin, headers=bearer("secret")).json()["sessions"]
+        timeline = http.get(f"{admin}/{row['session']}/timeline", headers=bearer("secret")).json()["entries"]
+        assert [one["server"] for one in timeline if one["name"] == "changed"] == ["notes"]
+
         later = opened(running.url, http, era)
         assert listed(later)["read"] == HOSTILE and note(later) is None, "a new session is shown the tool as it is"
 

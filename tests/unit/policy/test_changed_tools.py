@@ -97,6 +97,7 @@ def test_a_refused_tool_stays_refused_and_absent_whatever_the_client_lists(caplo
         assert refused.value.reason == "tool_changed"
         assert it.listed(OTHER, WRITE) == {"read"}
     assert it.called(OTHER, WRITE, name="write") == "same"
+    assert it.happened == [("s", "read")], "a client that calls it again and again is notified once"
     assert it.counted == {"refuse": 1} and caplog.text.count("neither see nor call it") == 1
     assert it.called(READ) == "same" and it.listed(READ) == frozenset(), "it is again what was shown"
     with pytest.raises(Refused):
