@@ -69,6 +69,7 @@ class ChangedTools:
     def replace(self, settings: PolicySettings) -> None:
         """Decide by these settings from now on."""
         self._mode = settings.changed_tools
+        self.refuses = self._mode == "refuse"
 
     def listed(self, live: ShownSession, server: str, tools: Sequence[dict[str, Any]]) -> frozenset[str]:
         """Record that a server lists these tools to a session. Return the names of those that the session may not
@@ -80,7 +81,7 @@ class ChangedTools:
             if self._mode == "allow":
                 self._accept(live, server, name, digest)
         self._show(live, live.shown.with_page(server, page))
-        if self._mode != "refuse":
+        if not self.refuses:
             return frozenset()
         # What cannot be compared later must not be shown now.
         return frozenset(changed) | {name for name, _ in page if not live.shown.has(server, name)}
@@ -90,14 +91,19 @@ class ChangedTools:
     ) -> Note | Literal["same", "unknown"]:
         """Decide on a call of a tool by the server's list. Return a function that adds a note to the call's result, if
         the tool has changed and the client is told. `is_own`: this is the list of the session's own process or
-        connection. If another one does not decide, return "unknown".
+        connection. If another one does not decide, return "unknown". Where changed tools are refused, a session that
+        was shown nothing of the server counts as shown what the server lists now.
 
         Raises:
             Refused: the tool has changed, and such calls are refused.
         """
-        shown, is_refused = live.shown, self._mode == "refuse"
-        if not shown.has(server, name):
+        shown, is_refused = live.shown, self.refuses
+        if is_refused and is_own and not shown.has_list_of(server):
+            # Modern clients list tools before they have a session. A list that comes after a change would be the first.
+            self.listed(live, server, tools.listed)
             return "same"
+        if not shown.has(server, name):
+            return "unknown" if is_refused and not shown.has_list_of(server) else "same"
         digest = tools.digest(name)
         is_changed = shown.differs(server, name, digest)
         if not is_own and (is_changed or is_refused):

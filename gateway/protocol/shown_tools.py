@@ -46,6 +46,10 @@ class ShownTools:
         """Return True if the session was shown a tool of that name."""
         return server in self._servers and _key(name) in self._servers[server]
 
+    def has_list_of(self, server: str) -> bool:
+        """Return True if the session was shown a tool of the server."""
+        return server in self._servers
+
     def differs(self, server: str, name: str, digest: str) -> bool:
         """Return True if the session was shown a tool of that name with another digest. An empty digest differs from
         all."""

@@ -332,7 +332,7 @@ class Admission:
         session = with_context(live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
         admitted = AdmittedTool(self._calls, self.audit, decision, tools, session, name)
-        if live.shown is NOTHING:
+        if live.shown is NOTHING and not self._changed.refuses:
             return admitted
         found = self._changed.called(live, upstream.name, tools, name, is_own=lists.is_own(tools))
         if found == "unknown":

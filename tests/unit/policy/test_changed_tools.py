@@ -58,13 +58,23 @@ class Changed:
         return {key: msgspec.json.decode(value) for key, value in meta.items()}
 
 
-@pytest.mark.parametrize("mode", ["allow", "tell", "refuse"])
+@pytest.mark.parametrize("mode", ["allow", "tell"])
 def test_a_session_that_was_shown_nothing_has_nothing_to_compare(mode: str) -> None:
     it = Changed(mode)
     assert it.called(READ, is_own=False) == it.called(OTHER, is_own=False) == "same"
     it.listed(WRITE)
     assert it.called(OTHER) == "same", "new tools are no change"
     assert not it.counted and not it.happened
+
+
+def test_where_changes_are_refused_the_list_of_the_first_call_counts_as_shown() -> None:
+    it = Changed("refuse")
+    assert it.called(READ, WRITE, is_own=False) == "unknown", "its own process is asked"
+    assert it.called(READ, WRITE) == "same" and it.written, "also for other replicas"
+    assert it.listed(OTHER, WRITE) == {"read"}
+    with pytest.raises(Refused):
+        it.called(OTHER, WRITE)
+    assert it.called(OTHER, {"name": "new"}, name="new") == "same" and it.called(OTHER, name="gone") == "same"
 
 
 def test_a_changed_tool_is_told_once_and_only_by_a_result_that_the_client_gets() -> None:
