@@ -150,6 +150,24 @@ def test_a_token_is_verified_and_its_holder_has_the_fields_of_the_proxy_too() ->
     assert refused.value.headers["WWW-Authenticate"] == challenge
 
 
+@requirement("cred.exchange")
+def test_a_token_is_kept_with_its_claims_only_while_servers_get_others_for_it() -> None:
+    class Given(Tokens):
+        async def verify(self, token: str) -> tuple[Principal, dict[str, Any], float]:
+            principal, claims, until = await super().verify(token)
+            return principal, claims | {"exp": 100}, until
+
+    auth = trusting_issuer({"claims": {"workspace": "team"}, "clock_skew_s": 5})
+    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth, tokens=cast(AccessTokens, Given()))
+    headers = {"authorization": "Bearer a.b.c"}
+    for wanted in (False, True, False):
+        identity.keep_tokens(wanted=wanted)
+        granted = asyncio.run(identity.authenticate(headers)).granted
+        assert granted is not None and granted.workspace == "red"
+        token = granted.token
+        assert token is None if not wanted else token is not None and (token.token, token.expires) == ("a.b.c", 105.0)
+
+
 @requirement("pol.auth")
 def test_the_metadata_of_the_resource_names_its_issuers_and_scopes() -> None:
     known = {
@@ -161,6 +179,16 @@ def test_the_metadata_of_the_resource_names_its_issuers_and_scopes() -> None:
     assert ResourceMetadata(trusting_issuer({"scopes": ["a", "b"]})).document() == known | {
         "scopes_supported": ["a", "b"]
     }
+
+
+@requirement("pol.auth")
+def test_the_metadata_is_served_between_the_host_and_the_path_of_the_resource() -> None:
+    known = "/.well-known/oauth-protected-resource"
+    for resource, paths in (("https://a.example/b/mcp/", (f"{known}/b/mcp", known)), ("https://a.example", (known,))):
+        metadata = ResourceMetadata(trusting_issuer({}).model_copy(update={"resource": resource}))
+        assert metadata.paths == paths and metadata.url == f"https://a.example{paths[0]}"
+    nothing = ResourceMetadata(AuthSettings())
+    assert (nothing.paths, nothing.url) == ((), "")
 
 
 def test_the_holder_of_a_key_is_found() -> None:

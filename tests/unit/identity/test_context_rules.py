@@ -74,6 +74,26 @@ def test_variables_of_a_rule_are_for_its_principals_and_the_announced_fields_are
     assert announced_fields_of(context) == (("team", "blue"),)
 
 
+@requirement("life.ttl")
+def test_the_first_rule_that_applies_and_sets_a_lifetime_decides_it() -> None:
+    rules = ContextRules(
+        [
+            RuleSettings(principals=("api-key:x",), idle_ttl_s=5),
+            RuleSettings(workspaces=("w",), idle_ttl_s=60),
+            RuleSettings(idle_ttl_s=90, max_age_s=900),
+        ],
+        "direct",
+    )
+    of_all = {"idle_ttl_s": (90, "gateway.policy.rules[2].idle_ttl_s")}
+    aged = {"max_age_s": (900, "gateway.policy.rules[2].max_age_s")}
+    assert rules.lifetimes(GUEST, rules.context(GUEST, None, "")) == of_all | aged
+    in_w = rules.context(GUEST, CredentialClaims(workspace="w"), "")
+    assert rules.lifetimes(GUEST, in_w) == aged | {"idle_ttl_s": (60, "gateway.policy.rules[1].idle_ttl_s")}
+    key = Principal(issuer="api-key", subject="x")
+    assert rules.lifetimes(key, in_w)["idle_ttl_s"] == (5, "gateway.policy.rules[0].idle_ttl_s")
+    assert ContextRules([RuleSettings(trust="direct")], "direct").lifetimes(GUEST, in_w) == {}
+
+
 @requirement("pol.explain")
 def test_each_fact_has_the_setting_that_decides_it_as_its_reason() -> None:
     rules = [

@@ -98,6 +98,7 @@ def test_tokens_are_equal_if_they_differ_in_times_and_ids_only() -> None:
     one = CallerToken.of("one", claims, 30.0)
     assert one.expires == 130.0 and "one" not in repr(one)
     assert one == CallerToken.of("two", {**claims, "exp": 900, "iat": 800, "jti": "y", "sid": "z"}, 0.0)
+    assert one == CallerToken.of("one", dict(reversed(claims.items())), 30.0)
     others: list[dict[str, Any]] = [{"scope": "write"}, {"groups": []}, {"act": {"sub": "bot"}}, {"sub": "ben"}]
     for other in others:
         assert CredentialClaims(token=one) != CredentialClaims(token=CallerToken.of("one", claims | other, 30.0))
