@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.secrets import ExchangeSettings
-from gateway.context.token_exchange import ASKED_AGAIN_S, ExchangeFailed, TokenExchange
+from gateway.context.authorization_requests import ASKED_AGAIN_S
+from gateway.context.token_exchange import ExchangeFailed, TokenExchange
 from gateway.identity.credential_claims import CallerToken
 from tests.requirements import requirement
 from tests.support.http_thread import Handler, answering

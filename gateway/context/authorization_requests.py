@@ -1,0 +1,140 @@
+"""Send requests to authorization servers, and read what their token endpoints answer.
+
+These servers are believed little: no redirects, 64 KiB, ten seconds, and bearer tokens of the characters of RFC 6750
+only. Of an error the code alone is read, because descriptions may quote what was sent.
+"""
+
+import asyncio
+import base64
+import re
+import ssl
+from functools import cached_property
+from math import isnan
+from typing import Final
+from urllib.parse import quote_plus
+
+import httpx2
+import msgspec
+
+from gateway.config.addresses import is_of_this_machine
+
+ANSWER_S: Final = 10.0
+"""Seconds that an authorization server has to answer."""
+ASKED_AGAIN_S: Final = 5.0
+"""Seconds after which it is asked again for a token that it has refused, or not answered for."""
+_EARLY: Final = 0.1
+_MOST_EARLY_S: Final = 30.0
+"""A token is replaced in the last tenth of its lifetime, at most half a minute before its end: it must not expire on
+the way to the server."""
+_UNSAID_S: Final = 60.0
+"""The assumed lifetime of a token if the authorization server does not say it (RFC 6749 §5.1, RFC 8693 §2.2.1)."""
+_SHORTEST_S: Final = 1.0
+"""Seconds for which a token is used at least, whatever its lifetime."""
+_CODE: Final = re.compile(r"[a-z_]{1,40}")
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+"""RFC 6750 §2.1."""
+_MOST_AT_ONCE: Final = 16
+"""Requests to the authorization server at the same time: one that hangs must not take all sockets."""
+_MOST_BYTES: Final = 64 << 10
+_KEPT: Final = ("content-type", "www-authenticate")
+
+
+class BadAnswer(Exception):
+    """The endpoint is not what it should be. The message says what it does, and may be sent to the client."""
+
+
+class Given(msgspec.Struct):
+    """The answer of a token endpoint (RFC 6749 §5.1 and §5.2)."""
+
+    access_token: str = ""
+    token_type: str = ""
+    expires_in: float | None = None
+    refresh_token: str = ""
+    error: str | None = None
+
+    __repr__ = object.__repr__
+
+    @property
+    def code(self) -> str:
+        """Return the error code, as text that may be shown."""
+        return self.error if self.error and _CODE.fullmatch(self.error) else "unknown error"
+
+    @property
+    def lives_s(self) -> float:
+        """Return the seconds for which the token is valid."""
+        lives_s = _UNSAID_S if self.expires_in is None or isnan(self.expires_in) else self.expires_in
+        return max(lives_s, _SHORTEST_S)
+
+    @property
+    def used_s(self) -> float:
+        """Return the seconds for which the token is used, which end before it expires."""
+        return max(self.lives_s - min(_EARLY * self.lives_s, _MOST_EARLY_S), _SHORTEST_S)
+
+
+class AuthorizationRequests:
+    """Send requests to authorization servers."""
+
+    def __init__(self) -> None:
+        self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return httpx2.create_ssl_context()  # it takes 30 ms, in which nothing else runs
+
+    async def send(self, request: httpx2.Request, *, head_only: bool = False) -> httpx2.Response:
+        """Send a request and return its response: status, content, and the headers `_KEPT`. With `head_only`, do not
+        read the content.
+
+        Raises:
+            BadAnswer: the content is too large.
+            httpx2.HTTPError, OSError: there is no answer, or not in time. The text may contain what was sent.
+        """
+        data, uses_proxy = b"", not is_of_this_machine(str(request.url))
+        request.headers["accept-encoding"] = "identity"
+        async with (
+            self._at_once,
+            asyncio.timeout(ANSWER_S),
+            httpx2.AsyncClient(timeout=ANSWER_S, trust_env=uses_proxy, verify=self._tls) as client,
+        ):
+            response = await client.send(request, stream=True)
+            try:
+                if not head_only:
+                    data = await _limited(response)
+            finally:
+                await response.aclose()
+        headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        return httpx2.Response(response.status_code, headers=headers, content=data, request=request)
+
+    async def token(self, endpoint: str, form: dict[str, str], headers: dict[str, str] | None = None) -> Given:
+        """Send a token request, and return the answer, which has a bearer token or an error. Raises as `send`, and
+        `BadAnswer` for what is no answer of a token endpoint."""
+        given = {"accept": "application/json", **(headers or {})}
+        response = await self.send(httpx2.Request("POST", endpoint, data=form, headers=given))
+        if response.status_code not in (200, 400, 401, 403):
+            raise BadAnswer(f"answers with status {response.status_code}")
+        try:
+            answer = msgspec.json.decode(response.content, type=Given, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise BadAnswer("does not answer as RFC 6749 says") from None
+        is_bearer = answer.token_type.lower() == "bearer" and _TOKEN.fullmatch(answer.access_token) is not None
+        if response.status_code == 200 and is_bearer:
+            return answer
+        if response.status_code == 200 and not answer.error:
+            raise BadAnswer("gives no bearer token that a header can hold")
+        return Given(error=answer.error or "unknown error")
+
+
+async def _limited(response: httpx2.Response) -> bytes:
+    """Return the content of a response, as it was sent. Raises `BadAnswer` if it is too large."""
+    data = b""
+    async for chunk in response.aiter_raw():
+        data += chunk
+        if len(data) > _MOST_BYTES:
+            raise BadAnswer("sends too much")
+    return data
+
+
+def basic_auth(client_id: str, secret: str) -> dict[str, str]:
+    """Return the header by which a client authenticates with its secret (RFC 6749 §2.3.1)."""
+    pair = f"{quote_plus(client_id)}:{quote_plus(secret)}"
+    return {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
