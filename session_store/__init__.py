@@ -12,6 +12,7 @@ from session_store.ports.accounting import (
     HistoryStore,
     Quotas,
     Rates,
+    SealedValues,
 )
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import Bus, Directory
@@ -77,6 +78,7 @@ __all__ = [
     "Quotas",
     "Rates",
     "Reserved",
+    "SealedValues",
     "Session",
     "SessionGone",
     "SessionState",

@@ -40,6 +40,7 @@ class Purpose(StrEnum):
     PEER = "peer-connection"
     STDIO_KEY = "stdio-session-key"
     HOP = "via-pseudonym"
+    CONSENT = "consented-tokens"
 
 
 def is_canonical(text: str) -> bool:

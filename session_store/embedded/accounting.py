@@ -1,4 +1,4 @@
-"""Keep rates, quotas, expiring flags, audit trail, timelines and history in the memory of this process. No I/O."""
+"""Keep rates, quotas, expiring flags, sealed values, audit trail, timelines and history in memory. No I/O."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -86,6 +86,30 @@ class MemoryExpiringFlags:
 
     async def drop(self, name: str) -> None:
         self._until.pop(name, None)
+
+
+class MemorySealedValues:
+    """Store values that expire. Beyond `_MOST` values, the least recently used are dropped."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._of: TLRUCache[str, tuple[float, bytes]]
+        self._of = TLRUCache(_MOST, ttu=lambda name, value, now: value[0], timer=clock)
+
+    async def get(self, name: str) -> bytes | None:
+        return self._of.get(name, (0.0, None))[1]
+
+    async def replace(self, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0) -> bool:
+        if await self.get(name) != before:
+            return False
+        if after is None:
+            self._of.pop(name, None)
+        else:
+            self._of[name] = (self._clock() + for_s, after)
+        return True
+
+    async def names(self) -> list[str]:
+        return [*self._of]
 
 
 MAX_EVENTS: Final = 2_000

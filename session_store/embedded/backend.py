@@ -18,13 +18,14 @@ from session_store.embedded.accounting import (
     MemoryHistory,
     MemoryQuotas,
     MemoryRates,
+    MemorySealedValues,
     MemoryTimelines,
 )
 from session_store.embedded.events import MemoryEventLog
 from session_store.embedded.records_port import Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.embedded.tasks import MemoryTasks
-from session_store.ports.accounting import AuditTrail, HistoryStore, Quotas
+from session_store.ports.accounting import AuditTrail, HistoryStore, Quotas, SealedValues
 from session_store.ports.backend import Observation
 from session_store.ports.cluster import ConfigurationNumbers, next_epoch
 from session_store.ports.errors import StoreError
@@ -39,9 +40,9 @@ class EmbeddedBackend(ABC):
     """Keep sessions and state in the `Records` of a subclass, and everything else in memory.
 
     For bus, leases, rates and flags, memory is enough for one process. A durable backend may set `events`, `audit`,
-    `timelines`, `history`, `quotas` and `tasks` to durable parts of its own, after `super().__init__()`. Otherwise,
-    after a restart, clients cannot resume earlier streams; audit trail, timelines and history are empty; earlier
-    sessions do not count for quotas; and earlier tasks are unknown.
+    `timelines`, `history`, `quotas`, `tasks` and `sealed` to durable parts of its own, after `super().__init__()`.
+    Otherwise, after a restart, clients cannot resume earlier streams; audit trail, timelines and history are empty;
+    earlier sessions do not count for quotas; earlier tasks are unknown; and people have to connect accounts again.
     """
 
     is_shared = False
@@ -60,6 +61,7 @@ class EmbeddedBackend(ABC):
         self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.rates = MemoryRates(clock)
         self.flags = MemoryExpiringFlags(clock)
+        self.sealed: SealedValues = MemorySealedValues(clock)
 
     @abstractmethod
     async def run(self, work: Work[Result]) -> Result:

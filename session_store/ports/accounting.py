@@ -1,5 +1,5 @@
-"""Define what processes that share a store count and record together: rates, quotas, expiring flags, the audit trail,
-and the history of metrics.
+"""Define what processes that share a store count and record together: rates, quotas, expiring flags, sealed values, the
+audit trail, and the history of metrics.
 
 The audit trail has parts (`Part`), each with its own limit. So events that strangers can cause without limit (refusals,
 anonymous sessions) displace only events of the same part.
@@ -55,6 +55,21 @@ class ExpiringFlags(Protocol):
 
     async def drop(self, name: str) -> None:
         """Remove the flag, if it is set."""
+
+
+class SealedValues(Protocol):
+    """Keep values by name for a limited time, for all processes of a store. Callers encrypt the values: whoever reads
+    the store must learn nothing. All methods may raise `StoreUnavailable`."""
+
+    async def get(self, name: str) -> bytes | None:
+        """Return the value; None if there is none."""
+
+    async def replace(self, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0) -> bool:
+        """Set the value to `after` for `for_s` seconds from now (None: remove it) if it is `before` (None: there is
+        none). Return True if it was: of several concurrent calls, only the first. No value is empty."""
+
+    async def names(self) -> list[str]:
+        """Return the names of all values. Some of them may have none any more."""
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from session_store.ports.accounting import AuditTrail, ExpiringFlags, HistoryStore, Quotas, Rates
+from session_store.ports.accounting import AuditTrail, ExpiringFlags, HistoryStore, Quotas, Rates, SealedValues
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
 from session_store.ports.sessions import SessionStore
@@ -93,6 +93,9 @@ class Backend(Protocol):
 
     @property
     def flags(self) -> ExpiringFlags: ...
+
+    @property
+    def sealed(self) -> SealedValues: ...
 
     async def open(self) -> None:
         """Connect to the store or open it. Raises `StoreError`, which says what is wrong and what to do."""

@@ -20,6 +20,7 @@ from session_store.redis.accounting import (
     RedisHistory,
     RedisQuotas,
     RedisRates,
+    RedisSealedValues,
     RedisTimelines,
 )
 from session_store.redis.cluster import RedisBus, RedisDirectory
@@ -62,6 +63,7 @@ class RedisBackend:
         self.history = RedisHistory(self.commands)
         self.quotas = RedisQuotas(self.commands)
         self.flags = RedisExpiringFlags(self.commands)
+        self.sealed = RedisSealedValues(self.commands, clock or time)
         self.rates = RedisRates(self.commands, self.sessions)
 
     def own_keys(self) -> KeyRing:

@@ -1,4 +1,4 @@
-"""Keep rates, quotas, expiring flags, audit trail, history and timelines in Redis, where all replicas share them."""
+"""Keep rates, quotas, expiring flags, sealed values, audit trail, history and timelines in Redis, for all replicas."""
 
 import asyncio
 import math
@@ -80,6 +80,36 @@ class RedisExpiringFlags:
 
     async def drop(self, name: str) -> None:
         await self._commands.run("DEL", keys.hashed("mark", name))
+
+
+_REPLACE: Final = script("replace")
+
+
+class RedisSealedValues:
+    """Store values as Redis keys that expire. Their names are listed before they are written, so that no value is
+    without its name."""
+
+    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
+        self._commands = commands
+        self._clock = clock
+
+    async def get(self, name: str) -> bytes | None:
+        found: bytes | None = await self._commands.run("GET", keys.hashed("sealed", name))
+        return found
+
+    async def replace(self, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0) -> bool:
+        if after is not None:
+            now = self._clock()
+            await self._commands.run("ZREMRANGEBYSCORE", keys.SEALED, "-inf", now)
+            await self._commands.run("ZADD", keys.SEALED, "GT", now + for_s, name)
+        key, for_ms = keys.hashed("sealed", name), math.ceil(for_s * 1_000)
+        is_done = await self._commands.call(_REPLACE, [key], before or b"", after or b"", for_ms)
+        if is_done and after is None:
+            await self._commands.run("ZREM", keys.SEALED, name)
+        return bool(is_done)
+
+    async def names(self) -> list[str]:
+        return [name.decode() for name in await self._commands.run("ZRANGE", keys.SEALED, 0, -1)]
 
 
 _KEPT_S: Final = 30 * 86_400

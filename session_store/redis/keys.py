@@ -22,6 +22,9 @@ TASKS: Final = "mcp:tasks"
 TIMELINES: Final = "mcp:timelines"
 """The sessions that have a timeline, by the time of the last write. Some of the timelines may have expired."""
 
+SEALED: Final = "mcp:sealed"
+"""The names of sealed values, by the time at which they expire. Some of these values may be gone."""
+
 READY: Final = "mcp:ready"
 """The key that is written to check that the store accepts writes."""
 
@@ -53,7 +56,7 @@ def shard_of(session_id: str) -> tuple[str, str, str]:
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 
 
-def hashed(kind: Literal["alias", "rate", "quota", "mark"], name: str) -> str:
+def hashed(kind: Literal["alias", "rate", "quota", "mark", "sealed"], name: str) -> str:
     """Return the key for a name of this kind. The name is hashed, because it may contain a principal. `mark`: an
     expiring flag."""
     return f"mcp:{{{kind}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"

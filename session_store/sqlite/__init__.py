@@ -18,7 +18,13 @@ from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreMissing
 from session_store.ports.sessions import SessionStatus
 from session_store.session import Session
-from session_store.sqlite.accounting import SqliteAuditTrail, SqliteHistory, SqliteQuotas, SqliteTimelines
+from session_store.sqlite.accounting import (
+    SqliteAuditTrail,
+    SqliteHistory,
+    SqliteQuotas,
+    SqliteSealedValues,
+    SqliteTimelines,
+)
 from session_store.sqlite.database import FORMAT, Database, check_is_ours, no_folder
 from session_store.sqlite.events import SqliteEventLog, drop_log
 from session_store.sqlite.tasks import SqliteTasks
@@ -142,6 +148,7 @@ class SqliteBackend(EmbeddedBackend):
         self.timelines = SqliteTimelines(self._database, clock)
         self.history = SqliteHistory(self._database)
         self.quotas = SqliteQuotas(self._database, clock)
+        self.sealed = SqliteSealedValues(self._database, clock)
         self.tasks = SqliteTasks(self._database, clock)
 
     async def run(self, work: Work[Result]) -> Result:

@@ -1,4 +1,4 @@
-"""Store quotas, audit trail, history and timelines in SQLite tables, so that they outlive the process."""
+"""Store quotas, sealed values, audit trail, history and timelines in SQLite tables, which outlive the process."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -62,6 +62,35 @@ class SqliteAuditTrail(Tables):
         queries = [f"SELECT event FROM {audit_table(part)} ORDER BY number DESC LIMIT ?" for part in PARTS]
         found = [db.execute(query, (limit,)).fetchall() for query in queries]
         return newest([[msgspec.json.decode(row[0], type=AuditEvent) for row in rows] for rows in found], limit)
+
+
+class SqliteSealedValues(Tables):
+    """Store values that expire. Each change deletes expired ones."""
+
+    @transaction
+    def get(self, db: sqlite3.Connection, name: str) -> bytes | None:
+        row = db.execute("SELECT value FROM sealed WHERE name = ? AND until > ?", (name, self.clock())).fetchone()
+        return None if row is None else bytes(row[0])
+
+    @transaction
+    def replace(
+        self, db: sqlite3.Connection, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0
+    ) -> bool:
+        now = self.clock()
+        db.execute("DELETE FROM sealed WHERE until <= ?", (now,))
+        row = db.execute("SELECT value FROM sealed WHERE name = ?", (name,)).fetchone()
+        if (None if row is None else bytes(row[0])) != before:
+            return False
+        if after is None:
+            db.execute("DELETE FROM sealed WHERE name = ?", (name,))
+        else:
+            row = (name, now + for_s, after)
+            db.execute("INSERT OR REPLACE INTO sealed (name, until, value) VALUES (?, ?, ?)", row)
+        return True
+
+    @transaction
+    def names(self, db: sqlite3.Connection) -> list[str]:
+        return [row[0] for row in db.execute("SELECT name FROM sealed WHERE until > ?", (self.clock(),))]
 
 
 class SqliteHistory(Tables):

@@ -193,6 +193,32 @@ class BackendContract(SessionStoreContract):
             await flags.drop(name)
         assert not await flags.has("long") and await flags.has("longer")
 
+    async def test_a_sealed_value_is_replaced_only_by_the_first_that_has_read_it(
+        self, backend: Backend, clock: FakeClock
+    ) -> None:
+        sealed, binary = backend.sealed, bytes(range(256))
+        made = await asyncio.gather(*(sealed.replace("one", None, b"%d" % n, 60.0) for n in range(5)))
+        assert made.count(True) == 1 and await sealed.get("one") == b"%d" % made.index(True)
+        assert not await sealed.replace("one", b"another", binary, 60.0)
+        assert not await sealed.replace("one", None, None)
+        assert await sealed.replace("one", b"%d" % made.index(True), binary, 60.0)
+        assert await sealed.get("one") == binary and await sealed.get("two") is None
+        taken = await asyncio.gather(*(sealed.replace("one", binary, None) for _ in range(5)))
+        assert taken.count(True) == 1 and await sealed.get("one") is None
+        assert await sealed.replace("one", None, b"again", 60.0)
+
+    async def test_a_sealed_value_is_there_until_its_time_has_passed(self, backend: Backend, clock: FakeClock) -> None:
+        sealed = backend.sealed
+        assert await sealed.replace("short", None, b"x", 0.1) and await sealed.replace("long", None, b"x", 60.0)
+        assert await sealed.replace("shorter", None, b"x", 60.0) and await sealed.replace("shorter", b"x", b"y", 0.1)
+        assert {"short", "shorter", "long"} <= {*await sealed.names()}
+        clock.pass_time(0.3)
+        await asyncio.sleep(0.3)  # some stores have clocks of their own
+        assert [await sealed.get(name) for name in ("short", "shorter", "long")] == [None, None, b"x"]
+        assert "long" in await sealed.names()
+        assert await sealed.replace("long", b"x", None) and "long" not in await sealed.names()
+        assert await sealed.replace("short", None, b"z", 60.0)
+
     async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:
         events = [AuditEvent(at=float(n), event="created", session=f"s{n}", reason="\u00fc") for n in range(5)]
         await backend.audit.record(events[:3])
