@@ -22,6 +22,8 @@ CALL_TIMED_OUT: Final = -32015
 CANCELLED: Final = -32016
 UNREAD: Final = -32017
 TOO_OFTEN: Final = -32018
+CONSENT_NEEDED: Final = -32042
+"""The client has to have its person visit a page first (MCP 2025-11-25, Elicitation). Not for modern clients."""
 
 CANCELLED_BY_CLIENT: Final = -32800
 """The code that the official SDK uses (`RequestCancelled` of the Language Server Protocol). Clients ignore the answer,
@@ -40,6 +42,7 @@ ERRORS: Final[dict[int, str]] = {
     CANCELLED: "cancelled",
     UNREAD: "unread",
     TOO_OFTEN: "limit_reached",
+    CONSENT_NEEDED: "consent_needed",
     CANCELLED_BY_CLIENT: "cancelled_by_client",
 }
 """The default reason of every error of the gateway that a client can receive, by code. Errors of a server are forwarded
@@ -143,6 +146,24 @@ class StartRefused(UpstreamUnavailable):
     def __init__(self, refused: Refused) -> None:
         super().__init__(str(refused))
         self.refused = refused
+
+
+class ConsentRefusal(Refused):
+    """The refusal of a request that was not sent, because a person has to consent first to what the gateway does for
+    the person at the server. `url` is the page for that, and `ask` the words for it. Whoever else opens it gets
+    nothing."""
+
+    def __init__(self, secret: str, url: str) -> None:
+        # Without a word of repeating: it may tell of a call that has begun already.
+        text = f"there is no credential {secret!r} for you: connect your account at {url}"
+        super().__init__(200, UPSTREAM_UNAVAILABLE, text, reason="consent_needed", data={"url": url})
+        self.url = url
+        self.ask = f"Connect your account, so that the gateway can use {secret!r} for you. Then repeat the request."
+
+
+class ConsentNeeded(StartRefused):
+    """A principal has not consented yet, or not any more. Clients get the answer `refused`, a `ConsentRefusal`, or are
+    asked to open its page."""
 
 
 def left_out(*servers: str) -> Refused:

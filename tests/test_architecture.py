@@ -158,6 +158,7 @@ def test_serving_commands_and_urls_does_not_load_the_sdk() -> None:
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OF_EXTRAS = {
+    "gateway/context/consent_flow.py": "mcp",
     "gateway/integrations/mcp_sdk.py": "mcp",
     "gateway/integrations/pytest_plugin.py": "test",
     "gateway/observability/tracing.py": "tracing",

@@ -49,7 +49,7 @@ class RecordedEvents:
         self._note()
         self.failed.append(request_id)
 
-    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
+    def refused(self, request_id: int | str, reason: str, status: int = 0, cause: Exception | None = None) -> None:
         self._note()
         self.failed.append(request_id)
 

@@ -54,6 +54,11 @@ async def _nothing() -> None:
     """Renew nothing."""
 
 
+async def _never() -> bool:
+    """Have no other headers."""
+    return False
+
+
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a link for its session, in addition to the operator's configuration of the server.
 
@@ -61,12 +66,13 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started instead of
     the configured command. `path` are folders in front of its PATH. `cwd` is its working directory, instead of the
     configured one. `headers` returns headers for every HTTP request; `renew` is awaited before each, and may raise
-    `UpstreamUnavailable`. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers.
-    `resume` is the `Link.resume` of an earlier link of the same session.
-    `keep` returns True if a later link will resume this one. `started` is a link that the same upstream has prestarted
-    with these options. `began` is called with the id of a started process, or with None if processes that are not its
-    descendants may do its work. `in_context` returns the context variables with which an object in this process handles
-    the message that is sent. `scope` are members of the ASGI scope that its tools find in the request of their context.
+    `UpstreamUnavailable`; `rejected` is awaited after one that was answered 401, and returns True if others may be
+    accepted. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume` is
+    the `Link.resume` of an earlier link of the same session. `keep` returns True if a later link will resume this one.
+    `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
+    started process, or with None if processes that are not its descendants may do its work. `in_context` returns the
+    context variables with which an object in this process handles the message that is sent. `scope` are members of the
+    ASGI scope that its tools find in the request of their context.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -78,6 +84,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     headers: Callable[[], Mapping[str, str]] = dict
     renew: Callable[[], Awaitable[None]] = _nothing
+    rejected: Callable[[], Awaitable[bool]] = _never
     schemas: Callable[[], Mapping[str, Any]] = dict
     resume: str = ""
     keep: Callable[[], bool] = lambda: False
@@ -107,9 +114,9 @@ class LinkEvents(Protocol):
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         """Handle an unreadable message. `request_id` is the request that it answers, None if unknown."""
 
-    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
+    def refused(self, request_id: int | str, reason: str, status: int = 0, cause: Exception | None = None) -> None:
         """Handle a request that got no answer. `status` is the HTTP status that the upstream sent instead, or 0. Unless
-        `is_refusal(status)`, the request may have been executed all the same."""
+        `is_refusal(status)`, the request may have been executed all the same. `cause`: why it was not sent."""
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
         """Handle a request that was not executed, because the upstream no longer knows this link's session (HTTP 404).

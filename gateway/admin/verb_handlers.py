@@ -43,6 +43,7 @@ from gateway.admin.session_watches import SessionWatches
 from gateway.admin.this_replica import Replica
 from gateway.admin.timelines_and_history import Insights
 from gateway.config.settings import Settings
+from gateway.context.consented_tokens import Connection, ConsentedTokens, Grant
 from gateway.observability.audit import Audit
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.returning_clients import ClientWarning, together
@@ -79,7 +80,9 @@ class Operations:
         clock: Callable[[], float],
         tried: TriedCalls | None = None,
         settings: Settings | None = None,
+        consented: ConsentedTokens | None = None,
     ) -> None:
+        self._consented = consented
         self.settings = settings or Settings()
         self._backend = backend
         self._replicas = replicas
@@ -140,6 +143,27 @@ class Operations:
         what = await self.tried.catalog.approve(approval)
         self._record(reason=f"{_operator(by)} has approved the {what} ({approval.digest})")
         return await self._replicas.reload()
+
+    async def credentials(self) -> list[Connection]:
+        return await self._tokens.connections()
+
+    async def revoke(self, principal: str = "", secret: str = "", by: str = "") -> int:
+        if not (principal or secret):
+            raise OperatorError("name a principal, a secret, or both")
+
+        def is_meant(grant: Grant) -> bool:
+            return principal in ("", str(grant.principal)) and secret in ("", grant.secret)
+
+        count = await self._tokens.revoke(is_meant)
+        what = " ".join(filter(None, (secret and f"{secret!r}", principal and f"of {principal}")))
+        self._record(reason=f"{_operator(by)} has revoked {count} credentials: {what}")
+        return count
+
+    @property
+    def _tokens(self) -> ConsentedTokens:
+        if self._consented is None:
+            raise UnknownHere("only a running gateway can read credentials, which are encrypted: use --url")
+        return self._consented
 
     async def call(self, attempt: Attempt, by: str = "", *, peer: str = "", left: Left | None = None) -> TriedCall:
         return await self.tried.call(attempt, by, peer=peer, left=left)

@@ -44,6 +44,7 @@ from gateway.admin.report_types import (
     UsageRow,
 )
 from gateway.calls.watched_messages import MOST_FRAMES
+from gateway.context.consented_tokens import Connection
 from gateway.sessions.returning_clients import ClientWarning
 from gateway.version import __version__
 from session_store import TimelineHead
@@ -328,6 +329,26 @@ class Operators(Protocol):
     @verb("POST", "/calls", sends=Attempt)
     async def call(self, attempt: Attempt, by: By = "") -> TriedCall:
         """Call a tool, in a fresh session that ends after the call (or is kept), or in a live one."""
+        ...
+
+    # -- credentials
+
+    @verb("GET", "/credentials", answers="credentials")
+    async def credentials(self) -> list[Connection]:
+        """Who has connected an account to which server, by consent. No token is shown."""
+        ...
+
+    @verb("DELETE", "/credentials", answers="revoked", is_exact=True)
+    async def revoke(
+        self,
+        principal: Annotated[str, About("Whose credentials, as listed")] = "",
+        secret: Annotated[str, About("The credentials of this name only")] = "",
+        by: By = "",
+    ) -> int:
+        """Remove credentials of a principal, of a name, or both; at least one is required.
+
+        Returns the number of removed credentials.
+        """
         ...
 
     # -- how much

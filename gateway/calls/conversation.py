@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
+from gateway.calls.consent_questions import refuse_or_ask
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallOnFastPath, CallsInFlight, CallWatch, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
@@ -261,7 +262,7 @@ class Conversation:
             self.fail(exchange, code, f"the call could not go on at server {self.name!r}; it may have taken effect")
         elif isinstance(error, Refused):
             self.end(exchange)
-            exchange.refuse(error)
+            refuse_or_ask(exchange, error)
         elif isinstance(error, UpstreamUnavailable | LinkClosed):
             self.fail(exchange, code, str(error))
         elif isinstance(error, HandshakeRefused):
@@ -482,14 +483,13 @@ class Conversation:
             self.fail(exchange, OUTCOME_UNKNOWN, reason)
         self._own.fail(request_id, LinkClosed(reason))
 
-    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
-        self._own.fail(request_id, UpstreamUnavailable(reason, status=status))
+    def refused(self, request_id: int | str, reason: str, status: int = 0, cause: Exception | None = None) -> None:
+        self._own.fail(request_id, cause or UpstreamUnavailable(reason, status=status))
         if (exchange := self.calls.find(request_id)) is None:
             return
-        if is_refusal(status):
-            self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
-        else:
-            self.fail(exchange, OUTCOME_UNKNOWN, f"{reason}; whether the call took effect is unknown")
+        unknown = "" if is_refusal(status) else "; whether the call took effect is unknown"
+        error = cause if isinstance(cause, StartRefused) else UpstreamUnavailable(reason + unknown)
+        self.fail_start(exchange, error, OUTCOME_UNKNOWN if unknown else UPSTREAM_UNAVAILABLE)
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         # Other calls may still be answered over the old link; whatever is sent now goes over another one.

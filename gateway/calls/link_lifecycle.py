@@ -18,7 +18,7 @@ from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss
 from gateway.calls.server_start_failures import Backoff, FirstAnswerTimeout, newest, with_output_tail
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
-from gateway.errors import StartRefused
+from gateway.errors import ConsentNeeded, StartRefused
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_json, server_info_of
@@ -286,7 +286,8 @@ class LinkLifecycle:
             await self._fail()
             raise UpstreamUnavailable(ended) from None
         except BaseException as error:
-            if isinstance(error, UpstreamUnavailable | HandshakeRefused):
+            # Who has not consented is no fault of the server, and the link to do so is not for operators.
+            if isinstance(error, UpstreamUnavailable | HandshakeRefused) and not isinstance(error, ConsentNeeded):
                 self._source.failed(str(error))
             await self._fail()
             raise

@@ -12,6 +12,7 @@ from gateway.admin.formatting import amount, clock, readable, span
 from gateway.admin.operator_queries import Page
 from gateway.admin.report_types import ReplicaReport, SessionRow, SessionTotals, TaskRow
 from gateway.cli.terminal import Terminal
+from gateway.context.consented_tokens import Connection
 from gateway.observability.escaped_text import as_json, visible, visible_line
 
 _out = Terminal()
@@ -79,6 +80,18 @@ def tasks_table(rows: list[TaskRow]) -> Table:
         times = [span(seconds) for seconds in (row.age_s, row.idle_s, row.expires_in_s)]
         facts = (row.task, row.session, row.principal, row.server, row.tool)
         table.add_row(*facts, status, *times, _cut(row.error or row.message))
+    return table
+
+
+def credentials_table(rows: list[Connection]) -> Table:
+    """Return a table of connected accounts."""
+    table = Table(box=None)
+    for name in ("principal", "secret", "server", "connected for", "token"):
+        table.add_column(name, no_wrap=name != "server", overflow="fold")
+    for row in rows:
+        left = row.expires - time.time()
+        state = "is refreshed" if row.is_refreshed else f"expires in {span(left)}" if left > 0 else "has expired"
+        table.add_row(row.principal, row.secret, row.resource, span(time.time() - row.since), state)
     return table
 
 

@@ -4,14 +4,15 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.config.addresses import is_loopback
+from gateway.config.addresses import base_url, is_loopback, url_here
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.settings_base import Frozen
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
@@ -37,12 +38,72 @@ class ExchangeSettings(Frozen):
     @field_validator("token_endpoint")
     @classmethod
     def _is_safe(cls, url: str) -> str:
-        parts = urlsplit(url)
-        is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
-        # Without a user: the client id and the secret have settings of their own. `port` raises `ValueError`.
-        if not parts.hostname or parts.port == 0 or "@" in parts.netloc or not (parts.scheme == "https" or is_local):
-            raise ValueError("must be an https:// URL with a host, without a user: clients' tokens are sent there")
-        return url
+        return safe_url(url)
+
+
+class ConsentSettings(Frozen):
+    """How people let the gateway act for them at a server, at the server's own authorization server (OAuth 2.1,
+    authorization code with PKCE)."""
+
+    resource: str
+    """URL of the server: https, or http on this machine. Its authorization server is found by it (RFC 9728), and its
+    tokens are for it alone (RFC 8707)."""
+    issuer: str = ""
+    """The authorization server's URL. Empty: the first one that the server names."""
+    scopes: tuple[str, ...] = ()
+    """What people allow. Empty: what the server asks for."""
+    client_id: str = ""
+    """The gateway's client id at the authorization server. Empty: the URL of its metadata document if the authorization
+    server takes that, else the gateway registers itself (RFC 7591)."""
+    client_secret_file: Path | None = None
+    """The file that contains the gateway's client secret. Not set: a public client, which only has its id."""
+
+    @field_validator("resource", "issuer")
+    @classmethod
+    def _is_safe(cls, url: str) -> str:
+        return safe_url(url) if url else url
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not self.resource or "#" in self.resource:
+            raise ValueError("resource must be the URL of a server, without a fragment")
+        if self.client_secret_file is not None and not self.client_id:
+            raise ValueError("client_secret_file needs client_id")
+        return self
+
+    def is_for(self, url: str) -> bool:
+        """Return True if tokens may be sent to this URL: it is `resource`, or below it."""
+        own, other = urlsplit(self.resource), urlsplit(url)
+        is_there = (own.scheme, own.netloc.lower()) == (other.scheme, other.netloc.lower())
+        return is_there and f"{other.path}/".startswith(f"{own.path.rstrip('/')}/") and ".." not in other.path
+
+
+def fault_of_url(url: str, consents: Mapping[str, ConsentSettings | None]) -> str:
+    """Return why tokens of these secrets, by name, must not be sent to the URL of a server; empty if they may."""
+    faults = [name for name, consent in consents.items() if consent is not None and not consent.is_for(url)]
+    return f"its url is not that of gateway.secrets.{faults[0]}.consent.resource, nor below it" if faults else ""
+
+
+def browser_url(public: str, resource: str, host: str, port: int) -> str:
+    """Return the gateway's URL for browsers: `public`, or that of `resource`, where clients find all servers, or that
+    of the listener on loopback. Empty if there is none, or none that is safe for what people enter."""
+    is_whole = bool(public) or urlsplit(resource).path.rstrip("/") in ("", "/mcp")
+    try:
+        if given := public or resource:
+            return safe_url(base_url(given)) if is_whole else ""
+        return url_here(host, port) if is_loopback(host) else ""
+    except ValueError:
+        return ""
+
+
+def safe_url(url: str) -> str:
+    """Return a URL to which tokens may be sent. Raises `ValueError` for any other."""
+    parts = urlsplit(url)
+    is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
+    # Without a user: the client id and the secret have settings of their own. `port` raises `ValueError`.
+    if not parts.hostname or parts.port == 0 or "@" in parts.netloc or not (parts.scheme == "https" or is_local):
+        raise ValueError("must be an https:// URL with a host, without a user: clients' tokens are sent there")
+    return url
 
 
 class SecretSettings(Frozen):
@@ -64,6 +125,8 @@ class SecretSettings(Frozen):
     exchange: ExchangeSettings | None = None
     """The token that an authorization server gives in exchange for the caller's access token. Each caller has its
     own."""
+    consent: ConsentSettings | None = None
+    """The token that an authorization server gives after a person has consented. Each principal has its own."""
     issuer: str = ""
     """Only principals of this issuer get the secret: `api-key`, the `issuer` of `auth.proxies`, or one of `auth.jwt`.
     Required if there are several issuers, and the source contains `{subject}` but not `{issuer}`, because the same name
@@ -72,8 +135,10 @@ class SecretSettings(Frozen):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if sum(map(bool, (self.file, self.env, self.command, self.exchange))) != 1:
-            raise ValueError("give exactly one of file, env, command and exchange")
+        if sum(map(bool, (self.file, self.env, self.command, self.exchange, self.consent))) != 1:
+            raise ValueError("give exactly one of file, env, command, exchange and consent")
+        if self.consent is not None and find_spec("mcp") is None:
+            raise ValueError("consent needs more packages: pip install 'mcp-session-gateway[mcp]'")
         if self.pass_env and not self.command:
             raise ValueError("pass_env needs a command")
         if self.env.startswith("{subject}"):
@@ -81,6 +146,11 @@ class SecretSettings(Frozen):
                 "env must not begin with {subject}, because principals could then read other variables of the gateway"
             )
         return self
+
+    @property
+    def tokens(self) -> ExchangeSettings | ConsentSettings | None:
+        """Return the settings by which principals get tokens of their own; None for any other source."""
+        return self.exchange or self.consent
 
     @property
     def is_personal(self) -> bool:

@@ -39,7 +39,7 @@ from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
-from gateway.config.secrets import PeerTlsSettings, SecretSettings
+from gateway.config.secrets import PeerTlsSettings, SecretSettings, browser_url, fault_of_url
 from gateway.config.sessions import (
     BOUND,
     BUILT_IN,
@@ -95,6 +95,9 @@ class GatewaySettings(Frozen):
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the gateway, in addition to its own origin, and to loopback if `host` is
     loopback."""
+    public_url: str = ""
+    """The URL at which people's browsers reach the gateway, for pages where they consent (`secrets.NAME.consent`):
+    https, or http on this machine. Empty: the host of `auth.resource`, or on loopback `host` and `port`."""
     issuer: str = DEFAULT_ISSUER
     """The `iss` claim of the session assertions that servers behind URLs receive. Set it to the URL at which these
     servers find the gateway's keys."""
@@ -249,6 +252,11 @@ class GatewaySettings(Frozen):
         return any(secret.exchange is not None for secret in self.secrets.values())
 
     @property
+    def browser_url(self) -> str:
+        """Return the URL at which browsers reach the gateway, without a slash at its end; empty if it is not known."""
+        return browser_url(self.public_url, self.auth.resource, self.host, self.port)
+
+    @property
     def issuers(self) -> tuple[str, ...]:
         """Return the issuers of principals. API keys have an issuer, too."""
         return (*([API_KEY_ISSUER] if self.api_keys else ()), *self.auth.issuers)
@@ -290,6 +298,11 @@ class GatewaySettings(Frozen):
                 raise ValueError(
                     f"secrets.{name}: exchange sends the access tokens of one issuer to token_endpoint: set issuer to "
                     f"one of gateway.auth.jwt, which has {known}"
+                )
+            if secret.consent and not self.browser_url:
+                raise ValueError(
+                    f"secrets.{name}: people open pages of the gateway for consent: set public_url to the https:// URL "
+                    "at which their browsers reach it"
                 )
             if secret.is_personal and not secret.issuer and not secret.has("{issuer}") and len(issuers) > 1:
                 raise ValueError(
@@ -349,11 +362,14 @@ class Settings(Frozen):
         for name, entry in self.mcpServers.items():
             if (secret := self._undeclared(entry.env | entry.headers)) is not None:
                 raise ServerFault(name, f"mcpServers.{name}: gateway.secrets has no entry {secret!r}")
-            if entry.warm and any(self.gateway.secrets[secret].exchange for secret in named_in(entry.env)):
+            consents = {secret: self.gateway.secrets[secret].consent for secret in named_in(entry.headers)}
+            if fault := fault_of_url(entry.url, consents):
+                raise ServerFault(name, f"mcpServers.{name}: {fault}")
+            if entry.warm and any(self.gateway.secrets[secret].tokens for secret in named_in(entry.env)):
                 raise ServerFault(
                     name,
-                    f"mcpServers.{name}: warm needs secrets that are known before a client comes, and `exchange` has "
-                    "none: remove warm",
+                    f"mcpServers.{name}: warm needs secrets that are known before a client comes, and `exchange` and "
+                    "`consent` have none: remove warm",
                 )
         return self
 

@@ -1,7 +1,7 @@
 """Fill in the secrets of each principal for its servers: `${secret:NAME}` in the `env` and `headers` of a server.
 
 The operator configures the source of each secret: a file, a variable of the gateway, a command, or an authorization
-server that exchanges the access token of the session's client. A value goes into
+server, which exchanges the access token of the session's client or asks the person for consent. A value goes into
 the environment of one child or the headers of one session. It never goes into logs, errors or the store.
 """
 
@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from cachetools import TTLCache
 
-from gateway.config.secrets import ExchangeSettings, SecretSettings
+from gateway.config.secrets import ConsentSettings, ExchangeSettings, SecretSettings
+from gateway.context.consented_tokens import ConsentedTokens
 from gateway.identity.credential_claims import CallerToken
 from session_store import Principal
 from transports.upstream.stdio import INHERITED
@@ -52,9 +53,13 @@ class PrincipalSecrets:
     """Fill in the secrets of a principal, by its issuer and subject: two issuers may use the same subject.
 
     The output of a command is cached for `CACHED_S` seconds. `issuers`: all issuers that can name a principal.
+    `consented` has the tokens of those who have consented; None: no secret has `consent`.
     """
 
-    def __init__(self, secrets: Mapping[str, SecretSettings], issuers: Sequence[str]) -> None:
+    def __init__(
+        self, secrets: Mapping[str, SecretSettings], issuers: Sequence[str], consented: ConsentedTokens | None = None
+    ) -> None:
+        self._consented = consented
         self._only = issuers[0] if len(issuers) == 1 else ""
         self.replace(secrets)
 
@@ -64,10 +69,20 @@ class PrincipalSecrets:
         self._cached: TTLCache[tuple[str, Principal], str] = TTLCache(_MAX_CACHED, CACHED_S)
         self._exchanges: dict[str, TokenExchange] = {}
 
-    def exchanges(self, values: Mapping[str, str]) -> list[ExchangeSettings | None]:
+    def sources(self, values: Mapping[str, str]) -> list[ExchangeSettings | ConsentSettings | None]:
         """Return where the tokens in the values come from, in their order; None for each other secret."""
         named = (self._secrets.get(name) for value in values.values() for name in secrets_in(value))
-        return [None if settings is None else settings.exchange for settings in named]
+        return [None if settings is None else settings.tokens for settings in named]
+
+    @property
+    def asks_for_consent(self) -> bool:
+        """Return True if people consent to a secret."""
+        return any(settings.consent is not None for settings in self._secrets.values())
+
+    def consent_of(self, name: str, principal: Principal) -> ConsentSettings | None:
+        """Return the settings by which a principal consents; None if there is no such secret for the principal."""
+        settings = self._secrets.get(name)
+        return None if settings is None or not self._is_for(settings, principal) else settings.consent
 
     async def fill(
         self, values: Mapping[str, str], principal: Principal, token: CallerToken | None = None
@@ -85,12 +100,23 @@ class PrincipalSecrets:
                 filled[variable] = filled[variable].replace(f"${{secret:{name}}}", secret)
         return filled
 
+    async def reject(self, values: Mapping[str, str], principal: Principal, filled: Sequence[str]) -> None:
+        """Have tokens replaced that the server does not accept. `filled`: the values that it was sent."""
+        for name in [name for value in values.values() for name in secrets_in(value)]:
+            settings = self.consent_of(name, principal)
+            if settings is not None and self._consented is not None:
+                await self._consented.reject(name, settings, principal, filled)
+
     async def _secret(self, name: str, principal: Principal, token: CallerToken | None) -> str:
         settings = self._secrets.get(name)
         if settings is None or not self._is_for(settings, principal):
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
         if settings.exchange is not None:
             return await self._exchanged(name, settings.exchange, token)
+        if settings.consent is not None:
+            if self._consented is None:
+                raise UpstreamUnavailable(f"there is no credential {name!r} outside of a session")
+            return await self._consented.token_for(name, settings.consent, principal)
         if (cached := self._cached.get((name, principal))) is not None:
             return cached
         try:

@@ -32,11 +32,11 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
     store_file = settings.gateway.store_file
     files = {KEYS_FILE: key_file(), "gateway.store_file": Path(store_file) if store_file else None}
     for secret, source in settings.gateway.secrets.items():
-        if source.exchange is not None and source.exchange.client_secret_file is not None:
-            name = f"gateway.secrets.{secret}.exchange.client_secret_file"
-            files[name] = source.exchange.client_secret_file
+        if source.tokens is not None and (file := source.tokens.client_secret_file) is not None:
+            name = f"gateway.secrets.{secret}.{'exchange' if source.exchange else 'consent'}.client_secret_file"
+            files[name] = file
             try:
-                secret_in(source.exchange.client_secret_file, name)
+                secret_in(file, name)
             except UnusableSecret as error:
                 yield failure(
                     "secrets", str(error), "write the client secret that the authorization server gave into it"

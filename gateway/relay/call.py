@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from gateway.calls.call import Call, message_of
+from gateway.calls.consent_questions import refuse_or_ask
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
@@ -42,6 +43,7 @@ from gateway.context.session_facts import CONTEXT_KEY, SessionFacts, correlation
 from gateway.errors import (
     OUTCOME_UNKNOWN,
     UPSTREAM_UNAVAILABLE,
+    ConsentRefusal,
     InvalidArguments,
     StartRefused,
     cancelled_by_client,
@@ -483,6 +485,8 @@ class Intake:
     def _answer_failure(self, call: Call, error: BaseException) -> bool:
         """Answer a call that could not be sent. Return False if the caller must raise the error instead."""
         match error:
+            case ConsentRefusal():
+                refuse_or_ask(call.exchange, error, call.params)
             case UpstreamUnavailable():
                 call.exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
             case HandshakeRefused():
@@ -491,8 +495,7 @@ class Intake:
                 call.exchange.fail(OUTCOME_UNKNOWN, str(error))
             case InvalidArguments():
                 self._log.metrics.counters["argument_errors"][error.fault] += 1
-                result = msgspec.Raw(tool_error(call.era, str(error)))
-                call.exchange.finish(Message(jsonrpc="2.0", id=0, result=result))
+                call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(tool_error(call.era, str(error)))))
             case _:
                 return False
         return True

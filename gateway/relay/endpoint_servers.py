@@ -12,7 +12,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.errors import UPSTREAM_UNAVAILABLE, left_out
+from gateway.errors import UPSTREAM_UNAVAILABLE, ConsentNeeded, left_out
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
 from gateway.protocol.merged_lists import Called, Tools, owner_of
 from gateway.protocol.methods import REPEATABLE
@@ -71,7 +71,11 @@ class EndpointServers:
         """
         servers = self.visible.to(live.session.context)
         if (only := self.visible.only) is not None and only.name in servers:
-            return await self._greet(only, live, correlation)
+            try:
+                return await self._greet(only, live, correlation)
+            except ConsentNeeded:  # a session has to open, so that its client can be asked
+                self.late.connect(only, Asker(live, Era.LEGACY, None, correlation), _Greeted(live, correlation))
+                return merge_handshakes((), __version__, incomplete=True)
 
         greeted = await self.late.gather(
             servers.values(),
@@ -87,7 +91,8 @@ class EndpointServers:
             if servers and all(server.is_left_out for server in servers.values()):
                 raise left_out(*servers)
             failures = [error for name, error in greeted.failures.items() if not servers[name].is_left_out]
-            raise next(iter(failures), UpstreamUnavailable("no server here is available to this session"))
+            if not any(isinstance(error, ConsentNeeded) for error in failures):
+                raise next(iter(failures), UpstreamUnavailable("no server here is available to this session"))
         may_answer = sum(not server.is_left_out for server in servers.values())
         return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
 

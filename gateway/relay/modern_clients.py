@@ -19,6 +19,7 @@ from gateway.bridge.request_state import (
 )
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.call import id_of, message_of
+from gateway.calls.consent_questions import without_consent
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.context.session_facts import SESSION_KEY, SHARED_KEY, with_context, with_meta, with_trace
@@ -101,7 +102,7 @@ class ModernClients:
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
         if "inputResponses" in request.params:
             answers = without_reserved_below(request.params["inputResponses"])
-            params = request.params | {"inputResponses": answers}
+            params = without_consent(request.params | {"inputResponses": answers})
             request = msgspec.structs.replace(request, params=params, offer=None)
         params, method = request.params, str(message_of(request).method)
         endpoint = self.endpoints[request.endpoint]

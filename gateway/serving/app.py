@@ -138,6 +138,7 @@ def create_app(
 
     routes: list[BaseRoute] = [*_health(gateway, names_servers=False), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
+    routes += gateway.consent_routes
     routes += card_routes(Documents(settings.gateway.discovery), gateway.rates, gateway.guard)
     options = settings.gateway
     if not options.admin.listen:

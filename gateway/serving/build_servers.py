@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
+from gateway.bridge.state_cipher import StateCipher
 from gateway.calls.live_session import LiveSession
 from gateway.config.configuration_errors import ConfigurationError, missing_extra
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
+from gateway.context.consented_tokens import ConsentedTokens
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.session_assertions import Assertions
@@ -42,6 +44,7 @@ from gateway.upstreams.process_sandbox import SandboxedResources
 from session_store import TimelineEntry
 from session_store.redaction import scrubbed_text
 from session_store.session import redact
+from session_store.tokens import Purpose
 from transports.upstream.cgroup_delegation import OFF
 from transports.upstream.fork_server_client import ForkServer
 
@@ -66,7 +69,9 @@ class Servers:
         self.assertions = Assertions(
             base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.told_to_servers
         )
-        self.credentials = PrincipalSecrets(options.secrets, options.issuers)
+        cipher = StateCipher(base.ring.derive(Purpose.CONSENT))
+        self.consented = ConsentedTokens(base.backend.sealed, cipher, options.browser_url, base.clock)
+        self.credentials = PrincipalSecrets(options.secrets, options.issuers, self.consented)
         sandboxes = sandboxes_by_name(entries, options)
         self.sandboxes = {name: sandboxes[name] for name, entry in entries.items() if entry.kind == "command"}
         """The sandboxes of servers that have a command, by name."""
@@ -177,6 +182,10 @@ class Servers:
         self._sessions.records.happened(
             live.session, TimelineEntry(round(time(), 3), "session", server, "changed", why=why)
         )
+
+    async def end_unused_grants(self, options: GatewaySettings) -> None:
+        """Remove what people have consented to, if no session can use it any more by this configuration."""
+        await self.consented.end_unused(options.secrets, options.issuers, options.api_keys)
 
     def _forget(self, live: LiveSession) -> None:
         """Forget a session that this replica has closed."""

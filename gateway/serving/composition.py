@@ -25,6 +25,7 @@ from gateway.serving.build_servers import Servers
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.drain import Drain
 from gateway.serving.foundation import Foundation
+from gateway.serving.pages.consent_pages import ConsentPages
 from gateway.serving.readiness import Readiness
 from gateway.serving.url_paths import served_paths
 from session_store import Backend, KeyRing
@@ -119,6 +120,7 @@ class Operating:
                 where=admin.try_tools or ("any" if options.is_of_one_person else "own"),
             ),
             settings=base.settings,
+            consented=servers.consented,
         )
         self.access = Access(
             admin.keys,
@@ -190,6 +192,14 @@ class Parts:
             rates=base.rates,
         )
         self.operating = Operating(self, link)
+        self.consent = ConsentPages(
+            servers.consented,
+            servers.credentials,
+            identity=callers.identity,
+            guard=callers.guard,
+            rates=base.rates,
+            audit=base.audit,
+        )
 
 
 def environment_sources(settings: Settings, sessions: SessionParts, servers: Servers) -> EnvironmentSources:

@@ -72,6 +72,7 @@ class Gateway:
         self.endpoints = parts.http.endpoints
         self.served = parts.http.served
         self.operator_routes = parts.operating.routes
+        self.consent_routes = parts.consent.routes
         self.has_console = link is not None or bool(settings.gateway.admin.keys)
         self.state_api = state_api(self._asserted_state)
 

@@ -189,6 +189,7 @@ class Lifecycle:
             self._repeat(self._watch_memory, "the memory of server processes cannot be read"),
             self._follow_ends(),
             self._end_seconds(),
+            self._parts.servers.end_unused_grants(base.settings.gateway),
         ]
         if membership is not None:
             work += [*membership.upkeep(), self._parts.operating.queries.listen()]

@@ -113,6 +113,7 @@ class Reload:
             await asyncio.gather(*(each.close() for each in made.values()))
             raise
         self._apply(old, new, found, made, sandboxes)
+        await self._parts.servers.end_unused_grants(new.gateway)
         return found
 
     async def _accept(self, settings: Settings) -> None:

@@ -5,13 +5,13 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.sandbox import Sandbox
-from gateway.config.secrets import ExchangeSettings
+from gateway.config.secrets import ConsentSettings, ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider, LinkResources
@@ -27,6 +27,8 @@ from session_store.tool_session import FACTS_VARIABLE
 from transports.inbound_port import Refused
 from transports.upstream.stdio import StdioLink, StdioUpstream
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
+
+_ANEW: Final = "its credential is configured anew, and this session goes on with a former server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class SessionResources:
     sandboxed: SandboxedResources
 
     def __post_init__(self) -> None:
-        self._exchanges: list[ExchangeSettings | None] | None = None
+        self._sources: list[ExchangeSettings | ConsentSettings | None] | None = None
         self._secret_headers = {name: value for name, value in self.settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
@@ -109,14 +111,21 @@ class SessionResources:
         assertion, url = self.assertions.of, self.settings.url
 
         async def renew() -> None:
-            # A later context has a token of other rights, and a later configuration may have one for another server.
-            if any(self._exchanges or ()) and context == live.session.context and self._is_as_at_first():
-                own.update(await self.credentials.fill(self._secret_headers, principal, live.token))
-                if live.frames is not None:
-                    live.frames.hide(_of_headers(own.values()))
+            if not (values := self._renewed(is_same=context == live.session.context)):
+                return
+            own.update(await self.credentials.fill(values, principal, live.token))
+            if live.frames is not None:
+                live.frames.hide(_of_headers(own.values()))
+
+        async def rejected() -> bool:
+            if not (any(map(_is_consent, self._sources or ())) and self._is_as_at_first()):
+                return False
+            await self.credentials.reject(self._secret_headers, principal, tuple(own.values()))
+            return True
 
         return LinkResources(
             given=ConnectOptions(
+                rejected=rejected,
                 headers=lambda: {**own, HEADER: assertion(with_context(live.session, context), url)},
                 renew=renew,
                 resume=resume,
@@ -124,21 +133,33 @@ class SessionResources:
             )
         )
 
+    def _renewed(self, *, is_same: bool) -> dict[str, str]:
+        """Return the headers whose tokens are asked for before each request. `is_same`: the session has the context of
+        the link. A later one has a token of other rights, which calls that finish do not get; but whoever has consented
+        is the same. A later configuration may have a token for another server."""
+        if not any(self._sources or ()):
+            return {}
+        values, is_same_source = self._secret_headers, self._is_as_at_first()
+        consented = {n: v for n, v in values.items() if any(map(_is_consent, self.credentials.sources({n: v})))}
+        if not is_same_source and any(map(_is_consent, self._sources or ())):
+            raise UpstreamUnavailable(_ANEW)  # what was revoked must not be used until the session ends
+        if not is_same_source:
+            return {}
+        return values if is_same else consented
+
     async def _filled(self, live: LiveSession, context: Context) -> dict[str, str]:
         """Return the headers with secrets. A former server, which a session goes on with after a reload, gets no token
         that a later configuration gives for another one."""
         if not self._is_as_at_first():
-            raise UpstreamUnavailable(
-                "its credential is configured anew, and this session goes on with a former server"
-            )
+            raise UpstreamUnavailable(_ANEW)
         return await self.credentials.fill(self._secret_headers, live.session.principal, _token(live, context))
 
     def _is_as_at_first(self) -> bool:
         """Return True if tokens in the headers come from where they came from for the first link."""
-        found = self.credentials.exchanges(self._secret_headers)
-        if self._exchanges is None:
-            self._exchanges = found
-        return found == self._exchanges
+        found = self.credentials.sources(self._secret_headers)
+        if self._sources is None:
+            self._sources = found
+        return found == self._sources
 
     async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
         sandbox = self.sandboxed.sandbox(session.context.trust)
@@ -187,6 +208,10 @@ class SessionResources:
             await prestarted.close()
             return None
         return replace(prestarted.grant, given=msgspec.structs.replace(prestarted.grant.given, started=prestarted.link))
+
+
+def _is_consent(source: ExchangeSettings | ConsentSettings | None) -> bool:
+    return isinstance(source, ConsentSettings)
 
 
 def _token(live: LiveSession, context: Context) -> CallerToken | None:

@@ -291,7 +291,7 @@ class HttpLink:
         except TooLarge:
             self._events.unreadable(message.id, f"server {name!r} {too_large(self._upstream.max_event_bytes)}")
         except UpstreamUnavailable as error:
-            self._events.refused(message.id, f"server {name!r}: {error}")
+            self._events.refused(message.id, f"server {name!r}: {error}", cause=error)
         except Exception:  # whatever the server has sent, the call must end
             logger.exception("an answer of server %s could not be read", name)
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
@@ -327,12 +327,17 @@ class HttpLink:
             if keeps_session and not self._token and message.method not in SESSIONLESS:
                 await opening.enter_async_context(self._opening)
             is_repeatable = message.method in self._upstream.repeatable
-            headers = await self._renewed_headers(self._with_token(headers))
-            async with self._upstream.open("POST", headers, frame, is_repeatable=is_repeatable) as response:
-                if keeps_session:
-                    self._keep_token(response, headers["mcp-protocol-version"])
-                await opening.aclose()
-                yield response
+            for is_first in (True, False):
+                renewed = await self._renewed_headers(self._with_token(headers))
+                async with self._upstream.open("POST", renewed, frame, is_repeatable=is_repeatable) as response:
+                    # This status says that the request was not executed.
+                    if is_first and response.status_code == 401 and await self._given.rejected():
+                        continue
+                    if keeps_session:
+                        self._keep_token(response, renewed["mcp-protocol-version"])
+                    await opening.aclose()
+                    yield response
+                    return
 
     def _with_token(self, headers: Headers) -> Headers:
         """Return the headers of a message; those of the modern era with the session at a gateway, or with the wish for

@@ -18,7 +18,7 @@ def test_what_cannot_be_is_said_at_start(refusal: Refusal) -> None:
     for entry, secrets, words in (
         ({"command": "x", "env": {"T": "${secret:word}"}}, {}, "has no entry 'word'"),
         ({"command": "x", "shared": True, "env": {"T": "${secret:word}"}}, secret, "a shared server gets no secrets"),
-        ({"command": "x"}, {"word": {}}, "give exactly one of file, env, command and exchange"),
+        ({"command": "x"}, {"word": {}}, "give exactly one of file, env, command, exchange and consent"),
         ({"command": "x"}, {"word": {"env": "{subject}_TOKEN"}}, "other variables of the gateway"),
         ({"command": "x"}, {"word": {"env": "W", "issuer": "nobody"}}, "issuer is 'nobody'"),
     ):

@@ -15,6 +15,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
+from gateway.config.secrets import ConsentSettings
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
@@ -496,7 +497,7 @@ async def test_a_former_server_gets_no_token_of_a_later_configuration() -> None:
 
     parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
         "assertions": SimpleNamespace(of=lambda *_: "signed"),
-        "credentials": SimpleNamespace(exchanges=lambda _: [*configured], fill=fill),
+        "credentials": SimpleNamespace(sources=lambda _: [*configured], fill=fill),
     }
     settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "${secret:files}"})
     resources = SessionResources(settings, **parts)
@@ -509,3 +510,30 @@ async def test_a_former_server_gets_no_token_of_a_later_configuration() -> None:
     with pytest.raises(UpstreamUnavailable, match="former server"):
         await resources.of(live, live.session.context, "", "")
     assert given == ["first", "first"]
+
+
+@requirement("cred.consent")
+async def test_a_token_of_consent_is_asked_for_while_calls_finish_and_not_used_after_its_settings_changed() -> None:
+    consent = ConsentSettings(resource="https://a.example/mcp")
+    configured: list[Any] = [consent]
+    given: list[Any] = []
+
+    async def fill(values: dict[str, str], *_: object) -> dict[str, str]:
+        given.append(dict(values))
+        return dict.fromkeys(values, "Bearer hers")
+
+    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
+        "assertions": SimpleNamespace(of=lambda *_: "signed"),
+        "credentials": SimpleNamespace(sources=lambda _: [*configured], fill=fill),
+    }
+    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "Bearer ${secret:files}"})
+    resources = SessionResources(settings, **parts)
+    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
+    link = (await resources.of(live, live.session.context, "", "")).given
+    live.session = replace(live.session, context=replace(live.session.context, trust="sandboxed"))
+    await link.renew()
+    assert given == [settings.headers] * 2, "whoever has consented is the same, in whatever context"
+    configured[0] = ConsentSettings(resource="https://b.example/mcp")
+    with pytest.raises(UpstreamUnavailable, match="former server"):
+        await link.renew()
+    assert not await link.rejected() and len(given) == 2

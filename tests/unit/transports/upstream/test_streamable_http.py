@@ -51,7 +51,7 @@ class Events(RecordedEvents):
         super().unreadable(request_id, reason)
         self.reasons.append(reason)
 
-    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
+    def refused(self, request_id: int | str, reason: str, status: int = 0, cause: Exception | None = None) -> None:
         super().refused(request_id, reason, status)
         self.reasons.append(reason)
 

@@ -1,0 +1,61 @@
+"""Ask the client of a call to have its person consent: nothing of the call was sent to its server."""
+
+import secrets
+from typing import Final
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.errors import CONSENT_NEEDED, ConsentRefusal
+from gateway.protocol.capabilities import caller_of_params, may_be_asked
+from transports.inbound_port import Refused
+from transports.jsonrpc import Message, Object, decode_object, encode
+
+_ASK: Final = "elicitation/create"
+_KEY: Final = "gateway-consent"
+_MAY_ASK: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
+"""The methods whose results may ask for input in the modern era (MCP 2026-07-28, Multi Round-Trip Requests)."""
+_CONTINUES: Final = frozenset({"requestState", "inputResponses"})
+
+
+def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = None) -> None:
+    """End a call with a refusal. For one for want of consent, ask the client to open the page (URL elicitation), if it
+    has declared that it can.
+
+    `params`: those of the request, if it was not given to a link. A request may continue an earlier one. Such a call is
+    not to be repeated from its beginning, which the answer to a question would do.
+    """
+    if not isinstance(refused, ConsentRefusal):
+        exchange.refuse(refused)
+        return
+    sent = (exchange.take_request() or ({}, {}))[0] if params is None else params
+    question = {"mode": "url", "message": refused.ask, "url": refused.url}
+    if not _takes_urls(exchange) or _CONTINUES & sent.keys():
+        exchange.refuse(refused)
+    elif exchange.caller is None:  # MCP 2025-11-25, Elicitation §URL Elicitation Required Error
+        data = {"elicitations": [question | {"elicitationId": secrets.token_urlsafe(12)}]}
+        exchange.refuse(Refused(200, CONSENT_NEEDED, str(refused), reason=refused.reason, data=data))
+    elif exchange.method in _MAY_ASK:
+        requests = {_KEY: {"method": _ASK, "params": question}}
+        result = encode({"resultType": "input_required", "inputRequests": requests})
+        exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
+    else:
+        exchange.refuse(refused)
+
+
+def without_consent(params: Object) -> Object:
+    """Return the params of a request, which have `inputResponses`, without the client's answer to the question: that is
+    for the gateway. Raises `InvalidMessage`."""
+    if _KEY.encode() not in bytes(params["inputResponses"]):
+        return params
+    answers = decode_object(params["inputResponses"], "inputResponses")
+    answers.pop(_KEY, None)
+    rest = {"inputResponses": msgspec.Raw(encode(answers))} if answers else {}
+    return {name: value for name, value in params.items() if name != "inputResponses"} | rest
+
+
+def _takes_urls(exchange: Exchange) -> bool:
+    caller = exchange.caller
+    if caller is None and exchange.session is not None:
+        caller = caller_of_params(exchange.session.client.initialize_params)
+    return caller is not None and may_be_asked(caller.capabilities, _ASK, {"mode": msgspec.Raw(b'"url"')})

@@ -1,0 +1,350 @@
+"""Keep the tokens that authorization servers have given for people who consented, and refresh them.
+
+A token belongs to a principal, a secret and the settings of the secret: another person never gets it, and it goes to no
+other server. The store has it encrypted, so that all replicas use it. Each use asks the store: what was revoked is not
+used any more. A token is refreshed once, by the one replica that marks it first.
+
+How a token is got: `gateway.context.consent_flow`.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.config.auth import API_KEY_ISSUER
+from gateway.config.secrets import ConsentSettings, SecretSettings, UnusableSecret, secret_in
+from gateway.errors import ConsentNeeded, ConsentRefusal
+from session_store import Principal, SealedValues, StoreUnavailable
+from transports.background_tasks import Tasks
+from transports.upstream_port import UpstreamUnavailable
+
+if TYPE_CHECKING:
+    from gateway.context.authorization_requests import AuthorizationRequests, Given
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+LINK_S: Final = 600.0
+"""Seconds for which a link to consent is valid, and then the request to the authorization server."""
+KEPT_S: Final = 30 * 86_400.0
+"""Seconds for which a refresh token is kept that nobody uses."""
+_REFRESH_S: Final = 15.0
+"""Seconds that a replica has for a refresh. If it dies meanwhile, another one tries afterwards."""
+_LOOK_AGAIN_S: Final = 0.05
+_MOST_TRIES: Final = 8
+LOST: Final = frozenset({"invalid_grant", "invalid_client", "unauthorized_client"})
+"""Error codes that say that a registered client or its grant is not valid any more (RFC 6749 §5.2)."""
+
+
+class Cipher(Protocol):
+    """Encrypts and authenticates texts (`gateway.bridge.state_cipher.StateCipher`)."""
+
+    def seal(self, content: bytes) -> str: ...
+    def open(self, text: str) -> bytes: ...
+
+
+class Sealed:
+    """Encrypt records and read them again. A record is bound to its name: under another one it cannot be read."""
+
+    def __init__(self, store: SealedValues, cipher: Cipher) -> None:
+        self.store = store
+        self._cipher = cipher
+
+    def seal(self, name: str, record: msgspec.Struct) -> bytes:
+        """Return the record as an encrypted text."""
+        return self._cipher.seal(name.encode() + b"\n" + msgspec.json.encode(record)).encode()
+
+    def open(self, name: str, text: bytes, kind: type[T]) -> T | None:
+        """Return the record in an encrypted text; None if the text is not this gateway's, or of another name."""
+        try:
+            found, _, content = self._cipher.open(text.decode()).partition(b"\n")
+            return msgspec.json.decode(content, type=kind) if found == name.encode() else None
+        except (ValueError, msgspec.MsgspecError):
+            return None
+
+    async def read(self, name: str, kind: type[T]) -> tuple[bytes | None, T | None]:
+        """Return the stored text and the record in it. Raises `StoreUnavailable`."""
+        text = await self.store.get(name)
+        return text, None if text is None else self.open(name, text, kind)
+
+
+class Link(msgspec.Struct, frozen=True):
+    """The link that a person opens to consent: for which secret, whose grant it makes, and until when."""
+
+    secret: str
+    grant: str
+    until: float
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a principal has allowed: the tokens, and how to refresh them.
+
+    `form` and `headers` are what token requests of this client have. `registration` is the name of the client's record
+    if the gateway has registered it. `until`: the Unix time from which the token is replaced; `expires`: when it is not
+    valid any more. `refreshes`: until then, a replica refreshes it, or nobody tries again because of `fault`.
+    `is_rejected`: the server has not accepted the token, or the one before it.
+    """
+
+    name: str
+    issuer: str
+    subject: str
+    secret: str
+    token: str
+    until: float
+    expires: float
+    since: float
+    refresh: str = ""
+    endpoint: str = ""
+    form: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    registration: str = ""
+    refreshes: float = 0.0
+    fault: str = ""
+    is_rejected: bool = False
+
+    __repr__ = object.__repr__
+
+    @property
+    def principal(self) -> Principal:
+        """Return whose grant it is."""
+        return Principal(issuer=self.issuer, subject=self.subject)
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is connected to what: a principal, and the secret and the server that the principal has consented to. The
+    present token `expires` at a Unix time, and is refreshed if `is_refreshed`."""
+
+    principal: str
+    secret: str
+    resource: str
+    since: float
+    expires: float
+    is_refreshed: bool
+
+
+class ConsentedTokens:
+    """Find the token of a principal, and refresh it. `base`: the gateway's URL for browsers."""
+
+    def __init__(self, store: SealedValues, cipher: Cipher, base: str, clock: Callable[[], float] = time.time) -> None:
+        self.sealed = Sealed(store, cipher)
+        self.base = base
+        self.clock = clock
+        self._tasks = Tasks("gateway.secrets")
+        self._made: AuthorizationRequests | None = None
+
+    @property
+    def requests(self) -> "AuthorizationRequests":
+        """Return what sends requests to authorization servers."""
+        if self._made is None:
+            from gateway.context.authorization_requests import AuthorizationRequests  # loads an HTTP client
+
+            self._made = AuthorizationRequests()
+        return self._made
+
+    async def token_for(self, secret: str, settings: ConsentSettings, principal: Principal) -> str:
+        """Return the token of a principal.
+
+        Raises:
+            ConsentNeeded: the principal has not consented, or not any more.
+            UpstreamUnavailable: the principal is nobody, or store or authorization server do not answer.
+        """
+        if principal.is_anonymous:
+            raise UpstreamUnavailable(
+                f"there is no credential {secret!r} for this client: it belongs to a person, and the client has sent "
+                "no credential that names one"
+            )
+        name = grant_name(secret, settings, principal)
+        try:
+            while True:
+                text, grant = await self.sealed.read(name, Grant)
+                if text is None or grant is None:
+                    raise self._needed(secret, name)
+                now = self.clock()
+                if now < grant.until:
+                    return grant.token
+                if grant.refresh and now >= grant.refreshes:
+                    await self._tasks.share(name, lambda: self._refreshed(name, settings, text, grant))  # noqa: B023
+                elif now < grant.expires:
+                    return grant.token
+                elif grant.fault:
+                    raise UpstreamUnavailable(f"there is no credential {secret!r} now: {grant.fault}")
+                elif grant.refresh:
+                    await asyncio.sleep(_LOOK_AGAIN_S)  # another replica refreshes it
+                else:
+                    await self.sealed.store.replace(name, text, None)
+        except StoreUnavailable:
+            raise UpstreamUnavailable(f"there is no credential {secret!r} now: the store does not answer") from None
+
+    def _needed(self, secret: str, name: str) -> ConsentNeeded:
+        text = self.sealed.seal("link", Link(secret, name, self.clock() + LINK_S)).decode()
+        return ConsentNeeded(ConsentRefusal(secret, f"{self.base}/oauth/connect/{text}"))
+
+    def link_in(self, text: str) -> Link | None:
+        """Return the link that a person opens; None if it is not this gateway's, or has expired."""
+        link = self.sealed.open("link", text.encode("utf-8", "replace"), Link)
+        return link if link is not None and self.clock() < link.until else None
+
+    # -- refreshing
+
+    async def _refreshed(self, name: str, settings: ConsentSettings, text: bytes, grant: Grant) -> None:
+        """Refresh a token, unless another replica is first. What comes of it is in the store afterwards."""
+        claimed = replace(grant, refreshes=self.clock() + _REFRESH_S, fault="")
+        mark = self.sealed.seal(name, claimed)
+        if not await self.sealed.store.replace(name, text, mark, self._kept_s(grant)):
+            return
+        after = await self._after_refresh(settings, claimed)
+        if after is None:
+            logger.warning("gateway.secrets.%s: a refresh was refused, and its grant has ended", grant.secret)
+            await self.sealed.store.replace(name, mark, None)
+            return
+        # If it was revoked meanwhile, or given anew, this does nothing.
+        await self.sealed.store.replace(name, mark, self.sealed.seal(name, after), self._kept_s(after))
+
+    async def _after_refresh(self, settings: ConsentSettings, grant: Grant) -> Grant | None:
+        """Ask for a new token. Return the grant with it, or with the fault; None if the grant has ended."""
+        import httpx2
+
+        from gateway.context.authorization_requests import ASKED_AGAIN_S, BadAnswer
+
+        form = {**grant.form, "grant_type": "refresh_token", "refresh_token": grant.refresh}
+        fault = "the authorization server does not answer"
+        try:
+            headers = client_headers(grant.secret, settings) or grant.headers
+            given = await self.requests.token(grant.endpoint, form, headers)
+        except UnusableSecret as error:
+            logger.error("%s", error)
+            fault = "the gateway has no client secret for the authorization server"
+        except BadAnswer as error:
+            fault = f"the authorization server {error}"
+        except (httpx2.HTTPError, OSError, ValueError) as error:
+            # The text of the error may contain what was sent.
+            logger.warning("gateway.secrets.%s: a refresh failed: %s", grant.secret, type(error).__name__)
+        else:
+            if not given.error:
+                return with_token(grant, given, self.clock())
+            if given.error == "invalid_grant" or (grant.registration and given.error in LOST):
+                return None
+            fault = f"the authorization server refuses ({given.code})"
+        return replace(grant, refreshes=self.clock() + ASKED_AGAIN_S, fault=fault)
+
+    def _kept_s(self, grant: Grant) -> float:
+        left_s = max(grant.expires - self.clock(), 1.0)
+        return max(left_s, KEPT_S) if grant.refresh else left_s
+
+    async def reject(self, secret: str, settings: ConsentSettings, principal: Principal, sent: Sequence[str]) -> None:
+        """Replace a token that its server does not accept, if it is in one of the texts that were sent: by a new one
+        if that may help, else by a new consent."""
+        name = grant_name(secret, settings, principal)
+        with contextlib.suppress(StoreUnavailable):
+            text, grant = await self.sealed.read(name, Grant)
+            if text is None or grant is None or not any(grant.token in value for value in sent):
+                return
+            is_over = grant.is_rejected or not grant.refresh
+            logger.info("gateway.secrets.%s: its server does not accept a token of %s", secret, principal)
+            after = (
+                None if is_over else self.sealed.seal(name, replace(grant, until=0.0, expires=0.0, is_rejected=True))
+            )
+            await self.sealed.store.replace(name, text, after, self._kept_s(grant))
+
+    # -- keeping
+
+    async def keep(self, name: str, grant: Grant) -> None:
+        """Store a new grant in place of an earlier one. Raises `StoreUnavailable`."""
+        text = self.sealed.seal(name, grant)
+        for _ in range(_MOST_TRIES):
+            if await self.sealed.store.replace(name, await self.sealed.store.get(name), text, self._kept_s(grant)):
+                return
+        raise StoreUnavailable("the grant changes too often")
+
+    async def connections(self) -> list[Connection]:
+        """Return who is connected to what, without any token, in order. Raises `StoreUnavailable`."""
+        found = [
+            Connection(
+                principal=str(grant.principal),
+                secret=grant.secret,
+                resource=grant.form.get("resource", ""),
+                since=grant.since,
+                expires=grant.expires,
+                is_refreshed=bool(grant.refresh),
+            )
+            async for _, _, grant in self._grants()
+        ]
+        return sorted(found, key=lambda each: (each.principal, each.secret))
+
+    async def revoke(self, is_meant: Callable[[Grant], bool]) -> int:
+        """Remove grants, and return their number. Later requests have no token. Raises `StoreUnavailable`."""
+        count = 0
+        async for name, text, grant in self._grants():
+            if not is_meant(grant):
+                continue
+            before: bytes | None = text
+            while before is not None and not await self.sealed.store.replace(name, before, None):
+                before = await self.sealed.store.get(name)  # it was refreshed meanwhile
+            count += 1
+        return count
+
+    async def end_unused(
+        self, secrets: Mapping[str, SecretSettings], issuers: Collection[str], keys: Container[str]
+    ) -> None:
+        """Remove the grants that no session can use any more: of secrets that are configured anew, of API keys that are
+        gone, and of issuers that are. Otherwise, who gets the name later would get them too."""
+
+        def is_unused(grant: Grant) -> bool:
+            consent = None if (settings := secrets.get(grant.secret)) is None else settings.consent
+            if consent is None or grant.name != grant_name(grant.secret, consent, grant.principal):
+                return True
+            return grant.issuer not in issuers or (grant.issuer == API_KEY_ISSUER and grant.subject not in keys)
+
+        try:
+            count = await self.revoke(is_unused)
+        except StoreUnavailable:
+            return  # the next start or reload removes them
+        if count:
+            logger.info("gateway.secrets: %d connections have ended, because the configuration has changed", count)
+
+    async def _grants(self) -> AsyncIterator[tuple[str, bytes, Grant]]:
+        for name in await self.sealed.store.names():
+            if name.startswith("grant/"):
+                text, grant = await self.sealed.read(name, Grant)
+                if text is not None and grant is not None:
+                    yield name, text, grant
+
+
+def with_token(grant: Grant, given: "Given", now: float) -> Grant:
+    """Return a grant with a token that its authorization server has given."""
+    return replace(
+        grant,
+        token=given.access_token,
+        until=now + given.used_s,
+        expires=now + given.lives_s,
+        refresh=given.refresh_token or grant.refresh,  # RFC 6749 §6
+        refreshes=0.0,
+        fault="",
+        is_rejected=grant.is_rejected and not grant.until,
+    )
+
+
+def grant_name(secret: str, settings: ConsentSettings, principal: Principal) -> str:
+    """Return the name of a principal's grant. Other settings are another grant: their token goes elsewhere."""
+    text = json.dumps([secret, principal.key, settings.model_dump_json()])
+    return f"grant/{hashlib.blake2b(text.encode(), digest_size=24).hexdigest()}"
+
+
+def client_headers(secret: str, settings: ConsentSettings) -> dict[str, str]:
+    """Return the headers by which a configured client authenticates; empty for one without a secret. Raises
+    `UnusableSecret`."""
+    if settings.client_secret_file is None:
+        return {}
+    from gateway.context.authorization_requests import basic_auth  # loads an HTTP client
+
+    where = f"gateway.secrets.{secret}.consent.client_secret_file"
+    return basic_auth(settings.client_id, secret_in(settings.client_secret_file, where))

@@ -1,0 +1,239 @@
+"""Serve the pages on which people consent (`gateway.secrets.NAME.consent`).
+
+A link is for one principal. Whoever opens it proves first that it is theirs: by the name that a trusted proxy sends,
+or with a credential of the gateway. Then this browser alone can end what it has begun, by a cookie. So neither a link
+of the gateway nor one of the authorization server is of use to another person (MCP 2026-07-28, Elicitation §Phishing).
+"""
+
+import base64
+import functools
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.admin.auth import SignInAttempts, TooManyAttempts
+from gateway.config.secrets import ConsentSettings
+from gateway.context.consented_tokens import LINK_S, ConsentedTokens, Link, grant_name
+from gateway.context.principal_secrets import PrincipalSecrets
+from gateway.identity.authenticate import Identity
+from gateway.observability.audit import Audit
+from gateway.observability.logs import CLIENT
+from gateway.policy.rate_limits import RateLimits
+from session_store import ANONYMOUS, Principal, StoreError
+from transports.inbound.http import Guard, peer_of
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_REQUEST
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from gateway.context.consent_flow import ConsentFlow
+
+logger = logging.getLogger(__name__)
+
+_FOLDER: Final = files("gateway.serving") / "templates"
+_MOST_BYTES: Final = 16 << 10
+_STATE_CHARS: Final = 12
+_TITLE: Final = "Connect your account"
+_OLD: Final = "This link is not valid any more. Repeat the request in your client, which gets a new one."
+
+
+class ConsentPages:
+    """Answer browsers of people who consent. `credentials` has the settings of the secrets in effect."""
+
+    def __init__(
+        self,
+        tokens: ConsentedTokens,
+        credentials: PrincipalSecrets,
+        *,
+        identity: Identity,
+        guard: Guard,
+        rates: RateLimits,
+        audit: Audit,
+    ) -> None:
+        self._tokens = tokens
+        self._credentials = credentials
+        self._identity = identity
+        self._guard = guard
+        self._rates = rates
+        self._audit = audit
+        self._attempts = SignInAttempts()
+        self._style = (_FOLDER / "home.css").read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(self._style.encode()).digest()).decode()
+        self._headers = {
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": (
+                f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'; base-uri 'none'"
+            ),
+            "Referrer-Policy": "same-origin",  # with `no-referrer`, browsers send the form without its origin
+            "X-Content-Type-Options": "nosniff",
+        }
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes for Starlette. None exists unless a secret has `consent`."""
+        return [
+            Route("/oauth/connect/{link}", self._checked(self._connect), methods=["GET", "POST"]),
+            Route("/oauth/callback", self._checked(self._callback), methods=["GET"]),
+            Route("/oauth/client.json", self._checked(self._client), methods=["GET"]),
+        ]
+
+    @functools.cached_property
+    def _flow(self) -> "ConsentFlow":
+        from gateway.context.consent_flow import ConsentFlow  # loads the SDK
+
+        return ConsentFlow(self._tokens)
+
+    @functools.cached_property
+    def _template(self) -> "Template":
+        from jinja2 import Environment, StrictUndefined
+
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string((_FOLDER / "consent.html").read_text(encoding="utf-8"))
+
+    def _page(
+        self, text: str, status: int = 200, *, title: str = _TITLE, server: str = "", key: bool = False
+    ) -> Response:
+        facts = {"title": title, "text": text, "asks": bool(server), "server": server, "needs_credential": key}
+        return HTMLResponse(self._template.render(style=self._style, **facts), status, self._headers)
+
+    def _checked(
+        self, page: Callable[[Request, dict[str, str]], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint that checks headers and rate first, as for clients without a credential."""
+
+        async def answer(request: Request) -> Response:
+            if not self._credentials.asks_for_consent or request.method == "HEAD":
+                return PlainTextResponse("Not Found", 404)
+            try:
+                headers = self._guard.headers(request.scope)
+                self._guard.check(headers)
+                CLIENT.set(self._guard.client(request.scope, headers))
+                await self._rates.message(ANONYMOUS, CLIENT.get())
+                return await page(request, headers)
+            except Refused as refused:
+                return self._page(str(refused), refused.status)
+            except StoreError:
+                return self._page("The gateway's store does not answer. Try again.", 503)
+
+        return answer
+
+    # -- who opens the link
+
+    async def _connect(self, request: Request, headers: dict[str, str]) -> Response:
+        link = self._tokens.link_in(request.path_params["link"])
+        if link is None:
+            return self._page(_OLD, 404)
+        is_answer = request.method == "POST"
+        if is_answer and not self._guard.same_site(headers):
+            return self._page("Open the link itself, not by way of another page.", 403)
+        try:
+            principal = await self._principal(request, headers)
+        except TooManyAttempts as error:
+            return self._page(f"{error}.", 429)
+        except Refused as refused:
+            if is_answer and "authorization" in headers:
+                self._attempts.wrong(CLIENT.get())
+                self._audit.record("refused", reason="unknown credential on a page for consent")
+                return self._page(f"{refused} Go back and try again.", refused.status)
+            principal = ANONYMOUS
+        if principal.is_anonymous:
+            if is_answer:
+                return self._page("Go back and enter a credential.", 401)
+            return self._page("Whose request was it? The gateway has to know that it is yours.", server="…", key=True)
+        settings = self._settings_for(link, principal)
+        if settings is None:
+            self._audit.record("refused", principal=str(principal), reason="a link to consent is of somebody else")
+            return self._page("This link belongs to a request of somebody else. Nothing has happened.", 403)
+        if is_answer:
+            return await self._begin(request, headers, link, settings, principal)
+        server = urlsplit(settings.resource).hostname or ""
+        text = f"A client of yours ({principal}) wants to use {settings.resource} with your account there."
+        return self._page(text, server=server)
+
+    async def _principal(self, request: Request, headers: dict[str, str]) -> Principal:
+        """Return who has sent the request: as a trusted proxy says, or by the credential in the page's form, which is
+        put into `headers`. Raises `Refused`, `TooManyAttempts`."""
+        if request.method == "POST" and (credential := (await _form(request)).get("credential", "").strip()):
+            self._attempts.check(CLIENT.get())
+            headers["authorization"] = f"Bearer {credential}"
+        peer = peer_of(request.scope)
+        who = self._identity.known(headers, peer)
+        return (await self._identity.verify(headers, peer) if who is None else who).principal
+
+    def _settings_for(self, link: Link, principal: Principal) -> ConsentSettings | None:
+        """Return the settings of a link's secret; None if the link is not the principal's."""
+        settings = self._credentials.consent_of(link.secret, principal)
+        is_own = settings is not None and grant_name(link.secret, settings, principal) == link.grant
+        return settings if is_own else None
+
+    # -- to the authorization server, and back
+
+    async def _begin(
+        self, request: Request, headers: dict[str, str], link: Link, settings: ConsentSettings, principal: Principal
+    ) -> Response:
+        from gateway.context.consent_flow import ConsentFailed
+
+        browser = secrets.token_urlsafe(32)
+        try:
+            url, state = await self._flow.begin(link.secret, settings, principal, browser)
+        except ConsentFailed as error:
+            logger.warning("gateway.secrets.%s: nobody can consent: %s", link.secret, error)
+            return self._page(f"The server cannot be asked: {error}.", 502)
+        is_secure = self._guard.is_secure(request.scope, headers)
+        response = RedirectResponse(url, 303, {**self._headers})
+        response.set_cookie(
+            _cookie(state, is_secure=is_secure),
+            browser,
+            max_age=int(LINK_S),
+            secure=is_secure,
+            httponly=True,
+            samesite="lax",  # the authorization server sends the browser back
+        )
+        return response
+
+    async def _callback(self, request: Request, headers: dict[str, str]) -> Response:
+        from gateway.context.consent_flow import ConsentFailed
+
+        given, is_secure = dict(request.query_params), self._guard.is_secure(request.scope, headers)
+        name = _cookie(given.get("state", ""), is_secure=is_secure)
+        try:
+            grant = await self._flow.finish(given, request.cookies.get(name, ""), self._credentials.consent_of)
+        except ConsentFailed as error:
+            return self._page(f"Your account is not connected: {error}.", 400, title="Not connected")
+        logger.info("gateway.secrets.%s: %s has connected an account", grant.secret, grant.principal)
+        response = self._page("Go back to your client, and repeat the request.", title="Connected")
+        response.delete_cookie(name, secure=is_secure, httponly=True, samesite="lax")
+        return response
+
+    async def _client(self, request: Request, headers: dict[str, str]) -> Response:
+        """Answer authorization servers that read the gateway's metadata (OAuth Client ID Metadata Document)."""
+        from gateway.context.consent_flow import CLIENT as PATH
+        from gateway.context.consent_flow import client_metadata
+
+        base = self._tokens.base
+        return JSONResponse({"client_id": base + PATH, **client_metadata(base)})
+
+
+def _cookie(state: str, *, is_secure: bool) -> str:
+    """Return the name of the cookie for one request. With TLS, no other host can set it (RFC 6265bis §4.1.3.2)."""
+    prefix = "__Host-" if is_secure else ""
+    return f"{prefix}mcp_gateway_consent_{hashlib.sha256(state.encode('utf-8', 'replace')).hexdigest()[:_STATE_CHARS]}"
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a form. Raises `Refused` (413)."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _MOST_BYTES:
+            raise Refused(413, INVALID_REQUEST, "The form is too large.", reason="body_too_large")
+    return dict(parse_qsl(data.decode("utf-8", "replace"), max_num_fields=8))

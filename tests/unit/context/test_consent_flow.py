@@ -1,0 +1,171 @@
+"""What servers say of their authorization servers is checked before anybody is sent there."""
+
+import json
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import pytest
+
+from gateway.bridge.state_cipher import StateCipher
+from gateway.config.secrets import ConsentSettings
+from gateway.context.authorization_requests import Given
+from gateway.context.consent_flow import ConsentFailed, ConsentFlow, client_metadata
+from gateway.context.consented_tokens import ConsentedTokens, grant_name
+from session_store import KeyRing, MemoryBackend, Principal, Purpose
+from session_store.testing import FakeClock
+from tests.requirements import requirement
+
+ALICE = Principal(issuer="api-key", subject="alice")
+RESOURCE, ISSUER = "https://files.example/mcp", "https://login.example"
+PROTECTED = "https://files.example/.well-known/oauth-protected-resource/mcp"
+METADATA = f"{ISSUER}/.well-known/oauth-authorization-server"
+
+pytestmark = pytest.mark.anyio
+
+
+class Web:
+    """What servers answer, by URL. `asked` has the URLs of requests, `forms` what the token endpoint got."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.forms: list[dict[str, str]] = []
+        self.protected: dict[str, Any] = {"resource": RESOURCE, "authorization_servers": [ISSUER]}
+        self.metadata: dict[str, Any] = {
+            "issuer": ISSUER,
+            "authorization_endpoint": f"{ISSUER}/authorize",
+            "token_endpoint": f"{ISSUER}/token",
+            "registration_endpoint": f"{ISSUER}/register",
+            "response_types_supported": ["code"],
+            "code_challenge_methods_supported": ["S256"],
+            "authorization_response_iss_parameter_supported": True,
+        }
+        self.challenge = ""
+
+    async def send(self, request: httpx2.Request, *, head_only: bool = False) -> httpx2.Response:
+        url = str(request.url)
+        self.asked.append(url)
+        if url == RESOURCE:
+            return httpx2.Response(401, headers={"www-authenticate": f"Bearer {self.challenge}"}, request=request)
+        registered = {"client_id": "registered", **client_metadata("https://gateway.example")}
+        known = {PROTECTED: self.protected, METADATA: self.metadata, f"{ISSUER}/register": registered}
+        content = json.dumps(known[url]).encode() if url in known else b""
+        return httpx2.Response(200 if url in known else 404, content=content, request=request)
+
+    async def token(self, endpoint: str, form: dict[str, str], headers: dict[str, str] | None = None) -> Given:
+        self.forms.append(form | {"endpoint": endpoint})
+        return Given("a.token", "bearer", 100.0, "a.refresh")
+
+
+class Tokens(ConsentedTokens):
+    """The tokens of a gateway whose requests a test answers."""
+
+    def __init__(self, web: Web) -> None:
+        clock = FakeClock()
+        cipher = StateCipher(KeyRing(["k" * 40]).derive(Purpose.CONSENT))
+        super().__init__(MemoryBackend(clock=clock).sealed, cipher, "https://gateway.example", clock)
+        self.web = web
+
+    @property
+    def requests(self) -> Any:
+        return self.web
+
+
+@pytest.fixture
+def web() -> Web:
+    return Web()
+
+
+async def begin(web: Web, **settings: Any) -> tuple[dict[str, str], ConsentFlow, ConsentSettings]:
+    """The parameters of the request to which a browser is sent."""
+    flow, given = ConsentFlow(Tokens(web)), ConsentSettings(resource=RESOURCE, **settings)
+    url, state = await flow.begin("files", given, ALICE, "browser")
+    asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+    assert url.startswith(f"{ISSUER}/authorize?") and asked["state"] == state
+    return asked, flow, given
+
+
+@requirement("cred.consent")
+async def test_a_request_has_pkce_the_resource_and_the_scopes_that_the_server_asks_for(web: Web) -> None:
+    web.challenge = 'scope="read write"'
+    asked, flow, given = await begin(web)
+    assert (asked["resource"], asked["scope"], asked["client_id"]) == (RESOURCE, "read write", "registered")
+    assert (
+        asked["code_challenge_method"] == "S256" and asked["redirect_uri"] == "https://gateway.example/oauth/callback"
+    )
+    back = {"code": "c", "state": asked["state"], "iss": ISSUER}
+    with pytest.raises(ConsentFailed, match="another browser"):
+        await flow.finish(back, "another", lambda *_: given)
+    grant = await flow.finish(back, "browser", lambda *_: given)
+    assert grant.name == grant_name("files", given, ALICE) and grant.token == "a.token"
+    (form,) = web.forms
+    assert form["resource"] == RESOURCE and len(form["code_verifier"]) >= 43 and form["endpoint"] == f"{ISSUER}/token"
+    with pytest.raises(ConsentFailed):
+        await flow.finish(back, "browser", lambda *_: given)
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize("back", [{}, {"iss": "https://evil.example"}, {"iss": f"{ISSUER}/"}])
+async def test_a_code_of_another_server_is_not_sent_anywhere(web: Web, back: dict[str, str]) -> None:
+    asked, flow, given = await begin(web)
+    with pytest.raises(ConsentFailed, match="another authorization server"):
+        await flow.finish({"code": "c", "state": asked["state"], **back}, "browser", lambda *_: given)
+    assert web.forms == []
+
+
+@requirement("cred.consent")
+async def test_nothing_is_given_for_settings_that_have_changed_meanwhile(web: Web) -> None:
+    asked, flow, _ = await begin(web)
+    other = ConsentSettings(resource="https://other.example/mcp")
+    with pytest.raises(ConsentFailed, match="has changed"):
+        await flow.finish({"code": "c", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: other)
+    assert web.forms == []
+
+
+@requirement("cred.consent")
+async def test_the_gateway_is_the_client_that_is_configured_or_its_document_or_a_registered_one(web: Web) -> None:
+    _, flow, given = await begin(web)
+    await flow.begin("files", given, ALICE, "browser")
+    assert web.asked.count(f"{ISSUER}/register") == 1, "it registers once"
+    assert (await begin(web, client_id="known"))[0]["client_id"] == "known"
+    web.metadata["client_id_metadata_document_supported"] = True
+    assert (await begin(web))[0]["client_id"] == "https://gateway.example/oauth/client.json"
+    assert web.asked.count(f"{ISSUER}/register") == 1
+    del web.metadata["client_id_metadata_document_supported"], web.metadata["registration_endpoint"]
+    with pytest.raises(ConsentFailed, match=r"set consent\.client_id"):
+        await begin(web)
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize(
+    ("place", "changes", "why"),
+    [
+        ("protected", {"resource": "https://other.example/mcp"}, "of another server"),
+        ("protected", {"authorization_servers": []}, "RFC 9728"),
+        ("protected", {"authorization_servers": ["http://login.example"]}, "RFC 8414"),
+        ("protected", {"authorization_servers": ["http://127.0.0.1:1"]}, "RFC 8414"),
+        ("metadata", {"issuer": "https://evil.example"}, "another issuer"),
+        ("metadata", {"code_challenge_methods_supported": ["plain"]}, "PKCE"),
+        ("metadata", {"code_challenge_methods_supported": None}, "PKCE"),
+        ("metadata", {"token_endpoint": "http://login.example/token"}, "not https"),
+        ("metadata", {"token_endpoint": "https://localhost/token"}, "not https"),
+        ("metadata", {"authorization_endpoint": "http://127.0.0.1/x"}, "not https"),
+        ("metadata", {"registration_endpoint": "https://[::1]/x"}, "not https"),
+    ],
+)
+async def test_nobody_is_sent_to_a_server_that_proves_nothing(
+    web: Web, place: str, changes: dict[str, Any], why: str
+) -> None:
+    getattr(web, place).update(changes)
+    with pytest.raises(ConsentFailed, match=why):
+        await begin(web)
+    assert not any("127.0.0.1" in url or url.startswith("http:") for url in web.asked)
+
+
+@requirement("cred.consent")
+async def test_a_server_does_not_have_the_gateway_ask_addresses_of_its_own_machine(web: Web) -> None:
+    for named in ("http://127.0.0.1:8080/admin", "https://[bad", "https://a.example:port/", "https://a\x01b/"):
+        web.challenge = f'resource_metadata="{named}"'
+        assert (await begin(web))[0]["resource"] == RESOURCE
+    assert not any("127.0.0.1" in url for url in web.asked)
+    assert (await begin(web, issuer=ISSUER, scopes=("mine",)))[0]["scope"] == "mine"
