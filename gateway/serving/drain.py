@@ -75,6 +75,7 @@ class Drain:
         if self.cluster is not None:
             linger_s = LINGER_S if await self._has_peers(self.cluster) else 0.0
             await asyncio.gather(self._hand_over(), asyncio.sleep(linger_s))
+            await self._hand_over()  # sessions of dead owners that were claimed meanwhile
 
     async def tasks_end(self) -> None:
         """Wait until the working tasks of this process have ended, or the drain is over. Begin the drain if it has not
@@ -129,9 +130,8 @@ class Drain:
 
     async def _hand_over(self) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + HAND_OVER_S
         # Calls end in many places. To poll for some seconds is simpler than a notification from each place.
-        while loop.time() < until:
+        while loop.time() < self._until:
             with contextlib.suppress(StoreUnavailable):  # it may answer before the end of the drain
                 if await self.lifecycle.release_idle():
                     return
