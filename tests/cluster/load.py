@@ -191,13 +191,15 @@ class Load:
         self.history.append(event)
         return event
 
-    async def start(self) -> None:
-        """Open the sessions and go on until `stop`."""
+    async def start(self, at_once: int = 1) -> None:
+        """Open the sessions and go on until `stop`. Each has that many calls at once."""
         for session in self.sessions:
             await session.open()
             self.http.cookies.clear()
         self.http.cookies.jar.clear()
-        self._tasks = [asyncio.create_task(session.run()) for session in self.sessions]
+        for _ in range(at_once):
+            self._tasks += [asyncio.create_task(session.run()) for session in self.sessions]
+            await asyncio.sleep(self.every_s / at_once)
 
     async def stop(self) -> None:
         self.stopped.set()

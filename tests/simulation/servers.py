@@ -17,6 +17,9 @@ from tests.simulation.network import SimulatedLoop
 _SLOW_S = (0.0, 0.02, 0.05, 0.05, 0.4, 1.5)
 """What calls take, each as often as the others: faults hit calls that were executed and not answered."""
 
+_START_S = (0.0, 0.05, 0.6)
+"""What the start of a process takes: faults hit calls that wait for it."""
+
 
 class Server:
     """A server with one tool, which each process writes down before it answers."""
@@ -48,6 +51,7 @@ class Server:
     async def _answer(self, name: str, request: JSONRPCRequest, outbox: Any) -> None:
         params: dict[str, Any] = request.params or {}
         if request.method == "initialize":
+            await asyncio.sleep(self._loop.random.choice(_START_S))
             facts: Any = {"name": self._tool, "version": "1"}
             found: Any = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": facts}
         elif request.method == "tools/list":

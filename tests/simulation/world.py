@@ -21,7 +21,7 @@ from tests.support.gateway_process import UNLIMITED
 
 RING: Final = KeyRing(["k" * 40])
 REPLICAS: Final = 3
-SESSIONS: Final = 4
+SESSIONS: Final = 3
 EVERY_S: Final = 0.35
 """Seconds between the beginnings of two calls of a session."""
 
