@@ -32,7 +32,7 @@ def test_a_seed_does_the_same_again() -> None:
     assert digests == re.findall(r"^\d+ ([0-9a-f]{16})$", again, re.MULTILINE)
 
 
-@pytest.mark.parametrize("mutant", ["RESENT", "SILENT_RESTART"])
+@pytest.mark.parametrize("mutant", ["RESENT", "NO_COMPARE", "NOT_ACKNOWLEDGED"])
 @pytest.mark.requirement("proof.simulation")
 def test_a_missing_rule_is_found_and_its_seed_is_named(mutant: str) -> None:
     ran = _simulated("--seeds", "100", "--mutant", mutant, "--until-found")
