@@ -129,18 +129,19 @@ def test_a_call_of_the_general_way_enters_few_files(era: str, monkeypatch: pytes
         in_process_gateway({"p": server(PROBE)}, options={**ON, "log_calls_per_s": 0}) as gateway,
     ):
         raw, _ = raw_of(gateway, era)
-        calls = []
-        for _ in range(CALLS):
+        functions, files = [], []
+        for _ in range(10 * CALLS):  # on a busy machine, most calls have what else the loop has to do
             counter.begin()
             counter.is_counting = True
             assert raw.call("echo").status == 200
             counter.is_counting = False
-            calls.append((counter.functions, sorted(counter.files)))
+            functions.append(counter.functions)
+            files.append(sorted(counter.files))
+            if min(functions) <= GENERAL[era][0] and min(map(len, files)) <= GENERAL[era][1]:
+                break
+        else:
+            pytest.fail(f"{min(functions)} functions in {min(map(len, files))} files: {min(files, key=len)}")
         raw.close()
-    # Most calls have what else the loop has to do, on a busy machine.
-    functions, files = min(number for number, _ in calls), min((entered for _, entered in calls), key=len)
-    most_functions, most_files = GENERAL[era]
-    assert functions <= most_functions and len(files) <= most_files, (functions, len(files), files)
 
 
 MOST_FORWARDED = {"owner": (70, 2_320, 40), "front": (60, 2_020, 34)}
