@@ -8,13 +8,12 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from gateway.errors import CONSENT_NEEDED, ConsentRefusal
 from gateway.protocol.capabilities import caller_of_params, may_be_asked
+from gateway.protocol.methods import MAY_ASK
 from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, decode_object, encode
 
 _ASK: Final = "elicitation/create"
 _KEY: Final = "gateway-consent"
-_MAY_ASK: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
-"""The methods whose results may ask for input in the modern era (MCP 2026-07-28, Multi Round-Trip Requests)."""
 _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 
@@ -35,7 +34,7 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
     elif exchange.caller is None:  # MCP 2025-11-25, Elicitation §URL Elicitation Required Error
         data = {"elicitations": [question | {"elicitationId": secrets.token_urlsafe(12)}]}
         exchange.refuse(Refused(200, CONSENT_NEEDED, str(refused), reason=refused.reason, data=data))
-    elif exchange.method in _MAY_ASK:
+    elif exchange.method in MAY_ASK:
         requests = {_KEY: {"method": _ASK, "params": question}}
         result = encode({"resultType": "input_required", "inputRequests": requests})
         exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))

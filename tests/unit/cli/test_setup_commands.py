@@ -352,7 +352,7 @@ def test_every_command_is_listed_under_what_it_is_for() -> None:
         panels.setdefault(getattr(command, "rich_help_panel", ""), []).append(name)
     assert set(panels) == {"Serve", "Set up", "Check", "Operate"}
     assert panels["Serve"][:2] == ["run", "stdio"] and panels["Set up"][:3] == ["init", "add", "connect"]
-    assert set(panels["Operate"]) == {"top", "tail", "sessions", "tasks", "reload", "replicas"}
+    assert set(panels["Operate"]) == {"top", "tail", "sessions", "tasks", "reload", "replicas", "credentials"}
     for name, command in commands.items():
         assert command.help == " ".join(command.loaded().help.partition("\n\n")[0].split()), name
 
