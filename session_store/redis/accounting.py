@@ -86,8 +86,8 @@ _REPLACE: Final = script("replace")
 
 
 class RedisSealedValues:
-    """Store values as Redis keys that expire. Their names are listed before they are written, so that no value is
-    without its name."""
+    """Store values as Redis keys that expire. A name is listed before its value is written, and until it would expire:
+    the list is in another slot, and who removed a value could remove the name of the next one."""
 
     def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
         self._commands = commands
@@ -103,10 +103,7 @@ class RedisSealedValues:
             await self._commands.run("ZREMRANGEBYSCORE", keys.SEALED, "-inf", now)
             await self._commands.run("ZADD", keys.SEALED, "GT", now + for_s, name)
         key, for_ms = keys.hashed("sealed", name), math.ceil(for_s * 1_000)
-        is_done = await self._commands.call(_REPLACE, [key], before or b"", after or b"", for_ms)
-        if is_done and after is None:
-            await self._commands.run("ZREM", keys.SEALED, name)
-        return bool(is_done)
+        return bool(await self._commands.call(_REPLACE, [key], before or b"", after or b"", for_ms))
 
     async def names(self) -> list[str]:
         return [name.decode() for name in await self._commands.run("ZRANGE", keys.SEALED, 0, -1)]

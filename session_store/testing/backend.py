@@ -216,8 +216,17 @@ class BackendContract(SessionStoreContract):
         await asyncio.sleep(0.3)  # some stores have clocks of their own
         assert [await sealed.get(name) for name in ("short", "shorter", "long")] == [None, None, b"x"]
         assert "long" in await sealed.names()
-        assert await sealed.replace("long", b"x", None) and "long" not in await sealed.names()
+        assert await sealed.replace("long", b"x", None) and await sealed.get("long") is None
         assert await sealed.replace("short", None, b"z", 60.0)
+
+    async def test_a_sealed_value_that_is_set_while_it_is_removed_is_listed(self, backend: Backend) -> None:
+        sealed = backend.sealed
+        for name in map(str, range(20)):
+            assert await sealed.replace(name, None, b"x", 60.0)
+            setting = sealed.replace(name, None, b"next", 60.0)
+            is_set, is_removed = await asyncio.gather(setting, sealed.replace(name, b"x", None))
+            assert is_removed and (is_set or await sealed.replace(name, None, b"next", 60.0))
+            assert await sealed.get(name) == b"next" and name in await sealed.names()
 
     async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:
         events = [AuditEvent(at=float(n), event="created", session=f"s{n}", reason="\u00fc") for n in range(5)]
