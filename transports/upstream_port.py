@@ -1,6 +1,6 @@
 """Define the interface to a server (upstream): how links to it are opened, and what they report. No I/O of its own."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -54,7 +54,7 @@ async def _nothing() -> None:
     """Renew nothing."""
 
 
-async def _never() -> bool:
+async def _never(sent: Collection[str]) -> bool:
     """Have no other headers."""
     return False
 
@@ -66,9 +66,10 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started instead of
     the configured command. `path` are folders in front of its PATH. `cwd` is its working directory, instead of the
     configured one. `headers` returns headers for every HTTP request; `renew` is awaited before each, and may raise
-    `UpstreamUnavailable`; `rejected` is awaited after one that was answered 401, and returns True if others may be
-    accepted. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume` is
-    the `Link.resume` of an earlier link of the same session. `keep` returns True if a later link will resume this one.
+    `UpstreamUnavailable`; `rejected` is awaited with the header values of one that was answered 401, and returns True
+    if others may be accepted. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in
+    headers. `resume` is the `Link.resume` of an earlier link of the same session. `keep` returns True if a later link
+    will resume this one.
     `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
     started process, or with None if processes that are not its descendants may do its work. `in_context` returns the
     context variables with which an object in this process handles the message that is sent. `scope` are members of the
@@ -84,7 +85,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     headers: Callable[[], Mapping[str, str]] = dict
     renew: Callable[[], Awaitable[None]] = _nothing
-    rejected: Callable[[], Awaitable[bool]] = _never
+    rejected: Callable[[Collection[str]], Awaitable[bool]] = _never
     schemas: Callable[[], Mapping[str, Any]] = dict
     resume: str = ""
     keep: Callable[[], bool] = lambda: False

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -240,14 +240,17 @@ class ConsentedTokens:
         left_s = max(grant.expires - self.clock(), 1.0)
         return max(left_s, KEPT_S) if grant.refresh else left_s
 
-    async def reject(self, secret: str, settings: ConsentSettings, principal: Principal, sent: Sequence[str]) -> None:
+    async def reject(self, secret: str, settings: ConsentSettings, principal: Principal, sent: Collection[str]) -> None:
         """Replace a token that its server does not accept, if it is in one of the texts that were sent: by a new one
-        if that may help, else by a new consent."""
+        if that may help, else by a new consent. To reject it once more, as calls that were sent with it do, changes
+        nothing."""
         name = grant_name(secret, settings, principal)
         with contextlib.suppress(StoreUnavailable):
             text, grant = await self.sealed.read(name, Grant)
             if text is None or grant is None or not any(grant.token in value for value in sent):
                 return
+            if grant.is_rejected and not grant.until:
+                return  # it is marked already, and a refresh is due
             is_over = grant.is_rejected or not grant.refresh
             logger.info("gateway.secrets.%s: its server does not accept a token of %s", secret, principal)
             after = (

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -100,12 +100,13 @@ class PrincipalSecrets:
                 filled[variable] = filled[variable].replace(f"${{secret:{name}}}", secret)
         return filled
 
-    async def reject(self, values: Mapping[str, str], principal: Principal, filled: Sequence[str]) -> None:
-        """Have tokens replaced that the server does not accept. `filled`: the values that it was sent."""
+    async def reject(self, values: Mapping[str, str], principal: Principal, sent: Collection[str]) -> None:
+        """Have tokens replaced that the server does not accept. `sent`: the values that it was sent, which later
+        ones may have replaced."""
         for name in [name for value in values.values() for name in secrets_in(value)]:
             settings = self.consent_of(name, principal)
             if settings is not None and self._consented is not None:
-                await self._consented.reject(name, settings, principal, filled)
+                await self._consented.reject(name, settings, principal, sent)
 
     async def _secret(self, name: str, principal: Principal, token: CallerToken | None) -> str:
         settings = self._secrets.get(name)

@@ -3,7 +3,7 @@ assertion. Find the secret values in these resources, and in the server's config
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final
 
@@ -117,10 +117,10 @@ class SessionResources:
             if live.frames is not None:
                 live.frames.hide(_of_headers(own.values()))
 
-        async def rejected() -> bool:
+        async def rejected(sent: Collection[str]) -> bool:
             if not (any(map(_is_consent, self._sources or ())) and self._is_as_at_first()):
                 return False
-            await self.credentials.reject(self._secret_headers, principal, tuple(own.values()))
+            await self.credentials.reject(self._secret_headers, principal, sent)
             return True
 
         return LinkResources(

@@ -331,7 +331,7 @@ class HttpLink:
                 renewed = await self._renewed_headers(self._with_token(headers))
                 async with self._upstream.open("POST", renewed, frame, is_repeatable=is_repeatable) as response:
                     # This status says that the request was not executed.
-                    if is_first and response.status_code == 401 and await self._given.rejected():
+                    if is_first and response.status_code == 401 and await self._given.rejected(renewed.values()):
                         continue
                     if keeps_session:
                         self._keep_token(response, renewed["mcp-protocol-version"])

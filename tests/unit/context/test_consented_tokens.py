@@ -210,6 +210,18 @@ async def test_a_token_that_its_server_does_not_accept_is_replaced_once_then_its
 
 
 @requirement("cred.consent")
+async def test_of_calls_that_were_sent_with_one_token_none_rejects_more_than_that_token(
+    replica: Replica, endpoint: Endpoint
+) -> None:
+    await replica.give()
+    for _ in range(3):
+        await replica.reject("files", SETTINGS, ALICE, ["Bearer token-0"])
+    assert await replica.get() == "token-1", "they were answered before the refresh"
+    await replica.reject("files", SETTINGS, ALICE, ["Bearer token-0"])
+    assert await replica.get() == "token-1" and endpoint.asked == ["refresh-0"], "and after it"
+
+
+@requirement("cred.consent")
 async def test_a_grant_ends_with_its_key_its_settings_and_its_disuse(replica: Replica, clock: FakeClock) -> None:
     secrets = {"files": SecretSettings(consent=SETTINGS)}
     await replica.give()

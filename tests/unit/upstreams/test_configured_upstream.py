@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -536,4 +536,28 @@ async def test_a_token_of_consent_is_asked_for_while_calls_finish_and_not_used_a
     configured[0] = ConsentSettings(resource="https://b.example/mcp")
     with pytest.raises(UpstreamUnavailable, match="former server"):
         await link.renew()
-    assert not await link.rejected() and len(given) == 2
+    assert not await link.rejected(()) and len(given) == 2
+
+
+@requirement("cred.consent")
+async def test_the_token_that_was_sent_is_rejected_not_the_one_that_has_replaced_it() -> None:
+    given = iter(("Bearer token-0", "Bearer token-1"))
+    rejected: list[str] = []
+
+    async def fill(values: dict[str, str], *_: object) -> dict[str, str]:
+        return dict.fromkeys(values, next(given))
+
+    async def reject(values: object, principal: object, sent: Collection[str]) -> None:
+        rejected.extend(sent)
+
+    sources = [ConsentSettings(resource="https://a.example/mcp")]
+    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
+        "assertions": SimpleNamespace(of=lambda *_: "signed"),
+        "credentials": SimpleNamespace(sources=lambda _: [*sources], fill=fill, reject=reject),
+    }
+    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "Bearer ${secret:files}"})
+    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
+    link = (await SessionResources(settings, **parts).of(live, live.session.context, "", "")).given
+    await link.renew()
+    assert link.headers()["Authorization"] == "Bearer token-1"
+    assert await link.rejected(["Bearer token-0"]) and rejected == ["Bearer token-0"]

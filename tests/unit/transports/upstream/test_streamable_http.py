@@ -1,7 +1,7 @@
 """How an HTTP link tells requests of the two eras apart, and which failures it reports."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -381,6 +381,28 @@ async def test_the_wait_and_the_challenge_of_a_refusal_are_told_without_addresse
     ):
         events = await ended(Server(post=httpx2.Response(status, headers=headers)))
         assert events.reasons == [f"server 'remote' answered {told}"]
+
+
+@requirement("cred.consent")
+async def test_a_late_401_rejects_the_headers_that_were_sent() -> None:
+    now = {"authorization": "Bearer token-0"}
+    sent: list[str] = []
+    rejected: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.headers["authorization"])
+        now["authorization"] = "Bearer token-1"  # by another call, before this one is answered
+        return httpx2.Response(401) if len(sent) == 1 else stream(RESULT)
+
+    async def reject(values: Collection[str]) -> bool:
+        rejected.extend(value for value in values if value.startswith("Bearer"))
+        return True
+
+    async with linked(answer) as (link, events):
+        link._given = ConnectOptions(headers=lambda: now, rejected=reject)
+        link.send(CALL)
+        await events.settled()
+    assert (sent, rejected, events.answered) == (["Bearer token-0", "Bearer token-1"], ["Bearer token-0"], [7])
 
 
 class Gateway:
