@@ -425,12 +425,12 @@ class Forwarder:
     async def _after(self, outcome: Outcome, reply: RelayedReply, scope: Scope) -> Send | None:
         if outcome is Outcome.ANSWERED:
             return None
+        if reply.has_started:  # by an earlier try, if the last one has `MOVED`
+            logger.warning("the replica that owns a session stopped answering while a call was in flight")
+            scope["mcp.again"] = True
         if outcome is Outcome.MOVED:
             await asyncio.sleep(_HANDOVER_S)
             return reply.send
-        if reply.has_started:
-            logger.warning("the replica that owns a session stopped answering while a call was in flight")
-            scope["mcp.again"] = True
         if not reply.has_begun:
             return reply.send
         if scope["method"] == "POST" and reply.is_stream:

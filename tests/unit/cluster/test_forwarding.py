@@ -85,6 +85,28 @@ async def test_what_an_owner_that_is_not_found_has_got_may_have_taken_effect(mon
         await forwarded(Call(may_have_run=False), StoreUnavailable("out"))
 
 
+@requirement("rep.no-retry")
+async def test_what_an_owner_has_got_may_have_taken_effect_though_it_takes_no_other_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for pause in ("_AGAIN_S", "_HANDOVER_S"):
+        monkeypatch.setattr(f"gateway.cluster.forwarding.{pause}", 0.0)
+    asked: list[bool] = []
+
+    async def ask(_: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+        asked.append(request.common.again)
+        if len(asked) == 1:
+            reply.start()
+            raise StoreUnavailable("out")  # which had to say whether the owner is dead
+        return Outcome.MOVED
+
+    scope, send = a_scope(), AsyncMock()
+    route = Route(a_session(FakeClock(), owner="another"), ALICE, None)
+    forwarder = forwarder_of(AsyncMock(return_value=("a:1", True)), SimpleNamespace(ask=ask))
+    assert await forwarder.forward(route, scope, b"{}", NOBODY, send) is send
+    assert asked == [False, True] and scope["mcp.again"]
+
+
 @requirement("wall.memory")
 @pytest.mark.parametrize(("status", "is_forgotten"), [(200, False), (400, False), (404, True)])
 async def test_the_route_to_a_session_that_its_owner_has_ended_is_forgotten(status: int, is_forgotten: bool) -> None:
