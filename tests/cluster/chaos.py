@@ -28,6 +28,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import redis
 from rich.console import Console
 from rich.table import Table
@@ -125,7 +126,12 @@ class Arena:
     def children(self) -> set[int]:
         """The processes of the server that no reload changes."""
         found = [each for gateway in self.gateways for each in descendants(gateway.pid)]
-        return {each.pid for each in found if [*each.cmdline()[:1]] == [str(self._echo)]}
+        running = set()
+        for each in found:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it is another server's, and has just ended
+                if each.cmdline()[:1] == [str(self._echo)]:
+                    running.add(each.pid)
+        return running
 
     async def replace(self, n: int) -> None:
         """Start a gateway where another one was, as an orchestrator does."""
