@@ -36,6 +36,7 @@ from gateway.context.consented_tokens import (
     LOST,
     ConsentedTokens,
     Grant,
+    Registration,
     client_headers,
     grant_name,
     with_token,
@@ -63,14 +64,6 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
     verifier: str
     metadata: str
     redirect_uri: str
-
-    __repr__ = object.__repr__
-
-
-class _Registration(msgspec.Struct, frozen=True):
-    """A client that the gateway has registered, as the authorization server has answered."""
-
-    client: str
 
     __repr__ = object.__repr__
 
@@ -213,9 +206,7 @@ class ConsentFlow:
             raise ConsentFailed("the authorization server gives no token") from None
         if answer.error:
             if grant.registration and answer.error in LOST - {"invalid_grant"}:
-                await self._sealed.store.replace(
-                    grant.registration, await self._sealed.store.get(grant.registration), None
-                )
+                await self._tokens.forget_client(grant)
             raise ConsentFailed(f"the authorization server gives no token ({answer.code})")
         grant = with_token(grant, answer, self._tokens.clock())
         await self._tokens.keep(grant.name, grant)
@@ -288,7 +279,7 @@ class ConsentFlow:
         own = OAuthClientMetadata.model_validate({**client_metadata(self._tokens.base), "scope": found.scope or None})
         key = json.dumps([str(metadata.issuer), own.model_dump(mode="json")])
         name = f"client/{_digest(key)}"
-        _, known = await self._sealed.read(name, _Registration)
+        _, known = await self._sealed.read(name, Registration)
         if known is not None:
             return OAuthClientInformationFull.model_validate_json(known.client), name
         if metadata.registration_endpoint is None:
@@ -304,7 +295,7 @@ class ConsentFlow:
             raise ConsentFailed(why) from None
         ends = client.client_secret_expires_at
         kept_s = min(_REGISTERED_S, ends - self._tokens.clock()) if ends else _REGISTERED_S
-        record = self._sealed.seal(name, _Registration(client.model_dump_json()))
+        record = self._sealed.seal(name, Registration(client.model_dump_json()))
         await self._sealed.store.replace(name, await self._sealed.store.get(name), record, max(kept_s, LINK_S))
         return client, name
 

@@ -119,6 +119,14 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
         return Principal(issuer=self.issuer, subject=self.subject)
 
 
+class Registration(msgspec.Struct, frozen=True):
+    """A client that the gateway has registered, as the authorization server has answered."""
+
+    client: str
+
+    __repr__ = object.__repr__
+
+
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
     """Who is connected to what: a principal, and the secret and the server that the principal has consented to. The
     present token `expires` at a Unix time, and is refreshed if `is_refreshed`."""
@@ -231,10 +239,20 @@ class ConsentedTokens:
         else:
             if not given.error:
                 return with_token(grant, given, self.clock())
-            if given.error == "invalid_grant" or (grant.registration and given.error in LOST):
+            if grant.registration and given.error in LOST - {"invalid_grant"}:
+                await self.forget_client(grant)
+                return None
+            if given.error == "invalid_grant":
                 return None
             fault = f"the authorization server refuses ({given.code})"
         return replace(grant, refreshes=self.clock() + ASKED_AGAIN_S, fault=fault)
+
+    async def forget_client(self, grant: Grant) -> None:
+        """Remove the registration of a grant's client, which its authorization server does not know any more, so that
+        the next consent registers the gateway anew. Raises `StoreUnavailable`."""
+        text, found = await self.sealed.read(grant.registration, Registration)
+        if found is not None and json.loads(found.client)["client_id"] == grant.form["client_id"]:
+            await self.sealed.store.replace(grant.registration, text, None)
 
     def _kept_s(self, grant: Grant) -> float:
         left_s = max(grant.expires - self.clock(), 1.0)

@@ -12,6 +12,7 @@ from gateway.config.secrets import ConsentSettings
 from gateway.context.authorization_requests import Given
 from gateway.context.consent_flow import ConsentFailed, ConsentFlow, client_metadata
 from gateway.context.consented_tokens import ConsentedTokens, grant_name
+from gateway.errors import ConsentNeeded
 from session_store import KeyRing, MemoryBackend, Principal, Purpose
 from session_store.testing import FakeClock
 from tests.requirements import requirement
@@ -41,20 +42,22 @@ class Web:
             "authorization_response_iss_parameter_supported": True,
         }
         self.challenge = ""
+        self.client_id = "registered"
+        self.answer = Given("a.token", "bearer", 100.0, "a.refresh")
 
     async def send(self, request: httpx2.Request, *, head_only: bool = False) -> httpx2.Response:
         url = str(request.url)
         self.asked.append(url)
         if url == RESOURCE:
             return httpx2.Response(401, headers={"www-authenticate": f"Bearer {self.challenge}"}, request=request)
-        registered = {"client_id": "registered", **client_metadata("https://gateway.example")}
+        registered = {"client_id": self.client_id, **client_metadata("https://gateway.example")}
         known = {PROTECTED: self.protected, METADATA: self.metadata, f"{ISSUER}/register": registered}
         content = json.dumps(known[url]).encode() if url in known else b""
         return httpx2.Response(200 if url in known else 404, content=content, request=request)
 
     async def token(self, endpoint: str, form: dict[str, str], headers: dict[str, str] | None = None) -> Given:
         self.forms.append(form | {"endpoint": endpoint})
-        return Given("a.token", "bearer", 100.0, "a.refresh")
+        return self.answer
 
 
 class Tokens(ConsentedTokens):
@@ -134,6 +137,26 @@ async def test_the_gateway_is_the_client_that_is_configured_or_its_document_or_a
     del web.metadata["client_id_metadata_document_supported"], web.metadata["registration_endpoint"]
     with pytest.raises(ConsentFailed, match=r"set consent\.client_id"):
         await begin(web)
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize("error", ["invalid_client", "unauthorized_client"])
+async def test_a_client_that_its_server_has_forgotten_is_registered_anew(web: Web, error: str) -> None:
+    asked, flow, given = await begin(web)
+    back = {"code": "c", "iss": ISSUER}
+    first = await flow.finish({**back, "state": asked["state"]}, "browser", lambda *_: given)
+    tokens, web.answer, web.client_id = flow._tokens, Given(error=error), "another"
+    tokens.clock.pass_time(100.0)  # type: ignore[attr-defined]
+    with pytest.raises(ConsentNeeded):
+        await tokens.token_for("files", given, ALICE)
+    url, state = await flow.begin("files", given, ALICE, "browser")
+    assert parse_qs(urlsplit(url).query)["client_id"] == ["another"]
+    await tokens.forget_client(first)  # by a refresh of somebody else, with the former client
+    assert "client_id=another" in (await flow.begin("files", given, ALICE, "browser"))[0]
+    with pytest.raises(ConsentFailed, match=error):
+        await flow.finish({**back, "state": state}, "browser", lambda *_: given)
+    web.client_id = "third"
+    assert "client_id=third" in (await flow.begin("files", given, ALICE, "browser"))[0]
 
 
 @requirement("cred.consent")
