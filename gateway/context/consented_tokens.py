@@ -212,10 +212,21 @@ class ConsentedTokens:
         after = await self._after_refresh(settings, claimed)
         if after is None:
             logger.warning("gateway.secrets.%s: a refresh was refused, and its grant has ended", grant.secret)
-            await self.sealed.store.replace(name, mark, None)
-            return
-        # If it was revoked meanwhile, or given anew, this does nothing.
-        await self.sealed.store.replace(name, mark, self.sealed.seal(name, after), self._kept_s(after))
+        stored = None if after is None else self.sealed.seal(name, after)
+        while True:
+            try:
+                # If it was revoked meanwhile, or given anew, this does nothing.
+                await self.sealed.store.replace(name, mark, stored, self._kept_s(after or grant))
+                return
+            except StoreUnavailable:
+                # Without this write, the refresh token is sent again: who detects reuse revokes everything.
+                if self.clock() >= claimed.refreshes:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def settled(self) -> None:
+        """Wait until the refreshes that have begun are stored, or have failed."""
+        await self._tasks.settled()
 
     async def _after_refresh(self, settings: ConsentSettings, grant: Grant) -> Grant | None:
         """Ask for a new token. Return the grant with it, or with the fault; None if the grant has ended."""

@@ -230,6 +230,7 @@ class Lifecycle:
             self._parts.sessions.records.settled(),
             return_exceptions=True,
         )
+        await self._parts.servers.consented.settled()
         await self._settle_tasks()
         with contextlib.suppress(StoreUnavailable):
             await base.audit.flush()  # the events of the tasks

@@ -10,7 +10,7 @@ from gateway.config.secrets import ConsentSettings, SecretSettings
 from gateway.context.authorization_requests import Given
 from gateway.context.consented_tokens import KEPT_S, LINK_S, ConsentedTokens, Grant, grant_name
 from gateway.errors import ConsentNeeded
-from session_store import ANONYMOUS, KeyRing, MemoryBackend, Principal, Purpose, SealedValues
+from session_store import ANONYMOUS, KeyRing, MemoryBackend, Principal, Purpose, SealedValues, StoreUnavailable
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from transports.upstream_port import UpstreamUnavailable
@@ -189,6 +189,56 @@ async def test_what_is_revoked_while_it_is_refreshed_stays_revoked(
     with pytest.raises(ConsentNeeded):
         await asked
     assert [each.principal for each in await replica.connections()] == ["api-key:bob"]
+
+
+class Failing:
+    """A store that does not answer the writes of the given numbers."""
+
+    def __init__(self, store: SealedValues, clock: FakeClock, fails: range, *, each_takes_s: float = 0.0) -> None:
+        self.store, self.clock, self.fails, self.each_takes_s = store, clock, fails, each_takes_s
+        self.get, self.names = store.get, store.names
+        self.writes = 0
+
+    async def replace(self, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0) -> bool:
+        self.writes += 1
+        if self.writes not in self.fails:
+            return await self.store.replace(name, before, after, for_s)
+        self.clock.pass_time(self.each_takes_s)
+        raise StoreUnavailable("away")
+
+
+@requirement("cred.consent")
+async def test_what_a_refresh_gave_is_stored_when_the_store_answers_again(
+    replica: Replica, store: SealedValues, endpoint: Endpoint, clock: FakeClock
+) -> None:
+    await replica.give()
+    clock.pass_time(100)
+    failing = Failing(store, clock, range(2, 4))
+    assert await Replica(failing, endpoint, clock).get() == "token-1" and failing.writes == 4
+    clock.pass_time(90)
+    assert await replica.get() == "token-2" and endpoint.asked == ["refresh-0", "refresh-1"]
+    clock.pass_time(100)
+    failing = Failing(store, clock, range(2, 1_000), each_takes_s=10.0)
+    with pytest.raises(UpstreamUnavailable, match="store does not answer"):
+        await Replica(failing, endpoint, clock).get()
+    assert failing.writes == 3, "until another replica may try"
+
+
+@requirement("cred.consent")
+async def test_a_stop_waits_for_what_a_refresh_gives(replica: Replica, endpoint: Endpoint, clock: FakeClock) -> None:
+    await replica.give()
+    clock.pass_time(100)
+    endpoint.goes_on.clear()
+    asked = asyncio.ensure_future(replica.get())
+    await endpoint.is_asked.wait()
+    asked.cancel()
+    stop = asyncio.ensure_future(replica.settled())
+    await asyncio.wait([asked])
+    assert not stop.done()
+    endpoint.goes_on.set()
+    await stop
+    endpoint.answer = OSError("closed")
+    assert await replica.get() == "token-1"
 
 
 @requirement("cred.consent")
