@@ -9,7 +9,7 @@ import base64
 import re
 import ssl
 from functools import cached_property
-from math import isnan
+from math import isfinite
 from typing import Final
 from urllib.parse import quote_plus
 
@@ -30,6 +30,8 @@ _UNSAID_S: Final = 60.0
 """The assumed lifetime of a token if the authorization server does not say it (RFC 6749 §5.1, RFC 8693 §2.2.1)."""
 _SHORTEST_S: Final = 1.0
 """Seconds for which a token is used at least, whatever its lifetime."""
+_LONGEST_S: Final = 10 * 365 * 86_400.0
+"""The longest lifetime that is believed: stores keep no value for any number of seconds."""
 _CODE: Final = re.compile(r"[a-z_]{1,40}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """RFC 6750 §2.1."""
@@ -62,8 +64,8 @@ class Given(msgspec.Struct):
     @property
     def lives_s(self) -> float:
         """Return the seconds for which the token is valid."""
-        lives_s = _UNSAID_S if self.expires_in is None or isnan(self.expires_in) else self.expires_in
-        return max(lives_s, _SHORTEST_S)
+        lives_s = _UNSAID_S if self.expires_in is None or not isfinite(self.expires_in) else self.expires_in
+        return min(max(lives_s, _SHORTEST_S), _LONGEST_S)
 
     @property
     def used_s(self) -> float:

@@ -175,6 +175,19 @@ async def test_a_refused_refresh_ends_the_grant_and_a_failed_one_does_not(
 
 
 @requirement("cred.consent")
+@pytest.mark.parametrize("said", [2.0**63, 1e300, float("inf")])
+async def test_a_lifetime_without_end_makes_a_grant_that_can_be_stored_and_read(
+    said: float, replica: Replica, endpoint: Endpoint, clock: FakeClock
+) -> None:
+    await replica.give()
+    clock.pass_time(100)
+    endpoint.answer = Given("eternal", "bearer", said, "refresh-1")
+    assert await replica.get() == "eternal"
+    (found,) = await replica.connections()
+    assert found.expires <= clock() + 10 * 365 * 86_400
+
+
+@requirement("cred.consent")
 async def test_what_is_revoked_while_it_is_refreshed_stays_revoked(
     replica: Replica, endpoint: Endpoint, clock: FakeClock
 ) -> None:

@@ -81,7 +81,7 @@ async def test_a_token_is_not_used_for_longer_than_the_clients_is_valid_nor_for_
 
 @requirement("cred.exchange")
 @pytest.mark.anyio
-@pytest.mark.parametrize("said", ["nan", -5, 0, 1])
+@pytest.mark.parametrize("said", ["nan", "inf", "-inf", -5, 0, 1])
 async def test_an_odd_lifetime_makes_no_token_eternal_and_no_request_for_each_call(
     said: object, endpoint: Endpoint
 ) -> None:
