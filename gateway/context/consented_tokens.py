@@ -366,8 +366,10 @@ def with_token(grant: Grant, given: "Given", now: float) -> Grant:
 
 
 def grant_name(secret: str, settings: ConsentSettings, principal: Principal) -> str:
-    """Return the name of a principal's grant. Other settings are another grant: their token goes elsewhere."""
-    text = json.dumps([secret, principal.key, settings.model_dump_json()])
+    """Return the name of a principal's grant. What a person consents to is in it, so that no token goes elsewhere. How
+    the client proves what it is may change."""
+    consented = [settings.resource, settings.issuer, settings.client_id, settings.scopes]
+    text = json.dumps([secret, principal.key, *consented])
     return f"grant/{hashlib.blake2b(text.encode(), digest_size=24).hexdigest()}"
 
 

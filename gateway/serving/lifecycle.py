@@ -189,7 +189,7 @@ class Lifecycle:
             self._repeat(self._watch_memory, "the memory of server processes cannot be read"),
             self._follow_ends(),
             self._end_seconds(),
-            self._parts.servers.end_unused_grants(base.settings.gateway),
+            self._end_unused_grants(),
         ]
         if membership is not None:
             work += [*membership.upkeep(), self._parts.operating.queries.listen()]
@@ -199,6 +199,13 @@ class Lifecycle:
         for one in work:
             tasks.spawn(one)
         return tasks
+
+    async def _end_unused_grants(self) -> None:
+        """Remove what people have consented to by an earlier configuration, unless another replica has a newer one: by
+        that, they may just have consented to something else."""
+        base = self._parts.foundation
+        if base.cluster is None or not base.cluster.configuration.is_outdated:
+            await self._parts.servers.end_unused_grants(base.settings.gateway)
 
     async def _watch_memory(self) -> None:
         """Measure the memory of server processes. If memory is short, end prestarted processes, and those that were

@@ -1,6 +1,7 @@
 """Who has consented gets the own token, refreshed in time, and nobody else does."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,15 @@ async def test_a_token_is_for_its_principal_its_secret_and_its_settings_only(rep
     with pytest.raises(UpstreamUnavailable, match="belongs to a person") as refused:
         await replica.get(ANONYMOUS)
     assert not isinstance(refused.value, ConsentNeeded), "there is nobody who could be asked"
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize("other", [{"issuer": "https://login.example"}, {"client_id": "x"}, {"scopes": ("read",)}])
+def test_a_grant_is_for_what_its_person_has_consented_to_however_the_client_is_proved(other: dict[str, Any]) -> None:
+    own = SETTINGS.model_copy(update=other)
+    assert grant_name("files", own, ALICE) != grant_name("files", SETTINGS, ALICE)
+    moved = own.model_copy(update={"client_secret_file": Path("/moved")})
+    assert grant_name("files", moved, ALICE) == grant_name("files", own, ALICE)
 
 
 @requirement("cred.consent")

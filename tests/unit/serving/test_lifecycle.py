@@ -57,6 +57,24 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
     await asyncio.gather(*running, return_exceptions=True)
 
 
+@requirement("cred.consent")
+@pytest.mark.parametrize(("cluster", "ends"), [(None, True), (False, True), (True, False)])
+async def test_a_replica_with_an_older_configuration_ends_nothing_that_people_have_consented_to(
+    cluster: bool | None, ends: bool
+) -> None:
+    ended: list[object] = []
+
+    async def end(options: object) -> None:
+        ended.append(options)
+
+    options = SimpleNamespace(store="memory:", shortest_ttl_s=60.0)
+    found = None if cluster is None else SimpleNamespace(configuration=SimpleNamespace(is_outdated=cluster))
+    base = SimpleNamespace(backend=None, settings=SimpleNamespace(gateway=options), cluster=found)
+    parts: Any = SimpleNamespace(foundation=base, servers=SimpleNamespace(end_unused_grants=end))
+    await Lifecycle(parts)._end_unused_grants()
+    assert ended == [options] * ends
+
+
 class Flaky(MemoryBackend):
     is_away = True
 
