@@ -151,11 +151,11 @@ async def test_a_client_that_its_server_has_forgotten_is_registered_anew(web: We
         await tokens.token_for("files", given, ALICE)
     url, state = await flow.begin("files", given, ALICE, "browser")
     assert parse_qs(urlsplit(url).query)["client_id"] == ["another"]
+    web.client_id = "third"
     await tokens.forget_client(first)  # by a refresh of somebody else, with the former client
     assert "client_id=another" in (await flow.begin("files", given, ALICE, "browser"))[0]
     with pytest.raises(ConsentFailed, match=error):
         await flow.finish({**back, "state": state}, "browser", lambda *_: given)
-    web.client_id = "third"
     assert "client_id=third" in (await flow.begin("files", given, ALICE, "browser"))[0]
 
 
