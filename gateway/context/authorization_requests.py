@@ -15,6 +15,7 @@ from urllib.parse import quote_plus
 
 import httpx2
 import msgspec
+from cachetools import LRUCache
 
 from gateway.config.addresses import is_of_this_machine
 
@@ -36,7 +37,9 @@ _CODE: Final = re.compile(r"[a-z_]{1,40}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """RFC 6750 §2.1."""
 _MOST_AT_ONCE: Final = 16
-"""Requests to the authorization server at the same time: one that hangs must not take all sockets."""
+"""Requests to one authorization server at the same time: one that hangs must not take all sockets."""
+_MOST_SERVERS: Final = 256
+"""Servers whose requests are counted."""
 _MOST_BYTES: Final = 64 << 10
 _KEPT: Final = ("content-type", "www-authenticate")
 
@@ -77,7 +80,7 @@ class AuthorizationRequests:
     """Send requests to authorization servers."""
 
     def __init__(self) -> None:
-        self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._at_once: LRUCache[bytes, asyncio.Semaphore] = LRUCache(_MOST_SERVERS)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -93,9 +96,10 @@ class AuthorizationRequests:
         """
         data, uses_proxy = b"", not is_of_this_machine(str(request.url))
         request.headers["accept-encoding"] = "identity"
+        at_once = self._at_once.setdefault(request.url.netloc, asyncio.Semaphore(_MOST_AT_ONCE))
         async with (
-            self._at_once,
-            asyncio.timeout(ANSWER_S),
+            asyncio.timeout(ANSWER_S),  # the wait for others counts too: callers rely on the limit
+            at_once,
             httpx2.AsyncClient(timeout=ANSWER_S, trust_env=uses_proxy, verify=self._tls) as client,
         ):
             response = await client.send(request, stream=True)
