@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from gateway.calls.exchange import Exchange
-from gateway.errors import CONSENT_NEEDED, ConsentRefusal
+from gateway.errors import CONSENT_NEEDED, UPSTREAM_UNAVAILABLE, ConsentRefusal
 from gateway.protocol.capabilities import caller_of_params, may_be_asked
 from gateway.protocol.methods import MAY_ASK
 from transports.inbound_port import Refused
@@ -44,11 +44,21 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
 
 def without_consent(params: Object) -> Object:
     """Return the params of a request, which have `inputResponses`, without the client's answer to the question: that is
-    for the gateway. Raises `InvalidMessage`."""
+    for the gateway.
+
+    Raises:
+        Refused: the person does not consent. To ask again would be without end.
+        InvalidMessage: the answers are no objects.
+    """
     if _KEY.encode() not in bytes(params["inputResponses"]):
         return params
     answers = decode_object(params["inputResponses"], "inputResponses")
-    answers.pop(_KEY, None)
+    if _KEY not in answers:
+        return params
+    answer = decode_object(answers.pop(_KEY), _KEY)
+    if bytes(answer.get("action", b"")) != b'"accept"':
+        text = "the request was not sent, because its person has not consented. Send a new one to be asked again"
+        raise Refused(200, UPSTREAM_UNAVAILABLE, text, reason="consent_needed")
     rest = {"inputResponses": msgspec.Raw(encode(answers))} if answers else {}
     return {name: value for name, value in params.items() if name != "inputResponses"} | rest
 

@@ -60,3 +60,12 @@ def test_a_server_does_not_get_the_answer_to_the_gateways_question(answers: Any,
     found = without_consent(params)
     assert bytes(found["name"]) == b'"tool"'
     assert (json.loads(bytes(found["inputResponses"])) if "inputResponses" in found else None) == left
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize("answer", [{"action": "decline"}, {"action": "cancel"}, {}])
+def test_a_person_who_does_not_consent_is_not_asked_again(answer: Any) -> None:
+    answers = {"gateway-consent": answer, "name": {"action": "accept"}}
+    with pytest.raises(Refused, match="has not consented") as refused:
+        without_consent({"inputResponses": msgspec.Raw(json.dumps(answers).encode())})
+    assert (refused.value.code, refused.value.reason) == (-32013, "consent_needed")
