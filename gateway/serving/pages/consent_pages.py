@@ -28,7 +28,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, Principal, StoreError
-from transports.inbound.http import Guard, peer_of
+from transports.inbound.http import Guard, peer_of, read_body
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_REQUEST
 
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _FOLDER: Final = files("gateway.serving") / "templates"
 _MOST_BYTES: Final = 16 << 10
+_MOST_FIELDS: Final = 8
 _STATE_CHARS: Final = 12
 _TITLE: Final = "Connect your account"
 _OLD: Final = "This link is not valid any more. Repeat the request in your client, which gets a new one."
@@ -121,6 +122,8 @@ class ConsentPages:
                 return await page(request, headers)
             except Refused as refused:
                 return self._page(str(refused), refused.status)
+            except TooManyAttempts as error:
+                return self._page(f"{error}.", 429)
             except StoreError:
                 return self._page("The gateway's store does not answer. Try again.", 503)
 
@@ -135,10 +138,10 @@ class ConsentPages:
         is_answer = request.method == "POST"
         if is_answer and not self._guard.same_site(headers):
             return self._page("Open the link itself, not by way of another page.", 403)
+        if is_answer and (credential := (await _form(request)).get("credential", "").strip()):
+            headers["authorization"] = f"Bearer {credential}"
         try:
             principal = await self._principal(request, headers)
-        except TooManyAttempts as error:
-            return self._page(f"{error}.", 429)
         except Refused as refused:
             if is_answer and "authorization" in headers:
                 self._attempts.wrong(CLIENT.get())
@@ -160,11 +163,10 @@ class ConsentPages:
         return self._page(text, server=server)
 
     async def _principal(self, request: Request, headers: dict[str, str]) -> Principal:
-        """Return who has sent the request: as a trusted proxy says, or by the credential in the page's form, which is
-        put into `headers`. Raises `Refused`, `TooManyAttempts`."""
-        if request.method == "POST" and (credential := (await _form(request)).get("credential", "").strip()):
+        """Return who has sent the request: as a trusted proxy says, or by the credential in `headers`. Raises
+        `Refused`, `TooManyAttempts`."""
+        if "authorization" in headers:
             self._attempts.check(CLIENT.get())
-            headers["authorization"] = f"Bearer {credential}"
         peer = peer_of(request.scope)
         who = self._identity.known(headers, peer)
         return (await self._identity.verify(headers, peer) if who is None else who).principal
@@ -230,10 +232,11 @@ def _cookie(state: str, *, is_secure: bool) -> str:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises `Refused` (413)."""
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > _MOST_BYTES:
-            raise Refused(413, INVALID_REQUEST, "The form is too large.", reason="body_too_large")
-    return dict(parse_qsl(data.decode("utf-8", "replace"), max_num_fields=8))
+    """Return the fields of a form. Raises `Refused` (400, 413)."""
+    data = await read_body(request.receive, request.headers, _MOST_BYTES)
+    if data is None:
+        raise Refused(400, INVALID_REQUEST, "The request ended before its form did.")
+    try:
+        return dict(parse_qsl(data.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        raise Refused(400, INVALID_REQUEST, "The form has too many fields.") from None
