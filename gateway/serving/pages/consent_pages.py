@@ -144,8 +144,6 @@ class ConsentPages:
             principal = await self._principal(request, headers)
         except Refused as refused:
             if is_answer and "authorization" in headers:
-                self._attempts.wrong(CLIENT.get())
-                self._audit.record("refused", reason="unknown credential on a page for consent")
                 return self._page(f"{refused} Go back and try again.", refused.status)
             principal = ANONYMOUS
         if principal.is_anonymous:
@@ -163,13 +161,22 @@ class ConsentPages:
         return self._page(text, server=server)
 
     async def _principal(self, request: Request, headers: dict[str, str]) -> Principal:
-        """Return who has sent the request: as a trusted proxy says, or by the credential in `headers`. Raises
-        `Refused`, `TooManyAttempts`."""
-        if "authorization" in headers:
-            self._attempts.check(CLIENT.get())
+        """Return who has sent the request: as a trusted proxy says, or by the credential in `headers`.
+
+        Raises:
+            Refused: nobody is known by it.
+            TooManyAttempts: so for wrong credentials only: others in the person's network cannot lock the person out.
+        """
         peer = peer_of(request.scope)
-        who = self._identity.known(headers, peer)
-        return (await self._identity.verify(headers, peer) if who is None else who).principal
+        try:
+            who = self._identity.known(headers, peer)
+            return (await self._identity.verify(headers, peer) if who is None else who).principal
+        except Refused:
+            if "authorization" in headers:
+                self._attempts.check(CLIENT.get())
+                self._attempts.wrong(CLIENT.get())
+                self._audit.record("refused", reason="unknown credential on a page for consent")
+            raise
 
     def _settings_for(self, link: Link, principal: Principal) -> ConsentSettings | None:
         """Return the settings of a link's secret; None if the link is not the principal's."""

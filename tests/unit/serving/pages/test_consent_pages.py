@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.admin.auth import FREE
 from gateway.config.settings import Settings
 from gateway.context.consented_tokens import LINK_S, Link, grant_name
 from gateway.serving.app import create_app
@@ -63,3 +64,13 @@ async def test_a_link_says_nothing_of_its_server_to_somebody_else() -> None:
     stranger = await page.ask("GET")
     assert RESOURCE not in stranger.text and "alice" not in stranger.text
     assert (await page.ask("PUT")).status_code == 405 and (await page.ask("HEAD")).status_code == 404
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_wrong_credentials_are_counted_and_lock_nobody_out_who_has_the_right_one(method: str) -> None:
+    page = Page()
+    wrong = [(await page.ask(method, headers=bearer(f"guess {n}"))).status_code for n in range(FREE + 1)]
+    assert wrong[-1] == 429 and 429 not in wrong[:FREE]
+    assert (await page.ask("GET", headers=bearer(KEYS["alice"]))).status_code == 200
+    assert (await page.ask("POST", data={"credential": KEYS["bob"]})).status_code == 403, "known, and not the person"
