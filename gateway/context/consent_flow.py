@@ -201,8 +201,9 @@ class ConsentFlow:
                 grant.endpoint, form, client_headers(grant.secret, settings) or grant.headers
             )
         except (BadAnswer, UnusableSecret, httpx2.HTTPError, OSError, ValueError) as error:
-            # The text of the error may contain what was sent.
-            logger.warning("gateway.secrets.%s: no token for a code: %s", grant.secret, type(error).__name__)
+            # The text of other errors may contain what was sent.
+            what = str(error) if isinstance(error, BadAnswer) else type(error).__name__
+            logger.warning("gateway.secrets.%s: no token for a code: %s", grant.secret, what)
             raise ConsentFailed("the authorization server gives no token") from None
         if answer.error:
             if grant.registration and answer.error in LOST - {"invalid_grant"}:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bridge.state_cipher import StateCipher
 from gateway.config.secrets import ConsentSettings
-from gateway.context.authorization_requests import Given
+from gateway.context.authorization_requests import BadAnswer, Given
 from gateway.context.consent_flow import ConsentFailed, ConsentFlow, client_metadata
 from gateway.context.consented_tokens import ConsentedTokens, grant_name
 from gateway.errors import ConsentNeeded
@@ -192,3 +192,20 @@ async def test_a_server_does_not_have_the_gateway_ask_addresses_of_its_own_machi
         assert (await begin(web))[0]["resource"] == RESOURCE
     assert not any("127.0.0.1" in url for url in web.asked)
     assert (await begin(web, issuer=ISSUER, scopes=("mine",)))[0]["scope"] == "mine"
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize(
+    ("error", "told"), [(BadAnswer("answers with status 500"), "status 500"), (ValueError("a.code"), "ValueError")]
+)
+async def test_operators_learn_why_there_is_no_token_and_nothing_that_was_sent(
+    web: Web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, told: str
+) -> None:
+    async def token(*_: Any) -> Given:
+        raise error
+
+    asked, flow, given = await begin(web)
+    monkeypatch.setattr(web, "token", token)
+    with pytest.raises(ConsentFailed, match="gives no token"):
+        await flow.finish({"code": "a.code", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: given)
+    assert told in caplog.text and "a.code" not in caplog.text
