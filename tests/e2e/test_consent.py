@@ -227,6 +227,7 @@ def test_what_an_operator_revokes_is_refused_at_once(server: ConsentingServer, h
         assert link_for(clients["alice"]) and len(server.calls) == calls
         assert tool_text(clients["bob"].tool("whoami")) == "ben"
         assert "has revoked 1 credentials" in gateway.stderr()
+        assert "an account was connected for the secret 'files'" in gateway.stderr(), "it is in the audit trail"
         assert Person("ada", KEYS["alice"]).connect(link_for(clients["alice"])).status_code == 200
         assert tool_text(clients["alice"].tool("whoami")) == "ada", "and may be given again"
 

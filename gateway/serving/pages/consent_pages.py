@@ -218,7 +218,8 @@ class ConsentPages:
             grant = await self._flow.finish(given, request.cookies.get(name, ""), self._credentials.consent_of)
         except ConsentFailed as error:
             return self._page(f"Your account is not connected: {error}.", 400, title="Not connected")
-        logger.info("gateway.secrets.%s: %s has connected an account", grant.secret, grant.principal)
+        reason = f"an account was connected for the secret {grant.secret!r}"
+        self._audit.record("operated", principal=str(grant.principal), reason=reason)
         response = self._page("Go back to your client, and repeat the request.", title="Connected")
         response.delete_cookie(name, secure=is_secure, httponly=True, samesite="lax")
         return response
