@@ -98,6 +98,7 @@ class ChangedTools:
             Refused: the tool has changed, and such calls are refused.
         """
         shown, is_refused = live.shown, self.refuses
+        self._show(live, shown)  # the record may lack it, if the store did not answer
         if is_refused and is_own and not shown.has_list_of(server):
             # Modern clients list tools before they have a session. A list that comes after a change would be the first.
             self.listed(live, server, tools.listed)
@@ -133,7 +134,9 @@ class ChangedTools:
         return with_meta(of_one_session(result), {CHANGED_KEY: _NOTE})
 
     def _accept(self, live: ShownSession, server: str, name: str, digest: str) -> None:
-        """Count the tool as shown in its new form."""
+        """Count the tool as shown in its new form. One without a digest has no form: the next result tells it again."""
+        if not digest:
+            return
         self._show(live, live.shown.with_tool(server, name, digest))
         self._happened(live, server, name)
 

@@ -66,7 +66,7 @@ class ShownTools:
         return _merged(self._servers, server, dict(islice({**before, **page, **before}.items(), MOST_TOOLS)))
 
     def with_tool(self, server: str, name: str, digest: str) -> "ShownTools":
-        """Return these tools, the tool `name` with this digest."""
+        """Return these tools, the tool `name` with this digest, which is not empty."""
         return _merged(self._servers, server, {**self._servers.get(server, {}), _key(name): _short(digest)})
 
 
@@ -81,6 +81,8 @@ def _text_of(servers: Mapping[str, Mapping[bytes, bytes]]) -> str:
 
 
 def _unpacked(packed: bytes) -> dict[bytes, bytes]:
+    if len(packed) % _ENTRY_BYTES:
+        raise ValueError("the tools that a session was shown are damaged")
     entries = (packed[at : at + _ENTRY_BYTES] for at in range(0, len(packed), _ENTRY_BYTES))
     return {entry[:_NAME_BYTES]: entry[_NAME_BYTES:] for entry in entries}
 

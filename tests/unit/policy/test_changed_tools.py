@@ -12,6 +12,7 @@ from gateway.observability.audit import Audit
 from gateway.policy.changed_tools import ChangedTools
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.params import meta_of
+from gateway.protocol.shown_tools import ShownTools
 from session_store import MemoryBackend
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_live
@@ -152,3 +153,21 @@ def test_a_reload_changes_what_is_done() -> None:
     it.tools.replace(PolicySettings(changed_tools="refuse"))
     with pytest.raises(Refused):
         it.called(OTHER)
+
+
+def test_a_call_writes_what_is_shown_if_the_store_did_not_answer_before() -> None:
+    for mode in ("tell", "refuse"):
+        it = Changed(mode)
+        it.listed(READ)
+        assert it.called(READ) == "same" and it.written == [it.live.shown.text] * 2
+
+
+@pytest.mark.parametrize("mode", ["allow", "tell"])
+def test_a_tool_in_two_forms_takes_no_place_in_the_record(mode: str) -> None:
+    it = Changed(mode)
+    it.listed(READ, *({"name": f"t{n}"} for n in range(5)))
+    before = it.live.shown
+    for _ in range(2):
+        note = it.called(READ, OTHER)
+        assert note == "same" if mode == "allow" else it.said(note) != {}, "each result says so"
+    assert it.live.shown is before is ShownTools.read(before.text) and not it.happened

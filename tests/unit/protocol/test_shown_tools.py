@@ -49,8 +49,9 @@ def test_equal_ones_are_one_object_and_are_read_from_a_record() -> None:
     again = ShownTools.read(text)
     assert again.text == text and again.has("notes", "tool49") and again.differs("other", "tool7", NEW)
     assert ShownTools.read("") is NOTHING and NOTHING.text == ""
-    with pytest.raises(ValueError):
-        ShownTools.read("[]")
+    for damaged in ("[]", '{"notes":"AAAA"}'):
+        with pytest.raises(ValueError):
+            ShownTools.read(damaged)
 
 
 def test_a_server_that_lists_ever_new_tools_fills_no_record() -> None:
