@@ -7,7 +7,7 @@ neither list nor call what policy hides from it: the answer says that the name i
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -177,6 +177,8 @@ class _Lists(msgspec.Struct, frozen=True):
     upstream: ConfiguredUpstream
     conversation: Conversation | None
     asked: Mapping[str, Listed]
+    own: Collection[str] = ()
+    """Those of `asked` that the session's own process or connection has sent."""
 
     def tools(self, name: str) -> Tools | _ListNeeded:
         """Return the server's known list of tools. If no list is known, or `name` is not in it, return what to request
@@ -186,9 +188,11 @@ class _Lists(msgspec.Struct, frozen=True):
         return found
 
     def is_own(self, tools: Tools) -> bool:
-        """Return True if this is the list of tools of the session's own process or connection."""
+        """Return True if the session's own process or connection has sent this list of tools, as an answer to the
+        gateway. A list may also come from the cache, or from the gateway's probe."""
         lists = None if self.conversation is None else self.conversation.known_lists
-        return "tools/list" in self.asked or (lists is not None and lists.known.get("tools/list") is tools)
+        is_known = lists is not None and "tools/list" in lists.asked_at and lists.known.get("tools/list") is tools
+        return is_known or "tools/list" in self.own
 
     def names(self, method: str, name: str) -> Names | _ListNeeded:
         """Return the names in another known list. If no list is known, or `name` is not in it, return what to request
@@ -250,33 +254,27 @@ class Admission:
                 raise unknown_method(call.method, call.era)
             self.check_method(upstream.name, call.method, call.era, call.exchange.session, call.exchange.context)
         known_by = upstream.conversation_at_hand(call.exchange, call.era)
-        asked: dict[str, Listed] = {}
-        while isinstance(found := self._decide(upstream, known_by, call, asked), _ListNeeded):
+        asked, own = dict[str, Listed](), set[str]()
+        while isinstance(found := self._decide(_Lists(upstream, known_by, asked, own), call), _ListNeeded):
             conversation = await upstream.conversation_for(call)
             if found.anew:
                 asked[found.method] = await upstream.server_lists.refresh(found.method, conversation)
+                own.add(found.method)
             else:
                 asked[found.method] = await upstream.server_lists.listed(found.method, conversation, found.name)
         return found
 
-    def _decide(
-        self,
-        upstream: ConfiguredUpstream,
-        conversation: Conversation | None,
-        call: Call,
-        asked: Mapping[str, Listed],
-    ) -> Admitted | _ListNeeded:
+    def _decide(self, lists: _Lists, call: Call) -> Admitted | _ListNeeded:
         """Return the decision on a request, or the list that has to be requested first.
 
-        `asked` has the lists that were requested for this decision: a name that is not in them does not exist. For all
-        other lists, the last known version counts.
+        `lists.asked` has those that were requested for this decision: a name that is not in them does not exist. For
+        all other lists, the last known version counts.
         """
-        method = call.method
+        method, upstream = call.method, lists.upstream
         row = METHODS.get(method)
         if row is None:
             return self._extension(upstream.name, call)
         restricted = self._policy.restricts(upstream.name)
-        lists = _Lists(upstream, conversation, asked)
         if method == "tools/call":
             name = text_of(call.params, "name")
             tools = lists.tools(name if "tools" in restricted else "")

@@ -168,6 +168,9 @@ def test_a_list_of_another_process_accuses_no_tool_that_the_session_was_shown() 
     admitted = server.ask(a_call("tools/call", live=live, name="drop"))
     assert isinstance(admitted, AdmittedTool) and admitted.is_changed
     assert server.server_lists.asked == ["tools/list"] * 2, "its own process was asked"
+    first = Listing()
+    admitted = first.ask(a_call("tools/call", live=live, name="drop"))
+    assert first.server_lists.asked == ["tools/list"] * 2, "what may come from the cache does not decide, either"
     live.show(NOTHING.with_page("s", (("drop", digest_of(DROP)),)))
     admitted = server.ask(a_call("tools/call", live=live, name="drop"))
     assert isinstance(admitted, AdmittedTool) and not admitted.is_changed
