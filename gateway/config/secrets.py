@@ -53,8 +53,8 @@ class ConsentSettings(Frozen):
     scopes: tuple[str, ...] = ()
     """What people allow. Empty: what the server asks for."""
     client_id: str = ""
-    """The gateway's client id at the authorization server. Empty: the URL of its metadata document if the authorization
-    server takes that, else the gateway registers itself (RFC 7591)."""
+    """The gateway's client id at the authorization server; needs `issuer`. Empty: the URL of its metadata document if
+    the authorization server takes that, else the gateway registers itself (RFC 7591)."""
     client_secret_file: Path | None = None
     """The file that contains the gateway's client secret. Not set: a public client, which only has its id."""
 
@@ -69,6 +69,11 @@ class ConsentSettings(Frozen):
             raise ValueError("resource must be the URL of a server, without a fragment")
         if self.client_secret_file is not None and not self.client_id:
             raise ValueError("client_secret_file needs client_id")
+        if self.client_id and not self.issuer:
+            raise ValueError(
+                "client_id needs issuer, the authorization server that knows this client: a server that names another "
+                "one would get the secret, and the codes of people"
+            )
         return self
 
     def is_for(self, url: str) -> bool:

@@ -284,7 +284,7 @@ class ConsentFlow:
         if known is not None:
             return OAuthClientInformationFull.model_validate_json(known.client), name
         if metadata.registration_endpoint is None:
-            raise ConsentFailed("the authorization server registers no clients: set consent.client_id")
+            raise ConsentFailed("the authorization server registers no clients: set consent.issuer and client_id")
         response = await self._answer(sdk.create_client_registration_request(metadata, own, str(metadata.issuer)))
         try:
             if response is None:
@@ -292,7 +292,7 @@ class ConsentFlow:
             client = await sdk.handle_registration_response(response)
             check_registration_usable(client)
         except (OAuthRegistrationError, ValidationError):
-            why = "the authorization server does not register the gateway: set consent.client_id"
+            why = "the authorization server does not register the gateway: set consent.issuer and client_id"
             raise ConsentFailed(why) from None
         ends = client.client_secret_expires_at
         kept_s = min(_REGISTERED_S, ends - self._tokens.clock()) if ends else _REGISTERED_S

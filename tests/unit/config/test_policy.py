@@ -20,6 +20,11 @@ def test_what_cannot_be_is_said_at_start(refusal: Refusal) -> None:
         ({"command": "x", "shared": True, "env": {"T": "${secret:word}"}}, secret, "a shared server gets no secrets"),
         ({"command": "x"}, {"word": {}}, "give exactly one of file, env, command, exchange and consent"),
         ({"command": "x"}, {"word": {"env": "{subject}_TOKEN"}}, "other variables of the gateway"),
+        (
+            {"command": "x"},
+            {"word": {"consent": {"resource": "https://a.example/mcp", "client_id": "known"}}},
+            "client_id needs issuer",
+        ),
         ({"command": "x"}, {"word": {"env": "W", "issuer": "nobody"}}, "issuer is 'nobody'"),
     ):
         assert words in refusal({"mcpServers": {"a": entry}, "gateway": {"secrets": secrets}})

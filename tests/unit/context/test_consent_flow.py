@@ -130,12 +130,12 @@ async def test_the_gateway_is_the_client_that_is_configured_or_its_document_or_a
     _, flow, given = await begin(web)
     await flow.begin("files", given, ALICE, "browser")
     assert web.asked.count(f"{ISSUER}/register") == 1, "it registers once"
-    assert (await begin(web, client_id="known"))[0]["client_id"] == "known"
+    assert (await begin(web, issuer=ISSUER, client_id="known"))[0]["client_id"] == "known"
     web.metadata["client_id_metadata_document_supported"] = True
     assert (await begin(web))[0]["client_id"] == "https://gateway.example/oauth/client.json"
     assert web.asked.count(f"{ISSUER}/register") == 1
     del web.metadata["client_id_metadata_document_supported"], web.metadata["registration_endpoint"]
-    with pytest.raises(ConsentFailed, match=r"set consent\.client_id"):
+    with pytest.raises(ConsentFailed, match=r"set consent\.issuer and client_id"):
         await begin(web)
 
 

@@ -100,7 +100,10 @@ async def test_a_token_is_for_its_principal_its_secret_and_its_settings_only(rep
 
 
 @requirement("cred.consent")
-@pytest.mark.parametrize("other", [{"issuer": "https://login.example"}, {"client_id": "x"}, {"scopes": ("read",)}])
+@pytest.mark.parametrize(
+    "other",
+    [{"issuer": "https://login.example"}, {"issuer": "https://login.example", "client_id": "x"}, {"scopes": ("read",)}],
+)
 def test_a_grant_is_for_what_its_person_has_consented_to_however_the_client_is_proved(other: dict[str, Any]) -> None:
     own = SETTINGS.model_copy(update=other)
     assert grant_name("files", own, ALICE) != grant_name("files", SETTINGS, ALICE)
