@@ -45,9 +45,11 @@ from session_store import Principal
 
 logger = logging.getLogger(__name__)
 
-CALLBACK: Final = "/oauth/callback"
-CLIENT: Final = "/oauth/client.json"
-"""The paths to which authorization servers send browsers back, and where they read the gateway's metadata."""
+CALLBACK: Final = "/oauth/callback/"
+CLIENT: Final = "/oauth/client/"
+"""The paths to which authorization servers send browsers back, and where they read the gateway's metadata. The name of
+the secret follows: an authorization server that leads people on to that of another secret gets no code (RFC 9700
+§4.4.2.2)."""
 _GRANTS: Final = ["authorization_code", "refresh_token"]
 _REGISTERED_S: Final = 90 * 86_400.0
 
@@ -96,7 +98,6 @@ class ConsentFlow:
     def __init__(self, tokens: ConsentedTokens) -> None:
         self._tokens = tokens
         self._sealed = tokens.sealed
-        self._redirect_uri = tokens.base + CALLBACK
 
     async def begin(
         self, secret: str, settings: ConsentSettings, principal: Principal, browser: str
@@ -109,15 +110,19 @@ class ConsentFlow:
             StoreUnavailable: the request cannot be stored.
         """
         found = await self._discovered(settings)
-        client, registration = await self._client(found, settings)
+        client, registration = await self._client(secret, found, settings)
         try:
             headers = client_headers(secret, settings)
         except UnusableSecret as error:
             logger.error("%s", error)
             raise ConsentFailed("the gateway has no client secret for the authorization server") from None
         context, metadata = found.context(settings.resource, client), found.metadata
-        resource, pkce, state = context.get_resource_url(), PKCEParameters.generate(), secrets.token_urlsafe(32)
-        form = {"client_id": client.client_id, "resource": resource}
+        pkce, state, redirect_uri = (
+            PKCEParameters.generate(),
+            secrets.token_urlsafe(32),
+            self._tokens.base + CALLBACK + secret,
+        )
+        form = {"client_id": client.client_id, "resource": settings.resource}
         if not headers:
             form, headers = context.prepare_token_auth(form, {})
         grant = Grant(
@@ -139,18 +144,18 @@ class ConsentFlow:
             browser=_digest(browser),
             verifier=pkce.code_verifier,
             metadata=_trimmed(metadata),
-            redirect_uri=self._redirect_uri,
+            redirect_uri=redirect_uri,
         )
         name = _state_name(state)
         await self._sealed.store.replace(name, None, self._sealed.seal(name, pending), LINK_S)
         asked = {
             "response_type": "code",
             "client_id": client.client_id,
-            "redirect_uri": self._redirect_uri,
+            "redirect_uri": redirect_uri,
             "state": state,
             "code_challenge": pkce.code_challenge,
             "code_challenge_method": "S256",
-            "resource": resource,
+            "resource": settings.resource,
         }
         if found.scope:
             asked["scope"] = found.scope
@@ -161,12 +166,14 @@ class ConsentFlow:
 
     async def finish(
         self,
+        secret: str,
         given: dict[str, str],
         browser: str,
         settings_of: Callable[[str, Principal], ConsentSettings | None],
     ) -> Grant:
-        """Get the token for a browser that comes back, and keep it. `given`: the parameters of the request.
-        `settings_of` returns the settings by which a principal consents to a secret now.
+        """Get the token for a browser that comes back, and keep it. `secret`: the end of the path that it comes to.
+        `given`: the parameters of the request. `settings_of` returns the settings by which a principal consents to a
+        secret now.
 
         Raises:
             ConsentFailed: the request is not one that this browser was sent with, or the server gives no token.
@@ -180,12 +187,12 @@ class ConsentFlow:
             raise ConsentFailed("this page was opened twice")
         grant, metadata = pending.grant, OAuthMetadata.model_validate_json(pending.metadata)
         try:
+            if secret != grant.secret:
+                raise OAuthFlowError
             sdk.validate_authorization_response_iss(given.get("iss"), metadata)
         except OAuthFlowError:
             raise ConsentFailed("the answer is of another authorization server than the one that was asked") from None
-        settings = settings_of(grant.secret, grant.principal)
-        if settings is None or grant_name(grant.secret, settings, grant.principal) != grant.name:
-            raise ConsentFailed("the gateway's configuration has changed meanwhile")
+        settings = _current(grant, settings_of)
         if not given.get("code"):
             is_refusal = given.get("error") == "access_denied"
             raise ConsentFailed("you have not consented" if is_refusal else "the authorization server refuses")
@@ -209,6 +216,7 @@ class ConsentFlow:
             if grant.registration and answer.error in LOST - {"invalid_grant"}:
                 await self._tokens.forget_client(grant)
             raise ConsentFailed(f"the authorization server gives no token ({answer.code})")
+        _current(grant, settings_of)
         grant = with_token(grant, answer, self._tokens.clock())
         await self._tokens.keep(grant.name, grant)
         return grant
@@ -268,16 +276,20 @@ class ConsentFlow:
 
     # -- the gateway as client
 
-    async def _client(self, found: "_Found", settings: ConsentSettings) -> tuple[OAuthClientInformationFull, str]:
+    async def _client(
+        self, secret: str, found: "_Found", settings: ConsentSettings
+    ) -> tuple[OAuthClientInformationFull, str]:
         """Return the gateway's client at the authorization server, and the name of its registration if it has one.
         Raises `ConsentFailed`, `StoreUnavailable`."""
         metadata = found.metadata
         if settings.client_id:
             return OAuthClientInformationFull(client_id=settings.client_id, token_endpoint_auth_method="none"), ""
-        url = self._tokens.base + CLIENT
+        url = client_url(self._tokens.base, secret)
         if sdk.is_valid_client_metadata_url(url) and sdk.should_use_client_metadata_url(metadata, url):
             return sdk.create_client_info_from_metadata_url(url), ""
-        own = OAuthClientMetadata.model_validate({**client_metadata(self._tokens.base), "scope": found.scope or None})
+        own = OAuthClientMetadata.model_validate(
+            {**client_metadata(self._tokens.base, secret), "scope": found.scope or None}
+        )
         key = json.dumps([str(metadata.issuer), own.model_dump(mode="json")])
         name = f"client/{_digest(key)}"
         _, known = await self._sealed.read(name, Registration)
@@ -301,11 +313,16 @@ class ConsentFlow:
         return client, name
 
 
-def client_metadata(base: str) -> dict[str, Any]:
+def client_url(base: str, secret: str) -> str:
+    """Return the URL of the gateway's metadata as a client (OAuth Client ID Metadata Document)."""
+    return f"{base}{CLIENT}{secret}.json"
+
+
+def client_metadata(base: str, secret: str) -> dict[str, Any]:
     """Return the metadata of the gateway as a client (RFC 7591 §2). `base`: its URL for browsers."""
     return {
         "client_name": "MCP Session Gateway",
-        "redirect_uris": [base + CALLBACK],
+        "redirect_uris": [base + CALLBACK + secret],
         "grant_types": _GRANTS,
         "response_types": ["code"],
         "token_endpoint_auth_method": "none",
@@ -323,6 +340,14 @@ def _issuer_of(found: ProtectedResourceMetadata | None, settings: ConsentSetting
     if not check_resource_allowed(requested_resource=own, configured_resource=str(found.resource)):
         raise ConsentFailed("the server's metadata are of another server (RFC 9728 §3.3)")
     return str(found.authorization_servers[0])
+
+
+def _current(grant: Grant, settings_of: Callable[[str, Principal], ConsentSettings | None]) -> ConsentSettings:
+    """Return the settings of a grant. Raises `ConsentFailed`: by the configuration now, nobody could use it."""
+    settings = settings_of(grant.secret, grant.principal)
+    if settings is None or grant_name(grant.secret, settings, grant.principal) != grant.name:
+        raise ConsentFailed("the gateway's configuration has changed meanwhile")
+    return settings
 
 
 def _trimmed(metadata: OAuthMetadata) -> str:

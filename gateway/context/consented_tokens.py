@@ -13,13 +13,12 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from gateway.config.auth import API_KEY_ISSUER
 from gateway.config.secrets import ConsentSettings, SecretSettings, UnusableSecret, secret_in
 from gateway.errors import ConsentNeeded, ConsentRefusal
 from session_store import Principal, SealedValues, StoreUnavailable
@@ -324,17 +323,15 @@ class ConsentedTokens:
             count += 1
         return count
 
-    async def end_unused(
-        self, secrets: Mapping[str, SecretSettings], issuers: Collection[str], keys: Container[str]
-    ) -> None:
-        """Remove the grants that no session can use any more: of secrets that are configured anew, of API keys that are
-        gone, and of issuers that are. Otherwise, who gets the name later would get them too."""
+    async def end_unused(self, secrets: Mapping[str, SecretSettings], is_known: Callable[[Principal], bool]) -> None:
+        """Remove the grants that no session can use any more: of secrets that are configured anew, and of principals
+        that are not known any more. Otherwise, who gets the name later would get them too."""
 
         def is_unused(grant: Grant) -> bool:
             consent = None if (settings := secrets.get(grant.secret)) is None else settings.consent
             if consent is None or grant.name != grant_name(grant.secret, consent, grant.principal):
                 return True
-            return grant.issuer not in issuers or (grant.issuer == API_KEY_ISSUER and grant.subject not in keys)
+            return not is_known(grant.principal)
 
         try:
             count = await self.revoke(is_unused)

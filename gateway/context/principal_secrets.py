@@ -74,10 +74,9 @@ class PrincipalSecrets:
         named = (self._secrets.get(name) for value in values.values() for name in secrets_in(value))
         return [None if settings is None else settings.tokens for settings in named]
 
-    @property
-    def asks_for_consent(self) -> bool:
-        """Return True if people consent to a secret."""
-        return any(settings.consent is not None for settings in self._secrets.values())
+    def asks_for_consent(self, name: str = "") -> bool:
+        """Return True if people consent to the secret of this name; without a name, to any."""
+        return any(settings.consent is not None for known, settings in self._secrets.items() if name in ("", known))
 
     def consent_of(self, name: str, principal: Principal) -> ConsentSettings | None:
         """Return the settings by which a principal consents; None if there is no such secret for the principal."""

@@ -39,7 +39,7 @@ class OfflineRights:
     def why_lost(self, principal: Principal, granted: Context) -> str:
         """Return the reason why a principal no longer has the rights in `granted`, or why this cannot be decided; empty
         if it still has them. Rights that only a credential grants count as lost."""
-        if not self._is_known(principal):
+        if not self.is_known(principal):
             return _GONE
         if self._is_claimed.get(principal.issuer, False):
             return _UNDECIDED
@@ -58,7 +58,8 @@ class OfflineRights:
             return ""
         return self.why_lost(principal, granted)
 
-    def _is_known(self, principal: Principal) -> bool:
+    def is_known(self, principal: Principal) -> bool:
+        """Return True if the configuration names the principal, or the issuer that names it."""
         if principal.is_anonymous:
             return self._allow_anonymous
         if principal.issuer == API_KEY_ISSUER:

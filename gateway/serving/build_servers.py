@@ -183,10 +183,6 @@ class Servers:
             live.session, TimelineEntry(round(time(), 3), "session", server, "changed", why=why)
         )
 
-    async def end_unused_grants(self, options: GatewaySettings) -> None:
-        """Remove what people have consented to, if no session can use it any more by this configuration."""
-        await self.consented.end_unused(options.secrets, options.issuers, options.api_keys)
-
     def _forget(self, live: LiveSession) -> None:
         """Forget a session that this replica has closed."""
         self.prestarted.forget(live.session.id)

@@ -199,6 +199,7 @@ class Parts:
             guard=callers.guard,
             rates=base.rates,
             audit=base.audit,
+            is_known=self.http.tasks.rights.is_known,
         )
 
 

@@ -205,7 +205,8 @@ class Lifecycle:
         that, they may just have consented to something else."""
         base = self._parts.foundation
         if base.cluster is None or not base.cluster.configuration.is_outdated:
-            await self._parts.servers.end_unused_grants(base.settings.gateway)
+            secrets, rights = base.settings.gateway.secrets, self._parts.http.tasks.rights
+            await self._parts.servers.consented.end_unused(secrets, rights.is_known)
 
     async def _watch_memory(self) -> None:
         """Measure the memory of server processes. If memory is short, end prestarted processes, and those that were

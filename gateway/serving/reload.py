@@ -113,7 +113,8 @@ class Reload:
             await asyncio.gather(*(each.close() for each in made.values()))
             raise
         self._apply(old, new, found, made, sandboxes)
-        await self._parts.servers.end_unused_grants(new.gateway)
+        is_known = self._parts.http.tasks.rights.is_known
+        await self._parts.servers.consented.end_unused(new.gateway.secrets, is_known)
         return found
 
     async def _accept(self, settings: Settings) -> None:

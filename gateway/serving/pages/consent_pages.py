@@ -48,7 +48,8 @@ _OLD: Final = "This link is not valid any more. Repeat the request in your clien
 
 
 class ConsentPages:
-    """Answer browsers of people who consent. `credentials` has the settings of the secrets in effect."""
+    """Answer browsers of people who consent. `credentials` has the settings of the secrets in effect. `is_known`
+    returns True for the principals of the configuration in effect."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class ConsentPages:
         guard: Guard,
         rates: RateLimits,
         audit: Audit,
+        is_known: Callable[[Principal], bool],
     ) -> None:
         self._tokens = tokens
         self._credentials = credentials
@@ -66,6 +68,8 @@ class ConsentPages:
         self._guard = guard
         self._rates = rates
         self._audit = audit
+        self._is_known = is_known
+        self._is_secure = tokens.base.startswith("https:")
         self._attempts = SignInAttempts()
         self._style = (_FOLDER / "home.css").read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(self._style.encode()).digest()).decode()
@@ -83,8 +87,8 @@ class ConsentPages:
         """Return the routes for Starlette. None exists unless a secret has `consent`."""
         return [
             Route("/oauth/connect/{link}", self._checked(self._connect), methods=["GET", "POST"]),
-            Route("/oauth/callback", self._checked(self._callback), methods=["GET"]),
-            Route("/oauth/client.json", self._checked(self._client), methods=["GET"]),
+            Route("/oauth/callback/{secret}", self._checked(self._callback), methods=["GET"]),
+            Route("/oauth/client/{secret}.json", self._checked(self._client), methods=["GET"]),
         ]
 
     @functools.cached_property
@@ -112,7 +116,7 @@ class ConsentPages:
         """Return an endpoint that checks headers and rate first, as for clients without a credential."""
 
         async def answer(request: Request) -> Response:
-            if not self._credentials.asks_for_consent or request.method == "HEAD":
+            if not self._credentials.asks_for_consent() or request.method == "HEAD":
                 return PlainTextResponse("Not Found", 404)
             try:
                 headers = self._guard.headers(request.scope)
@@ -197,13 +201,12 @@ class ConsentPages:
         except ConsentFailed as error:
             logger.warning("gateway.secrets.%s: nobody can consent: %s", link.secret, error)
             return self._page(f"The server cannot be asked: {error}.", 502)
-        is_secure = self._guard.is_secure(request.scope, headers)
         response = RedirectResponse(url, 303, {**self._headers})
         response.set_cookie(
-            _cookie(state, is_secure=is_secure),
+            self._cookie(state),
             browser,
             max_age=int(LINK_S),
-            secure=is_secure,
+            secure=self._is_secure,
             httponly=True,
             samesite="lax",  # the authorization server sends the browser back
         )
@@ -212,31 +215,36 @@ class ConsentPages:
     async def _callback(self, request: Request, headers: dict[str, str]) -> Response:
         from gateway.context.consent_flow import ConsentFailed
 
-        given, is_secure = dict(request.query_params), self._guard.is_secure(request.scope, headers)
-        name = _cookie(given.get("state", ""), is_secure=is_secure)
+        given, secret = dict(request.query_params), request.path_params["secret"]
+        name = self._cookie(given.get("state", ""))
         try:
-            grant = await self._flow.finish(given, request.cookies.get(name, ""), self._credentials.consent_of)
+            grant = await self._flow.finish(secret, given, request.cookies.get(name, ""), self._known_settings)
         except ConsentFailed as error:
             return self._page(f"Your account is not connected: {error}.", 400, title="Not connected")
         reason = f"an account was connected for the secret {grant.secret!r}"
         self._audit.record("operated", principal=str(grant.principal), reason=reason)
         response = self._page("Go back to your client, and repeat the request.", title="Connected")
-        response.delete_cookie(name, secure=is_secure, httponly=True, samesite="lax")
+        response.delete_cookie(name, secure=self._is_secure, httponly=True, samesite="lax")
         return response
+
+    def _known_settings(self, secret: str, principal: Principal) -> ConsentSettings | None:
+        """Return the settings by which a principal consents; None if there are none, or the principal is gone."""
+        return self._credentials.consent_of(secret, principal) if self._is_known(principal) else None
 
     async def _client(self, request: Request, headers: dict[str, str]) -> Response:
         """Answer authorization servers that read the gateway's metadata (OAuth Client ID Metadata Document)."""
-        from gateway.context.consent_flow import CLIENT as PATH
-        from gateway.context.consent_flow import client_metadata
+        from gateway.context.consent_flow import client_metadata, client_url
 
-        base = self._tokens.base
-        return JSONResponse({"client_id": base + PATH, **client_metadata(base)})
+        base, secret = self._tokens.base, request.path_params["secret"]
+        if not self._credentials.asks_for_consent(secret):
+            return PlainTextResponse("Not Found", 404)
+        return JSONResponse({"client_id": client_url(base, secret), **client_metadata(base, secret)})
 
-
-def _cookie(state: str, *, is_secure: bool) -> str:
-    """Return the name of the cookie for one request. With TLS, no other host can set it (RFC 6265bis §4.1.3.2)."""
-    prefix = "__Host-" if is_secure else ""
-    return f"{prefix}mcp_gateway_consent_{hashlib.sha256(state.encode('utf-8', 'replace')).hexdigest()[:_STATE_CHARS]}"
+    def _cookie(self, state: str) -> str:
+        """Return the name of the cookie for one request. With TLS, no other host can set it (RFC 6265bis
+        §4.1.3.2)."""
+        digest = hashlib.sha256(state.encode("utf-8", "replace")).hexdigest()[:_STATE_CHARS]
+        return f"{'__Host-' if self._is_secure else ''}mcp_gateway_consent_{digest}"
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -50,7 +50,7 @@ class Web:
         self.asked.append(url)
         if url == RESOURCE:
             return httpx2.Response(401, headers={"www-authenticate": f"Bearer {self.challenge}"}, request=request)
-        registered = {"client_id": self.client_id, **client_metadata("https://gateway.example")}
+        registered = {"client_id": self.client_id, **client_metadata("https://gateway.example", "files")}
         known = {PROTECTED: self.protected, METADATA: self.metadata, f"{ISSUER}/register": registered}
         content = json.dumps(known[url]).encode() if url in known else b""
         return httpx2.Response(200 if url in known else 404, content=content, request=request)
@@ -93,18 +93,17 @@ async def test_a_request_has_pkce_the_resource_and_the_scopes_that_the_server_as
     web.challenge = 'scope="read write"'
     asked, flow, given = await begin(web)
     assert (asked["resource"], asked["scope"], asked["client_id"]) == (RESOURCE, "read write", "registered")
-    assert (
-        asked["code_challenge_method"] == "S256" and asked["redirect_uri"] == "https://gateway.example/oauth/callback"
-    )
+    redirect_uri = "https://gateway.example/oauth/callback/files"
+    assert (asked["code_challenge_method"], asked["redirect_uri"]) == ("S256", redirect_uri)
     back = {"code": "c", "state": asked["state"], "iss": ISSUER}
     with pytest.raises(ConsentFailed, match="another browser"):
-        await flow.finish(back, "another", lambda *_: given)
-    grant = await flow.finish(back, "browser", lambda *_: given)
+        await flow.finish("files", back, "another", lambda *_: given)
+    grant = await flow.finish("files", back, "browser", lambda *_: given)
     assert grant.name == grant_name("files", given, ALICE) and grant.token == "a.token"
     (form,) = web.forms
     assert form["resource"] == RESOURCE and len(form["code_verifier"]) >= 43 and form["endpoint"] == f"{ISSUER}/token"
     with pytest.raises(ConsentFailed):
-        await flow.finish(back, "browser", lambda *_: given)
+        await flow.finish("files", back, "browser", lambda *_: given)
 
 
 @requirement("cred.consent")
@@ -112,7 +111,7 @@ async def test_a_request_has_pkce_the_resource_and_the_scopes_that_the_server_as
 async def test_a_code_of_another_server_is_not_sent_anywhere(web: Web, back: dict[str, str]) -> None:
     asked, flow, given = await begin(web)
     with pytest.raises(ConsentFailed, match="another authorization server"):
-        await flow.finish({"code": "c", "state": asked["state"], **back}, "browser", lambda *_: given)
+        await flow.finish("files", {"code": "c", "state": asked["state"], **back}, "browser", lambda *_: given)
     assert web.forms == []
 
 
@@ -121,8 +120,31 @@ async def test_nothing_is_given_for_settings_that_have_changed_meanwhile(web: We
     asked, flow, _ = await begin(web)
     other = ConsentSettings(resource="https://other.example/mcp")
     with pytest.raises(ConsentFailed, match="has changed"):
-        await flow.finish({"code": "c", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: other)
+        await flow.finish("files", {"code": "c", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: other)
     assert web.forms == []
+
+
+@requirement("cred.consent")
+async def test_an_authorization_server_that_leads_people_to_that_of_another_secret_gets_no_code(web: Web) -> None:
+    asked, flow, given = await begin(web)
+    with pytest.raises(ConsentFailed, match="of another authorization server"):
+        await flow.finish("other", {"code": "of the other", "state": asked["state"]}, "browser", lambda *_: given)
+    assert web.forms == []
+
+
+@requirement("cred.consent")
+async def test_who_is_gone_when_the_token_comes_is_not_connected(web: Web) -> None:
+    asked, flow, given = await begin(web)
+    back, known = {"code": "c", "state": asked["state"], "iss": ISSUER}, [given, None]
+    with pytest.raises(ConsentFailed, match="has changed meanwhile"):
+        await flow.finish("files", back, "browser", lambda *_: known.pop(0))
+    assert await flow._tokens.connections() == []
+
+
+@requirement("cred.consent")
+async def test_the_token_is_for_what_is_configured_whatever_the_server_says(web: Web) -> None:
+    web.protected["resource"] = "https://files.example/"
+    assert (await begin(web))[0]["resource"] == RESOURCE
 
 
 @requirement("cred.consent")
@@ -132,7 +154,7 @@ async def test_the_gateway_is_the_client_that_is_configured_or_its_document_or_a
     assert web.asked.count(f"{ISSUER}/register") == 1, "it registers once"
     assert (await begin(web, issuer=ISSUER, client_id="known"))[0]["client_id"] == "known"
     web.metadata["client_id_metadata_document_supported"] = True
-    assert (await begin(web))[0]["client_id"] == "https://gateway.example/oauth/client.json"
+    assert (await begin(web))[0]["client_id"] == "https://gateway.example/oauth/client/files.json"
     assert web.asked.count(f"{ISSUER}/register") == 1
     del web.metadata["client_id_metadata_document_supported"], web.metadata["registration_endpoint"]
     with pytest.raises(ConsentFailed, match=r"set consent\.issuer and client_id"):
@@ -144,7 +166,7 @@ async def test_the_gateway_is_the_client_that_is_configured_or_its_document_or_a
 async def test_a_client_that_its_server_has_forgotten_is_registered_anew(web: Web, error: str) -> None:
     asked, flow, given = await begin(web)
     back = {"code": "c", "iss": ISSUER}
-    first = await flow.finish({**back, "state": asked["state"]}, "browser", lambda *_: given)
+    first = await flow.finish("files", {**back, "state": asked["state"]}, "browser", lambda *_: given)
     tokens, web.answer, web.client_id = flow._tokens, Given(error=error), "another"
     tokens.clock.pass_time(100.0)  # type: ignore[attr-defined]
     with pytest.raises(ConsentNeeded):
@@ -155,7 +177,7 @@ async def test_a_client_that_its_server_has_forgotten_is_registered_anew(web: We
     await tokens.forget_client(first)  # by a refresh of somebody else, with the former client
     assert "client_id=another" in (await flow.begin("files", given, ALICE, "browser"))[0]
     with pytest.raises(ConsentFailed, match=error):
-        await flow.finish({**back, "state": state}, "browser", lambda *_: given)
+        await flow.finish("files", {**back, "state": state}, "browser", lambda *_: given)
     assert "client_id=third" in (await flow.begin("files", given, ALICE, "browser"))[0]
 
 
@@ -207,5 +229,7 @@ async def test_operators_learn_why_there_is_no_token_and_nothing_that_was_sent(
     asked, flow, given = await begin(web)
     monkeypatch.setattr(web, "token", token)
     with pytest.raises(ConsentFailed, match="gives no token"):
-        await flow.finish({"code": "a.code", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: given)
+        await flow.finish(
+            "files", {"code": "a.code", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: given
+        )
     assert told in caplog.text and "a.code" not in caplog.text

@@ -302,11 +302,11 @@ async def test_a_grant_ends_with_its_key_its_settings_and_its_disuse(replica: Re
     secrets = {"files": SecretSettings(consent=SETTINGS)}
     await replica.give()
     await replica.give(BOB)
-    await replica.end_unused(secrets, ["api-key"], {"alice": (), "bob": ()})
+    await replica.end_unused(secrets, lambda principal: principal in (ALICE, BOB))
     assert len(await replica.connections()) == 2
-    await replica.end_unused(secrets, ["api-key"], {"bob": ()})
+    await replica.end_unused(secrets, lambda principal: principal == BOB)
     assert [each.principal for each in await replica.connections()] == ["api-key:bob"]
-    await replica.end_unused({"files": SecretSettings(file="/x")}, ["api-key"], {"bob": ()})
+    await replica.end_unused({"files": SecretSettings(file="/x")}, lambda principal: principal == BOB)
     assert await replica.connections() == []
     await replica.give(refresh="")
     clock.pass_time(101)

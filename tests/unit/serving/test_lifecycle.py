@@ -64,15 +64,17 @@ async def test_a_replica_with_an_older_configuration_ends_nothing_that_people_ha
 ) -> None:
     ended: list[object] = []
 
-    async def end(options: object) -> None:
-        ended.append(options)
+    async def end(*given: object) -> None:
+        ended.append(given)
 
-    options = SimpleNamespace(store="memory:", shortest_ttl_s=60.0)
+    options = SimpleNamespace(secrets="the secrets", store="memory:", shortest_ttl_s=60.0)
     found = None if cluster is None else SimpleNamespace(configuration=SimpleNamespace(is_outdated=cluster))
     base = SimpleNamespace(backend=None, settings=SimpleNamespace(gateway=options), cluster=found)
-    parts: Any = SimpleNamespace(foundation=base, servers=SimpleNamespace(end_unused_grants=end))
+    servers = SimpleNamespace(consented=SimpleNamespace(end_unused=end))
+    rights = SimpleNamespace(tasks=SimpleNamespace(rights=SimpleNamespace(is_known="who")))
+    parts: Any = SimpleNamespace(foundation=base, servers=servers, http=rights)
     await Lifecycle(parts)._end_unused_grants()
-    assert ended == [options] * ends
+    assert ended == [("the secrets", "who")] * ends
 
 
 class Flaky(MemoryBackend):
