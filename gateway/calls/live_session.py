@@ -86,9 +86,9 @@ class LiveSession(Usage):
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _finishing frames _happened lost new_process _paths read_at renewals _replaced
-        return_watch
-        session shown state gateway_subscriptions subscriptions token used_before version""".split()
+        _exchanges failed failures _finishing frames _happened lost _lost_tools new_process _paths read_at
+        renewals _replaced return_watch session shown state gateway_subscriptions subscriptions token used_before
+        version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
@@ -96,6 +96,7 @@ class LiveSession(Usage):
         super().__init__()
         self.session = session
         self.shown = ShownTools.read(session.shown)
+        self._lost_tools: set[tuple[str, str]] | None = None  # tools of servers whose calls are refused
         self.frames: WatchedMessages | None = None
         self.version = self.renewals = 0
         self.token: CallerToken | None = None
@@ -231,6 +232,13 @@ class LiveSession(Usage):
     def show(self, shown: ShownTools) -> None:
         """Replace the tools that the session was shown."""
         self.shown = shown
+
+    def lose_tool(self, server: str, name: str) -> bool:
+        """Record that calls of a tool that the session was shown are refused. Return False if they were before."""
+        lost = self._lost_tools = self._lost_tools or set()
+        is_new = (server, name) not in lost
+        lost.add((server, name))
+        return is_new
 
     def drain(self) -> None:
         """End the session's event streams. Calls in flight continue."""

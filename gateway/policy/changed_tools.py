@@ -6,16 +6,15 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
-from cachetools import LRUCache
 
 from gateway.config.policy import PolicySettings
 from gateway.context.session_facts import CHANGED_KEY, with_meta
 from gateway.errors import changed_tool
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
-from gateway.policy.unapproved_items import MOST_NAME, ToldOnce
+from gateway.policy.told_once import MOST_NAME, ToldOnce
 from gateway.protocol.cache_hints import of_one_session
-from gateway.protocol.item_digests import digests_of
+from gateway.protocol.item_digests import form_of
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.shown_tools import ShownTools
 from session_store import Session
@@ -23,7 +22,6 @@ from transports.jsonrpc import Object, encode
 
 logger = logging.getLogger(__name__)
 
-_MOST_REFUSED: Final = 16_384
 _THEN: Final = {
     "allow": "its calls go on",
     "tell": "the next result of the tool says so",
@@ -44,6 +42,7 @@ class ShownSession(Protocol):
     @property
     def shown(self) -> ShownTools: ...
     def show(self, shown: ShownTools) -> None: ...
+    def lose_tool(self, server: str, name: str) -> bool: ...
 
 
 class ChangedTools:
@@ -55,15 +54,14 @@ class ChangedTools:
         audit: Audit,
         settings: PolicySettings,
         counted: MutableMapping[str, int],
-        happened: Callable[[Any, str, str], None] = lambda live, server, name: None,
-        remember: Callable[[Any], None] = lambda live: None,
+        happened: Callable[[Any, str, str], None],
+        remember: Callable[[Any], None],
     ) -> None:
         self._audit = audit
         self._counted = counted
         self._happened = happened
         self._remember = remember
         self._told = ToldOnce()
-        self._refused: LRUCache[tuple[str, str, str, str], None] = LRUCache(_MOST_REFUSED)
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
@@ -74,70 +72,79 @@ class ChangedTools:
     def listed(self, live: ShownSession, server: str, tools: Sequence[dict[str, Any]]) -> frozenset[str]:
         """Record that a server lists these tools to a session. Return the names of those that the session may not
         see."""
-        page = tuple(zip((tool["name"] for tool in tools), digests_of(tools), strict=True))
-        changed = {name: digest for name, digest in page if live.shown.differs(server, name, digest)}
-        for name, digest in changed.items():
-            self._tell(server, name, digest)
+        page = [(tool["name"], form_of(tool)) for tool in tools]
+        changed = {name: form for name, form in page if live.shown.form(server, name) not in (None, form)}
+        for name, form in changed.items():
+            self._tell(server, name, form)
             if self._mode == "allow":
-                self._accept(live, server, name, digest)
-        self._show(live, live.shown.with_page(server, page))
+                self._accept(live, server, name, form)
+        self._show(live, live.shown.with_page(server, tuple(page)))
         if not self.refuses:
             return frozenset()
         # What cannot be compared later must not be shown now.
-        return frozenset(changed) | {name for name, _ in page if not live.shown.has(server, name)}
+        return frozenset(changed) | {name for name, _ in page if live.shown.form(server, name) is None}
 
     def called(
         self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
     ) -> Note | Literal["same", "unknown"]:
         """Decide on a call of a tool by the server's list. Return a function that adds a note to the call's result, if
         the tool has changed and the client is told. `is_own`: this is the list of the session's own process or
-        connection. If another one does not decide, return "unknown". Where changed tools are refused, a session that
-        was shown nothing of the server counts as shown what the server lists now.
+        connection. If another one does not decide, return "unknown".
 
         Raises:
             Refused: the tool has changed, and such calls are refused.
         """
-        shown, is_refused = live.shown, self.refuses
-        self._show(live, shown)  # the record may lack it, if the store did not answer
-        if is_refused and is_own and not shown.has_list_of(server):
-            # Modern clients list tools before they have a session. A list that comes after a change would be the first.
-            self.listed(live, server, tools.listed)
+        self._show(live, live.shown)  # the record may lack it, if the store did not answer
+        if self.refuses:
+            return self._refused_if_changed(live, server, tools, name, is_own=is_own)
+        before, form = live.shown.form(server, name), tools.form(name)
+        if before is None or form is None or form == before:
             return "same"
-        if not shown.has(server, name):
-            return "unknown" if is_refused and not shown.has_list_of(server) else "same"
-        digest = tools.digest(name)
-        is_changed = shown.differs(server, name, digest)
-        if not is_own and (is_changed or is_refused):
+        if not is_own:
             return "unknown"
-        if not is_changed or (name not in tools and not is_refused):
-            return "same"
-        self._tell(server, name, digest)
-        if is_refused:
-            if (key := (live.session.id, server, name, digest)) not in self._refused:
-                self._refused[key] = None
-                self._happened(live, server, name)
-            raise self._audit.refused(
-                changed_tool(name),
-                live.session,
-                why="it has changed since the session was shown it (gateway.policy.changed_tools)",
-                tool=f"{server}/{name[:MOST_NAME]}",
-            )
+        self._tell(server, name, form)
         if self._mode == "allow":
-            self._accept(live, server, name, digest)
+            self._accept(live, server, name, form)
             return "same"
-        return functools.partial(self._with_note, live, server, name, digest)
+        return functools.partial(self._with_note, live, server, name, form)
 
-    def _with_note(self, live: ShownSession, server: str, name: str, digest: str, _: object, result: Object) -> Object:
-        if not live.shown.differs(server, name, digest):
+    def _refused_if_changed(
+        self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
+    ) -> Literal["same", "unknown"]:
+        """Decide as `called`, where changed tools are refused. A session that was shown nothing of the server counts as
+        shown what the server lists now: modern clients list tools before they have a session, and a list that comes
+        after a change would be the first. Raises `Refused`."""
+        form = tools.form(name)
+        if form != b"" and live.shown.has_list_of(server) and live.shown.form(server, name) is None:
+            return "same"  # a new tool
+        if not is_own:
+            return "unknown"
+        if not live.shown.has_list_of(server):
+            self.listed(live, server, tools.listed)
+        before = live.shown.form(server, name)
+        if form == before and form != b"":
+            return "same"
+        self._tell(server, name, form or b"")
+        if live.lose_tool(server, name):
+            self._happened(live, server, name)
+        raise self._audit.refused(
+            changed_tool(name),
+            live.session,
+            why="it has changed since the session was shown it (gateway.policy.changed_tools)",
+            tool=f"{server}/{name[:MOST_NAME]}",
+        )
+
+    def _with_note(self, live: ShownSession, server: str, name: str, form: bytes, _: object, result: Object) -> Object:
+        if live.shown.form(server, name) == form:
             return result  # the result of another call has said it
-        self._accept(live, server, name, digest)
+        self._accept(live, server, name, form)
         return with_meta(of_one_session(result), {CHANGED_KEY: _NOTE})
 
-    def _accept(self, live: ShownSession, server: str, name: str, digest: str) -> None:
-        """Count the tool as shown in its new form. One without a digest has no form: the next result tells it again."""
-        if not digest:
+    def _accept(self, live: ShownSession, server: str, name: str, form: bytes) -> None:
+        """Count the tool as shown in its new form. A tool in two forms has none: the next result tells it again."""
+        if not form:
             return
-        self._show(live, live.shown.with_tool(server, name, digest))
+        self._show(live, live.shown.with_tool(server, name, form))
         self._happened(live, server, name)
 
     def _show(self, live: ShownSession, shown: ShownTools) -> None:
@@ -146,9 +153,9 @@ class ChangedTools:
         if self._mode != "allow" and shown.text != live.session.shown:
             self._remember(live)
 
-    def _tell(self, server: str, name: str, digest: str) -> None:
+    def _tell(self, server: str, name: str, form: bytes) -> None:
         """Tell operators of a changed tool, once for each form of it."""
-        if not self._told.is_new(server, ("tools", name, digest)):
+        if not self._told.is_new(server, ("tools", name, form.hex())):
             return
         self._counted[self._mode] += 1
         if self._told.has_room(server, ("tools", name, "")):

@@ -5,26 +5,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-from cachetools import LRUCache, TTLCache
+from cachetools import LRUCache
 
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
 from gateway.policy.decisions import Policy
+from gateway.policy.told_once import MOST_NAME, Key, ToldOnce
 from gateway.protocol.item_digests import compared_part
 from transports.jsonrpc import encode
 
 logger = logging.getLogger(__name__)
 
 _HELD_BYTES: Final = 4 << 20
-_MOST_TOLD: Final = 16_384
-_MOST_IN_A_MINUTE: Final = 100
-"""Lines and audit events about one server. The metric counts all."""
-
-_Key = tuple[str, str, str]
-"""The kind, name and digest of an item."""
-
-MOST_NAME: Final = 128
-"""Maximum number of characters of an item's name in messages."""
 _NAMES_OF: Final = {"tools": "name", "prompts": "name", "templates": "uriTemplate"}
 TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
 """The kinds of items, in messages."""
@@ -43,30 +35,6 @@ class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
     approved: Mapping[str, Any] | None
 
 
-class ToldOnce:
-    """Remember what operators were told of the items of servers. A server that lists many does not fill the log."""
-
-    def __init__(self) -> None:
-        # For each server, so that none hides what others list.
-        self._told: dict[str, LRUCache[_Key, None]] = {}
-        self._recent: dict[str, TTLCache[_Key, None]] = {}
-
-    def is_new(self, server: str, key: _Key) -> bool:
-        """Return True if this is the first call with this server and key."""
-        told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
-        is_new = key not in told
-        told[key] = None
-        return is_new
-
-    def has_room(self, server: str, key: _Key) -> bool:
-        """Return True if a line about this new item may be written: not too many were in the last minute."""
-        recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
-        has_room = len(recent) < _MOST_IN_A_MINUTE
-        if has_room:
-            recent[key] = None
-        return has_room
-
-
 class UnapprovedItems:
     """Log, audit and count each hidden item once, and keep it for operators. `counted` counts them by kind. A server
     that lists many fills neither the log nor what is kept of others."""
@@ -77,7 +45,7 @@ class UnapprovedItems:
         self._counted = counted
         self._told = ToldOnce()
         # The hidden items of each server, so that none hides what others list.
-        self._found: dict[str, LRUCache[_Key, tuple[int, dict[str, Any]]]] = {}
+        self._found: dict[str, LRUCache[Key, tuple[int, dict[str, Any]]]] = {}
 
     def is_hidden(self, server: str, kind: str, item: Mapping[str, Any], digest: str) -> bool:
         """Return True if the lock hides this item of the server, which has this digest, and tell operators of it. Only
@@ -90,7 +58,7 @@ class UnapprovedItems:
                 self._tell(server, kind, name, reason)
         return bool(reason)
 
-    def _keep(self, server: str, key: _Key, item: Mapping[str, Any]) -> None:
+    def _keep(self, server: str, key: Key, item: Mapping[str, Any]) -> None:
         found = self._found.setdefault(server, LRUCache(_HELD_BYTES, getsizeof=lambda one: one[0]))
         if key not in found:
             part = compared_part(item)

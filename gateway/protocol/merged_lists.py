@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.protocol.item_digests import digests_of
+from gateway.protocol.item_digests import digests_of, form_of
 from gateway.protocol.methods import METHODS
 from gateway.protocol.schemas import Schema
 from transports.inbound_port import Refused
@@ -189,6 +189,7 @@ class Tools:
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
         self._digests: dict[str, str] | None = None
+        self._forms: dict[str, bytes] | None = None
         self.size = 0
         for tool in listed:
             size = _size(tool)
@@ -219,6 +220,16 @@ class Tools:
             self._digests = _digests(self.listed, "name")
         return self._digests.get(name, "")
 
+    def form(self, name: str) -> bytes | None:
+        """Return the form of the tool `name` (`item_digests.form_of`): None if it is not listed, empty if it is listed
+        in two forms. The forms are computed at the first call."""
+        if self._forms is None:
+            self._forms = {}
+            for tool in self.listed:
+                form = form_of(tool)
+                self._forms[tool["name"]] = form if self._forms.get(tool["name"], form) == form else b""
+        return self._forms.get(name)
+
     def called(self, server: str, name: str) -> Called:
         """Return the tool `name` of `server`. A tool that is not listed gets default properties."""
         return msgspec.structs.replace(self._declared.get(name, _UNLISTED), server=server, name=name)
@@ -234,9 +245,8 @@ class Tools:
         return self._unmatched
 
     def are_same(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Return True if the list has tools with the digests of all of these."""
-        pairs = zip(tools, digests_of(tools), strict=True)
-        return all(self.digest(tool["name"]) == digest != "" for tool, digest in pairs)
+        """Return True if the list has tools with the forms of all of these."""
+        return all(self.form(tool["name"]) == form_of(tool) != b"" for tool in tools)
 
 
 def _size(tool: dict[str, Any]) -> int:

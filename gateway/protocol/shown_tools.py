@@ -1,4 +1,4 @@
-"""Record the tools that a session was shown, by digest, in a value that sessions share. Pure: no I/O."""
+"""Record the tools that a session was shown, by hash, in a value that sessions share. Pure: no I/O."""
 
 import functools
 import hashlib
@@ -9,18 +9,18 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from gateway.protocol.item_digests import FORM_BYTES
 from gateway.protocol.merged_lists import MOST_TOOLS
 
 _NAME_BYTES: Final = 6
-_DIGEST_BYTES: Final = 20
-_ENTRY_BYTES: Final = _NAME_BYTES + _DIGEST_BYTES
-"""Bytes of a name's hash and of a digest in a record. Two names with one hash count as a change, never as the same
-tool. Nobody can find two definitions with the same 20 bytes."""
+_ENTRY_BYTES: Final = _NAME_BYTES + FORM_BYTES
+"""Bytes of a name's hash and of a form in a record. Two names with one hash count as a change, never as the same
+tool."""
 
 _texts = msgspec.json.Decoder(dict[str, bytes])
 
-Listed = tuple[tuple[str, str], ...]
-"""The names and digests (`gateway.protocol.item_digests`) of tools in a page of a server's list."""
+Listed = tuple[tuple[str, bytes], ...]
+"""The names and forms (`gateway.protocol.item_digests.form_of`) of tools in a page of a server's list."""
 
 
 class ShownTools:
@@ -42,32 +42,26 @@ class ShownTools:
         packed = _texts.decode(text) if text else {}
         return _shared.setdefault(text, ShownTools({server: _unpacked(tools) for server, tools in packed.items()}))
 
-    def has(self, server: str, name: str) -> bool:
-        """Return True if the session was shown a tool of that name."""
-        return server in self._servers and _key(name) in self._servers[server]
-
     def has_list_of(self, server: str) -> bool:
         """Return True if the session was shown a tool of the server."""
         return server in self._servers
 
-    def differs(self, server: str, name: str, digest: str) -> bool:
-        """Return True if the session was shown a tool of that name with another digest. An empty digest differs from
-        all."""
-        before = self._servers[server].get(_key(name)) if server in self._servers else None
-        return before is not None and before != _short(digest)
+    def form(self, server: str, name: str) -> bytes | None:
+        """Return the form in which the session was shown a tool; None if it was shown none of that name."""
+        return self._servers[server].get(_key(name)) if server in self._servers else None
 
     def with_page(self, server: str, tools: Listed) -> "ShownTools":
         """Return these tools and those of a page, up to `MOST_TOOLS` of the server. What was shown before stays; a tool
-        without a digest is left out."""
+        without a form is left out."""
         before = self._servers.get(server, {})
-        page = {_key(name): _short(digest) for name, digest in reversed(tools) if digest}
+        page = {_key(name): form for name, form in reversed(tools) if form}
         if page.keys() <= before.keys():
             return self
         return _merged(self._servers, server, dict(islice({**before, **page, **before}.items(), MOST_TOOLS)))
 
-    def with_tool(self, server: str, name: str, digest: str) -> "ShownTools":
-        """Return these tools, the tool `name` with this digest, which is not empty."""
-        return _merged(self._servers, server, {**self._servers.get(server, {}), _key(name): _short(digest)})
+    def with_tool(self, server: str, name: str, form: bytes) -> "ShownTools":
+        """Return these tools, the tool `name` in this form, which is not empty."""
+        return _merged(self._servers, server, {**self._servers.get(server, {}), _key(name): form})
 
 
 def _merged(servers: Mapping[str, Mapping[bytes, bytes]], server: str, tools: Mapping[bytes, bytes]) -> ShownTools:
@@ -76,7 +70,7 @@ def _merged(servers: Mapping[str, Mapping[bytes, bytes]], server: str, tools: Ma
 
 
 def _text_of(servers: Mapping[str, Mapping[bytes, bytes]]) -> str:
-    packed = {name: b"".join(key + digest for key, digest in sorted(tools.items())) for name, tools in servers.items()}
+    packed = {name: b"".join(key + form for key, form in sorted(tools.items())) for name, tools in servers.items()}
     return msgspec.json.encode(packed, order="sorted").decode() if servers else ""
 
 
@@ -90,11 +84,6 @@ def _unpacked(packed: bytes) -> dict[bytes, bytes]:
 @functools.lru_cache(maxsize=16_384)
 def _key(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:_NAME_BYTES]
-
-
-def _short(digest: str) -> bytes:
-    """Return the first bytes of a digest `sha256:HEX`."""
-    return bytes.fromhex(digest.removeprefix("sha256:")[: 2 * _DIGEST_BYTES])
 
 
 _shared: Final[WeakValueDictionary[str, ShownTools]] = WeakValueDictionary()

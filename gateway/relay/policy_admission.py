@@ -6,7 +6,6 @@ neither list nor call what policy hides from it: the answer says that the name i
 
 import functools
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -218,16 +217,11 @@ class Admission:
     """Apply policy to the requests and lists of all servers."""
 
     def __init__(
-        self,
-        policy: Policy,
-        calls: ToolCalls,
-        audit: Audit,
-        settings: PolicySettings,
-        changed: ChangedTools | None = None,
+        self, policy: Policy, calls: ToolCalls, audit: Audit, settings: PolicySettings, changed: ChangedTools
     ) -> None:
         self._policy = policy
         self._calls = calls
-        self._changed = changed or ChangedTools(audit, settings, Counter())
+        self._changed = changed
         self.audit = audit
         self.replace(settings)
 

@@ -1,6 +1,7 @@
 """A server with lists and resources, without a process, and the parts that serve several of them behind one URL."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Self, cast
@@ -13,6 +14,7 @@ from gateway.calls.received_lists import Lists
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.audit import Audit
+from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.extensions import Declared
@@ -138,7 +140,8 @@ def ruled(**rules: Any) -> UpstreamSettings:
 def admission_by(policies: dict[str, UpstreamSettings], audit: Audit | None = None) -> tuple[Policy, Admission]:
     settings = PolicySettings()
     policy, audit = Policy(settings, policies), audit or Audit(MemoryBackend().audit, lambda: 0.0)
-    return policy, Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
+    changed = ChangedTools(audit, settings, Counter(), lambda *_: None, lambda _: None)
+    return policy, Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings, changed)
 
 
 def merged(*servers: PagedServer, policies: dict[str, UpstreamSettings] | None = None) -> MergedServers:

@@ -137,6 +137,16 @@ def test_a_tool_that_cannot_be_compared_later_is_not_shown_where_changes_are_ref
     assert Changed("tell").listed(READ, deep) == frozenset()
 
 
+@pytest.mark.parametrize(
+    "odd", [10**400, {"a": 1.5, "b": "\U0001f600" * 200_000}], ids=["a long number", "a long text"]
+)
+def test_what_no_lock_could_compare_is_compared(odd: Any) -> None:
+    it, other = Changed("tell"), OTHER | {"x": odd}
+    it.listed(READ | {"x": odd})
+    assert it.called(READ | {"x": odd}) == "same"
+    assert it.said(it.called(other)) != {} and it.called(other) == "same"
+
+
 def test_what_is_shown_is_written_until_the_record_has_it() -> None:
     it = Changed("tell")
     it.listed(READ)

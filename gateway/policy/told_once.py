@@ -1,0 +1,38 @@
+"""Tell operators of the items that servers list, each once, and not too many in a minute."""
+
+from typing import Final
+
+from cachetools import LRUCache, TTLCache
+
+MOST_NAME: Final = 128
+"""Maximum number of characters of an item's name in messages."""
+_MOST_TOLD: Final = 16_384
+_MOST_IN_A_MINUTE: Final = 100
+"""Lines and audit events about one server. The metric counts all."""
+
+Key = tuple[str, str, str]
+"""The kind, name and digest or form of an item."""
+
+
+class ToldOnce:
+    """Remember what operators were told of the items of servers. A server that lists many does not fill the log."""
+
+    def __init__(self) -> None:
+        # For each server, so that none hides what others list.
+        self._told: dict[str, LRUCache[Key, None]] = {}
+        self._recent: dict[str, TTLCache[Key, None]] = {}
+
+    def is_new(self, server: str, key: Key) -> bool:
+        """Return True if this is the first call with this server and key."""
+        told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
+        is_new = key not in told
+        told[key] = None
+        return is_new
+
+    def has_room(self, server: str, key: Key) -> bool:
+        """Return True if a line about this new item may be written: not too many were in the last minute."""
+        recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
+        has_room = len(recent) < _MOST_IN_A_MINUTE
+        if has_room:
+            recent[key] = None
+        return has_room
