@@ -22,6 +22,7 @@ GATEWAY_META: Final = {
 """The `_meta` of the gateway's own requests to a modern server."""
 
 _MAX_PAGES: Final = 100
+TOO_LONG: Final = "the list is too long"
 _MOST_TEXT: Final = 200
 _LIMITS: Final = Limits()
 MOST_URI_CHARS: Final = _LIMITS.uri_chars
@@ -68,7 +69,7 @@ async def all_items(
         LinkClosed: the server ended before it answered.
         msgspec.MsgspecError: the answer is not JSON.
     """
-    items, _ = await _read(method, conversation, results)
+    items, _ = await read_list(method, conversation, results)
     return items
 
 
@@ -84,7 +85,7 @@ async def whole_list(method: str, conversation: Conversation) -> list[dict[str, 
         UpstreamUnavailable, LinkClosed: as `all_items`.
     """
     try:
-        items, missing = await _read(method, conversation, None)
+        items, missing = await read_list(method, conversation, None)
     except msgspec.MsgspecError:
         items, missing = [], "the answer is not JSON"
     if missing:
@@ -92,10 +93,11 @@ async def whole_list(method: str, conversation: Conversation) -> list[dict[str, 
     return items
 
 
-async def _read(
+async def read_list(
     method: str, conversation: Conversation, results: ResultCache | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Request the pages of a list. Return their items, and why some are missing."""
+    """Request the pages of a list as `all_items` does. Return their items, and why some are missing: `TOO_LONG`, or
+    what the server answers instead."""
     params: dict[str, Any] = {"_meta": GATEWAY_META} if conversation.era is Era.MODERN else {}
     items: list[dict[str, Any]] = []
     size = 0
@@ -119,7 +121,7 @@ async def _read(
         if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # the gateway does not keep later items
             break
         params["cursor"] = page["nextCursor"]
-    return items, "the list is too long"
+    return items, TOO_LONG
 
 
 async def lists_repeatable(tool: str, conversation: Conversation) -> bool:

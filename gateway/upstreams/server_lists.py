@@ -16,7 +16,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.received_lists import Listed, Lists
 from gateway.protocol.merged_lists import Names, Tools
 from gateway.protocol.methods import LOCKED_LISTS, METHODS
-from gateway.upstreams.list_pages import all_items, cached_items, listed_items, with_files
+from gateway.upstreams.list_pages import TOO_LONG, cached_items, listed_items, read_list, with_files
 from gateway.upstreams.result_cache import ResultCache
 from transports.background_tasks import Tasks, TasksClosed
 from transports.jsonrpc import encode
@@ -106,10 +106,13 @@ class ServerLists:
             async with asyncio.timeout(self._timeout_s):
                 await conversation.ready()
                 lists.ask(method)
-                found = self._shared_list(method, await all_items(method, conversation, self.results))
+                items, missing = await read_list(method, conversation, self.results)
         except TimeoutError:
             waited = f"did not start and answer {method} within {self._timeout_s:g} s"
             raise UpstreamUnavailable(f"server {self._name!r} {waited}") from None
+        if missing and missing != TOO_LONG:  # nothing is decided by an empty list that is a fault
+            raise UpstreamUnavailable(f"server {self._name!r}: {method}: {missing}")
+        found = self._shared_list(method, items)
         lists.asked_at[method] = monotonic()
         if method not in lists.changed:
             lists.keep(method, found)

@@ -117,6 +117,24 @@ def test_a_client_that_lists_without_a_session_is_kept_from_what_changes_after_i
         assert error_of(called(client))["data"]["reason"] == "tool_changed"
 
 
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_list_that_fails_decides_nothing(tmp_path: Path, http: httpx.Client, era: str) -> None:
+    it = Notes(tmp_path, era)
+    with in_process_gateway(it.servers, options={"policy": {"changed_tools": "refuse"}}) as running:
+        shown, unshown = (opened(running.url, http, era) for _ in range(2))
+        listed(shown)
+        assert note(shown) is None
+        table = json.loads(it.table.read_text(encoding="utf-8"))
+        table["answers"]["tools/list"] = [["error", -32603, "a moment, please"]]
+        it.table.write_text(json.dumps(table), encoding="utf-8")
+        called(shown, "relist")
+        for client in (shown, unshown):
+            error = error_of(called(client))
+            assert error["code"] == -32013 and "a moment, please" in error["message"]
+        it.says(tool())
+        assert note(shown) is None is note(unshown), "it is as it was"
+
+
 @pytest.mark.parametrize("mode", ["tell", "refuse"])
 def test_a_process_that_starts_again_with_other_tools_is_compared_where_changes_are_refused(
     tmp_path: Path, http: httpx.Client, mode: str
