@@ -101,7 +101,7 @@ async def _policy(gateway: Gateway) -> AsyncIterator[Finding]:
         yield warning("policy", fault, "name the argument as the tools' input schemas do, or remove it from bind")
     for fault in found.no_tasks:
         yield warning("tasks", fault, "correct the pattern: no call becomes a task at once by it")
-    check = "have the server check these values, or write the pattern without look-around and backreferences"
+    check = "have the server check these values, or write a smaller pattern without look-around and backreferences"
     for fault in found.unchecked if policy.check_arguments else ():
         yield warning("policy", fault, check)
     if found.unasked:

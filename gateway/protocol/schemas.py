@@ -2,8 +2,9 @@
 
 Schemas come from servers, which are not trusted. References to other documents are not fetched, and patterns run in
 linear time. The cost of a check is limited: it is the number of parts of the schema, with every reference followed,
-times the number of parts of the arguments. A `pattern` with look-around or backreferences is left out of the check,
-because no engine runs it in linear time. The rest of its schema is checked.
+times the number of parts of the arguments; and the time that its patterns may take for a character, times the number
+of characters. A `pattern` with look-around or backreferences is left out of the check, because no engine runs it in
+linear time, and so is one that is large once compiled. The rest of its schema is checked.
 """
 
 import hashlib
@@ -58,16 +59,19 @@ MOST_VISITS: Final = 20_000
 """Maximum number of parts of a schema, with its references followed: a schema of forty lines could have 2^30."""
 MOST_DEPTH: Final = 128
 MOST_PATTERNS: Final = 64
-SMALL_PATTERN_BYTES, PATTERN_BYTES, DFA_BYTES = 32 << 10, 1 << 20, 32 << 10
-"""Bytes of memory for one compiled pattern: enough for nearly all patterns, the limit, and the limit of its cache."""
+SCAN_NS: Final = {512: 20, 4 << 10: 600, 16 << 10: 1_500, 64 << 10: 15_000}
+"""Bytes of memory for one compiled pattern, and the nanoseconds that the worst pattern of that size takes to scan a
+character. Most patterns are in the first two classes. A pattern that is larger than the last is not checked."""
+PATTERN_BYTES, DFA_BYTES, READ_BYTES = max(SCAN_NS), 32 << 10, 1 << 20
+"""The limits of one compiled pattern, of its cache, and of one that is only told from what is no pattern, in bytes."""
 _FEW: Final = 256
 """Maximum number of parts of arguments that are counted exactly. One long string counts less than many parts."""
 MOST_COST: Final = 2_000_000
 """Limit for the parts of the schema times the parts of the arguments. A check takes up to 0.1 s, at worst 1 s."""
 MOST_REPORTED: Final = 100_000
 """Limit like `MOST_COST` for finding the error to report, which takes longer than a check."""
-MOST_SCANNED: Final = 32 << 20
-"""Limit for the number of patterns times the bytes of the arguments."""
+MOST_SCAN_NS: Final = 1_000_000_000
+"""Limit for the time that the patterns of a schema, with its references followed, may take for the arguments."""
 HELD_BYTES: Final = 128 << 20
 """Maximum number of bytes of all compiled schemas in the cache. The schemas of one list may use half of it."""
 _READINGS: Final = 2
@@ -94,7 +98,8 @@ class UnusableSchema(ValueError):
 class _Weight:
     """Count the parts of a schema, with local references followed. A reference to an enclosing part counts as one part.
 
-    Moves each `pattern` that does not run in linear time from the schema to `unchecked`.
+    Moves each `pattern` that does not run in linear time, or is too large, from the schema to `unchecked`.
+    `scan_ns`: the time that its patterns may take for a character.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -102,12 +107,13 @@ class _Weight:
         self._anchors: dict[str, Any] = {}
         self.unchecked: list[str] = []
         self.held = 0
-        self._known: dict[int, int] = {}
+        self._known: dict[int, tuple[int, int]] = {}
         self._open: set[int] = set()
-        self.patterns = 0
+        self._scan_ns: dict[str, int] = {}
+        self._patterns = 0
         self.cycles = 0
         self._look(schema, 0)
-        self.visits = self._weigh(schema, 0)
+        self.visits, self.scan_ns = self._weigh(schema, 0)
 
     def _look(self, value: dict[str, Any] | list[Any], depth: int) -> bool:
         """Collect the anchors and patterns of a schema, at any depth. Return True if `value` contains a reference."""
@@ -128,45 +134,48 @@ class _Weight:
         return refers
 
     def _count(self, value: dict[str, Any]) -> None:
-        pattern, properties = value.get("pattern"), value.get("patternProperties")
-        if isinstance(pattern, str) and not self._is_linear(pattern):
+        for pattern in tuple(_patterns(value)):
+            if self._is_bounded(pattern):
+                continue
+            if pattern != value.get("pattern"):
+                raise UnusableSchema(f"its patternProperties have {pattern[:128]!r}, which is large or has look-around")
             self.unchecked.append(pattern)
             del value["pattern"]
-        for name in properties if isinstance(properties, dict) else ():
-            if not self._is_linear(name):
-                raise UnusableSchema(f"the pattern {name[:128]!r} of its patternProperties does not run in linear time")
 
-    def _is_linear(self, pattern: str) -> bool:
-        self.patterns += 1
-        if self.patterns > MOST_PATTERNS:
+    def _is_bounded(self, pattern: str) -> bool:
+        self._patterns += 1
+        if self._patterns > MOST_PATTERNS:
             raise UnusableSchema(f"it has more than {MOST_PATTERNS} patterns")
-        for size in (SMALL_PATTERN_BYTES, PATTERN_BYTES):
+        for size, scan_ns in SCAN_NS.items():
             if _compiles(pattern, jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=DFA_BYTES)):
                 self.held += size + DFA_BYTES
+                self._scan_ns[pattern] = scan_ns
                 return True
-        if _compiles(pattern, jsonschema_rs.FancyRegexOptions(size_limit=PATTERN_BYTES, dfa_size_limit=DFA_BYTES)):
+        if _compiles(pattern, jsonschema_rs.FancyRegexOptions(size_limit=READ_BYTES, dfa_size_limit=DFA_BYTES)):
             return False
-        raise UnusableSchema(f"the pattern {pattern[:128]!r} is not a regular expression, or is too large")
+        raise UnusableSchema(f"the pattern {pattern[:128]!r} is not a regular expression, or is much too large")
 
-    def _weigh(self, node: Any, depth: int) -> int:
+    def _weigh(self, node: Any, depth: int) -> tuple[int, int]:
         if not isinstance(node, dict):
-            return 1
+            return 1, 0
         if id(node) in self._open:
             self.cycles += 1
-            return 1
+            return 1, 0
         if id(node) in self._known:
             return self._known[id(node)]
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep, its references followed")
         self._open.add(id(node))
         visits = 1 + len(node) + sum(len(node[key]) for key in ("enum", "required") if isinstance(node.get(key), list))
+        scan_ns = sum(self._scan_ns[pattern] for pattern in _patterns(node))
         for part in self._parts(node):
-            visits += self._weigh(part, depth + 1)
+            more_visits, more_ns = self._weigh(part, depth + 1)
+            visits, scan_ns = visits + more_visits, scan_ns + more_ns
             if visits > MOST_VISITS:
                 raise UnusableSchema(f"it has more than {MOST_VISITS} parts, its references followed")
         self._open.discard(id(node))
-        self._known[id(node)] = visits
-        return visits
+        self._known[id(node)] = visits, scan_ns
+        return visits, scan_ns
 
     def _parts(self, node: dict[str, Any]) -> Iterator[Any]:
         for key, value in node.items():
@@ -197,6 +206,14 @@ class _Weight:
         return node
 
 
+def _patterns(node: dict[str, Any]) -> Iterator[str]:
+    pattern, properties = node.get("pattern"), node.get("patternProperties")
+    if isinstance(pattern, str):
+        yield pattern
+    if isinstance(properties, dict):
+        yield from properties
+
+
 def _few(value: Any) -> int:
     """Return the number of values within a JSON value, itself included; 0 if there are more than `_FEW`."""
     count, left = 0, [value]
@@ -218,7 +235,7 @@ class Checker:
 
     def __init__(self, schema: dict[str, Any], size: int) -> None:
         weight = _Weight(schema)
-        self._visits, self._patterns = weight.visits, weight.patterns
+        self._visits, self._scan_ns = weight.visits, weight.scan_ns
         self._cycles = weight.cycles
         self.held = 1_024 + 16 * size + weight.held
         self.unchecked = tuple(weight.unchecked)
@@ -230,7 +247,7 @@ class Checker:
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
-        if parts * self._visits > MOST_COST or len(raw) * self._patterns > MOST_SCANNED:
+        if parts * self._visits > MOST_COST or len(raw) * self._scan_ns > MOST_SCAN_NS:
             return (
                 "arguments",
                 "they are too large to be checked against the tool's schema in a bounded time (policy.check_arguments)",

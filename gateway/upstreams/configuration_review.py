@@ -190,7 +190,7 @@ def _unbound(server: str, rules: Mapping[str, ToolSettings], tools: Tools) -> It
 def _unchecked(tool: str, pattern: str) -> str:
     return (
         f"the pattern {pattern[:_MOST_SHOWN]!r} in the input schema of tool {tool!r} is not checked: it has "
-        "look-around or backreferences, which no engine runs in linear time"
+        "look-around or backreferences, which no engine runs in linear time, or is too large"
     )
 
 
