@@ -44,7 +44,8 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
 
 def without_consent(params: Object) -> Object:
     """Return the params of a request, which have `inputResponses`, without the client's answer to the question: that is
-    for the gateway.
+    for the gateway. The rest stays, though empty: who has answered is not asked again, since to accept is to open the
+    page, and clients go on at once.
 
     Raises:
         Refused: the person does not consent. To ask again would be without end.
@@ -59,8 +60,7 @@ def without_consent(params: Object) -> Object:
     if bytes(answer.get("action", b"")) != b'"accept"':
         text = "the request was not sent, because its person has not consented. Send a new one to be asked again"
         raise Refused(200, UPSTREAM_UNAVAILABLE, text, reason="consent_needed")
-    rest = {"inputResponses": msgspec.Raw(encode(answers))} if answers else {}
-    return {name: value for name, value in params.items() if name != "inputResponses"} | rest
+    return params | {"inputResponses": msgspec.Raw(encode(answers))}
 
 
 def _takes_urls(exchange: Exchange) -> bool:

@@ -98,7 +98,7 @@ def test_a_server_acts_for_who_has_consented_and_for_nobody_else(
             answers = {"requestState": asked["requestState"], "inputResponses": {key: {"action": "accept"}}}
             return bob.send("tools/call", {"name": "whoami", "arguments": {}, **answers}, meta=meta)
 
-        assert result_of(again())["resultType"] == "input_required", "it has been shown, and not been done yet"
+        assert error_of(again())["data"]["reason"] == "consent_needed", "it has been shown, and is not asked on and on"
         assert Person("ben", KEYS["bob"]).connect(question["params"]["url"]).status_code == 200
         assert tool_text(again()) == "ben"
         child = Legacy(f"{gateway.base}/servers/local/mcp", http, headers=bearer(KEYS["alice"])).open()

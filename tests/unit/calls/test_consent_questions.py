@@ -39,6 +39,7 @@ def test_a_modern_client_is_asked_where_its_era_lets_it_be_asked() -> None:
         ("tools/call", {}, {}),
         ("tools/call", urls, {"requestState": "of an earlier round"}),
         ("tools/call", urls, {"inputResponses": {"name": {"action": "accept"}}}),
+        ("tools/call", urls, {"inputResponses": {}}),
     ):
         error = answer_to(method, capabilities, params)["error"]
         assert (error["code"], error["data"]["reason"], error["data"]["url"]) == (-32013, "consent_needed", NEEDED.url)
@@ -50,7 +51,7 @@ def test_a_modern_client_is_asked_where_its_era_lets_it_be_asked() -> None:
 @pytest.mark.parametrize(
     ("answers", "left"),
     [
-        ({"gateway-consent": {"action": "accept"}}, None),
+        ({"gateway-consent": {"action": "accept"}}, {}),
         ({"gateway-consent": {"action": "accept"}, "name": {"action": "cancel"}}, {"name": {"action": "cancel"}}),
         ({"name": {"content": "gateway-consent"}}, {"name": {"content": "gateway-consent"}}),
     ],
@@ -59,7 +60,7 @@ def test_a_server_does_not_get_the_answer_to_the_gateways_question(answers: Any,
     params = {"name": msgspec.Raw(b'"tool"'), "inputResponses": msgspec.Raw(json.dumps(answers).encode())}
     found = without_consent(params)
     assert bytes(found["name"]) == b'"tool"'
-    assert (json.loads(bytes(found["inputResponses"])) if "inputResponses" in found else None) == left
+    assert json.loads(bytes(found["inputResponses"])) == left
 
 
 @requirement("cred.consent")
