@@ -27,7 +27,6 @@ from gateway.observability.tracing import PEER_HEADER
 from gateway.policy.rate_limits import RateLimits
 from session_store import Session, StoreUnavailable
 from transports.inbound.connection_handover import ANSWERED_BY
-from transports.inbound.event_stream import continued
 from transports.inbound.http import ClientWatch, Guard, Receive, Scope, Send
 from transports.inbound_port import Answer, AnsweringConnection, CallValues, HeaderList, OwnedByPeer, Refused, Request
 from transports.jsonrpc import is_one_value
@@ -431,10 +430,8 @@ class Forwarder:
         if outcome is Outcome.MOVED:
             await asyncio.sleep(_HANDOVER_S)
             return reply.send
-        if not reply.has_begun:
+        if not reply.has_begun or reply.go_on(scope["method"]):
             return reply.send
-        if scope["method"] == "POST" and reply.is_stream:
-            return continued(reply.send)
         with contextlib.suppress(OSError):  # the client can resume a recorded stream at another replica
             await reply.end()
         return None
