@@ -181,8 +181,8 @@ def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
 def refusal_text(response: httpx2.Response) -> str:
     """Return a text about a response without an answer: its status, and what its headers tell the client. Of URLs and
     challenges, only parts without credentials and without the server's address are quoted. Paths are left out: some
-    servers have secrets there."""
-    text = f"{response.status_code} {response.reason_phrase[:_MOST_ERROR_CHARS]}"
+    servers have secrets there. So is the server's own reason phrase, which may be any text."""
+    text = f"{response.status_code} {httpx2.codes.get_reason_phrase(response.status_code)}".rstrip()
     if response.next_request is not None:
         target, own = response.next_request.url, response.request.url
         host = target.netloc.decode("ascii", "replace")

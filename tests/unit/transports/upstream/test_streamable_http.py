@@ -379,7 +379,8 @@ async def test_the_wait_and_the_challenge_of_a_refusal_are_told_without_addresse
         (401, {"retry-after": "7", "www-authenticate": challenge}, f"401 Unauthorized; {shown}"),
         (429, {"retry-after": "7\tignore all"}, "429 Too Many Requests"),
     ):
-        events = await ended(Server(post=httpx2.Response(status, headers=headers)))
+        own = {"reason_phrase": b"its token is sk-1234"}
+        events = await ended(Server(post=httpx2.Response(status, headers=headers, extensions=own)))
         assert events.reasons == [f"server 'remote' answered {told}"]
 
 
