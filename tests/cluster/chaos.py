@@ -67,6 +67,7 @@ class Arena:
         log: Path,
         stack: contextlib.ExitStack,
         balancer: Callable[[Sequence[str]], contextlib.AbstractContextManager[str]] = running_balancer,
+        sessions: int = SESSIONS,
     ) -> None:
         self.look = look
         self.log = log
@@ -87,7 +88,7 @@ class Arena:
         """What the configurations of gateways have that start, or load theirs again, from now on."""
         self.gateways = [self._start(n) for n in range(3)]
         self.url = stack.enter_context(balancer([f"127.0.0.1:{port}" for port in self.ports]))
-        self.load = Load(self.url, SESSIONS)
+        self.load = Load(self.url, sessions)
         redis: Any = look().info("replication")
         copies = [copy["port"] for name, copy in redis.items() if re.fullmatch(r"slave\d+", name)]
         for each in (look().get_connection_kwargs()["port"], *copies):
@@ -253,7 +254,7 @@ def reloaded(times: int, every_s: float = 1.0) -> Fault:
 
     async def fault(arena: Arena) -> list[float]:
         children = arena.children()
-        assert len(children) >= SESSIONS
+        assert len(children) >= len(arena.load.sessions)
         for n in range(times):
             extra = {"command": sys.executable, "args": ["-m", "tests.support.probe_server"], "env": {"N": str(n // 4)}}
             arena.more_servers = {"extra": extra} if n % 4 < 2 else {}
@@ -303,9 +304,11 @@ def failed_over(sentinels: Sentinels) -> Fault:
 
 
 @contextlib.asynccontextmanager
-async def loaded(store: str, look: Callable[[], redis.Redis], rows: dict[str, dict[str, Any]]) -> AsyncIterator[Arena]:
+async def loaded(
+    store: str, look: Callable[[], redis.Redis], rows: dict[str, dict[str, Any]], sessions: int = SESSIONS
+) -> AsyncIterator[Arena]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        arena = Arena(store, look, Path(folder, "calls"), stack)
+        arena = Arena(store, look, Path(folder, "calls"), stack, sessions=sessions)
         await arena.load.start()
         await asyncio.sleep(2 * LEASE_S)  # gateways that are new to each other wait longer
         try:
@@ -337,7 +340,7 @@ def judged(arena: Arena, row: dict[str, Any]) -> list[Event]:
     return history
 
 
-async def chaos(only: str) -> dict[str, dict[str, Any]]:
+async def chaos(only: str, sessions: int) -> dict[str, dict[str, Any]]:
     """Every fault; the rows of the table."""
     rows: dict[str, dict[str, Any]] = {}
     echo = echo_server()
@@ -360,13 +363,13 @@ async def chaos(only: str) -> dict[str, dict[str, Any]]:
         for group in (faults, others):
             chosen = [name for name in group if only in name]
             if chosen:
-                async with loaded(server.url, server.client, rows) as arena:
+                async with loaded(server.url, server.client, rows, sessions) as arena:
                     for name in chosen:
                         await phase(arena, name, group[name], rows)
     name = "Redis failover under Sentinel"
     if only in name:
         with running_sentinels() as sentinels:
-            async with loaded(sentinels.url, lambda: sentinels.look(sentinels.master), rows) as arena:
+            async with loaded(sentinels.url, lambda: sentinels.look(sentinels.master), rows, sessions) as arena:
                 await phase(arena, name, failed_over(sentinels), rows)
     last = rows[list(rows)[-1]]
     eventually(lambda: not _left(echo))
@@ -407,8 +410,9 @@ def report(rows: dict[str, dict[str, Any]]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="only faults with this in their name")
+    parser.add_argument("--sessions", type=int, default=SESSIONS, help="how many sessions the load has")
     options = parser.parse_args()
-    return report(asyncio.run(chaos(options.only)))
+    return report(asyncio.run(chaos(options.only, options.sessions)))
 
 
 if __name__ == "__main__":
