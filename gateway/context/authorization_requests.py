@@ -6,6 +6,7 @@ only. Of an error the code alone is read, because descriptions may quote what wa
 
 import asyncio
 import base64
+import logging
 import re
 import ssl
 from functools import cached_property
@@ -18,6 +19,9 @@ import msgspec
 from cachetools import LRUCache
 
 from gateway.config.addresses import is_of_this_machine
+from gateway.config.secrets import ConsentSettings, ExchangeSettings, UnusableSecret, secret_in
+
+logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
 """Seconds that an authorization server has to answer."""
@@ -46,6 +50,15 @@ _KEPT: Final = ("content-type", "www-authenticate")
 
 class BadAnswer(Exception):
     """The endpoint is not what it should be. The message says what it does, and may be sent to the client."""
+
+
+class NoToken(Exception):
+    """There is no token. The message says why, without anything that was sent, and may be sent to the client. `code`:
+    the error code with which the authorization server refuses; empty if it does not."""
+
+    def __init__(self, why: str, code: str = "") -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class Given(msgspec.Struct):
@@ -111,11 +124,29 @@ class AuthorizationRequests:
         headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
         return httpx2.Response(response.status_code, headers=headers, content=data, request=request)
 
-    async def token(self, endpoint: str, form: dict[str, str], headers: dict[str, str] | None = None) -> Given:
+    async def token(self, secret: str, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
+        """Return what a token endpoint gives. `secret` is the name of the secret that needs it, for log lines. Raises
+        `NoToken`."""
+        why, code = "the authorization server does not answer", ""
+        try:
+            given = await self.answer_to(endpoint, form, headers)
+            if not given.error:
+                return given
+            why, code = f"the authorization server gives no token ({given.code})", given.code
+            logger.warning("gateway.secrets.%s: the authorization server refused: %s", secret, code)
+        except BadAnswer as error:
+            why = f"the authorization server {error}"
+            logger.warning("gateway.secrets.%s: the token endpoint %s: is its URL right?", secret, error)
+        except (httpx2.HTTPError, OSError, ValueError) as error:
+            # The text of the error may contain what was sent.
+            logger.warning("gateway.secrets.%s: no answer of a token endpoint: %s", secret, type(error).__name__)
+        raise NoToken(why, code)
+
+    async def answer_to(self, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
         """Send a token request, and return the answer, which has a bearer token or an error. Raises as `send`, and
         `BadAnswer` for what is no answer of a token endpoint."""
-        given = {"accept": "application/json", **(headers or {})}
-        response = await self.send(httpx2.Request("POST", endpoint, data=form, headers=given))
+        headers = {"accept": "application/json", **headers}
+        response = await self.send(httpx2.Request("POST", endpoint, data=form, headers=headers))
         if response.status_code not in (200, 400, 401, 403):
             raise BadAnswer(f"answers with status {response.status_code}")
         try:
@@ -140,7 +171,15 @@ async def _limited(response: httpx2.Response) -> bytes:
     return data
 
 
-def basic_auth(client_id: str, secret: str) -> dict[str, str]:
-    """Return the header by which a client authenticates with its secret (RFC 6749 §2.3.1)."""
-    pair = f"{quote_plus(client_id)}:{quote_plus(secret)}"
+def client_headers(named_by: str, settings: ExchangeSettings | ConsentSettings) -> dict[str, str]:
+    """Return the headers by which a client authenticates with its secret (RFC 6749 §2.3.1); none if it has no secret.
+    `named_by` is the setting that has these settings. Raises `NoToken`: the secret cannot be read."""
+    if settings.client_secret_file is None:
+        return {}
+    try:
+        secret = secret_in(settings.client_secret_file, f"{named_by}.client_secret_file")
+    except UnusableSecret as error:
+        logger.error("%s", error)
+        raise NoToken("the gateway has no client secret for the authorization server") from None
+    pair = f"{quote_plus(settings.client_id)}:{quote_plus(secret)}"
     return {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}

@@ -29,18 +29,9 @@ from mcp.shared.auth_utils import check_resource_allowed, resource_url_from_serv
 from pydantic import ValidationError
 
 from gateway.config.addresses import is_of_this_machine
-from gateway.config.secrets import ConsentSettings, UnusableSecret, safe_url
-from gateway.context.authorization_requests import BadAnswer
-from gateway.context.consented_tokens import (
-    LINK_S,
-    LOST,
-    ConsentedTokens,
-    Grant,
-    Registration,
-    client_headers,
-    grant_name,
-    with_token,
-)
+from gateway.config.secrets import ConsentSettings, safe_url
+from gateway.context.authorization_requests import BadAnswer, NoToken, client_headers
+from gateway.context.consented_tokens import LINK_S, ConsentedTokens, Grant, Registration, grant_name, with_token
 from session_store import Principal
 
 logger = logging.getLogger(__name__)
@@ -112,10 +103,9 @@ class ConsentFlow:
         found = await self._discovered(settings)
         client, registration = await self._client(secret, found, settings)
         try:
-            headers = client_headers(secret, settings)
-        except UnusableSecret as error:
-            logger.error("%s", error)
-            raise ConsentFailed("the gateway has no client secret for the authorization server") from None
+            headers = client_headers(f"gateway.secrets.{secret}.consent", settings)
+        except NoToken as error:
+            raise ConsentFailed(str(error)) from None
         context, metadata = found.context(settings.resource, client), found.metadata
         pkce, state, redirect_uri = (
             PKCEParameters.generate(),
@@ -204,18 +194,11 @@ class ConsentFlow:
             "code_verifier": pending.verifier,
         }
         try:
-            answer = await self._tokens.requests.token(
-                grant.endpoint, form, client_headers(grant.secret, settings) or grant.headers
-            )
-        except (BadAnswer, UnusableSecret, httpx2.HTTPError, OSError, ValueError) as error:
-            # The text of other errors may contain what was sent.
-            what = str(error) if isinstance(error, BadAnswer) else type(error).__name__
-            logger.warning("gateway.secrets.%s: no token for a code: %s", grant.secret, what)
-            raise ConsentFailed("the authorization server gives no token") from None
-        if answer.error:
-            if grant.registration and answer.error in LOST - {"invalid_grant"}:
-                await self._tokens.forget_client(grant)
-            raise ConsentFailed(f"the authorization server gives no token ({answer.code})")
+            headers = client_headers(f"gateway.secrets.{secret}.consent", settings) or grant.headers
+            answer = await self._tokens.requests.token(secret, grant.endpoint, form, headers)
+        except NoToken as error:
+            await self._tokens.forget_client(grant, error.code)
+            raise ConsentFailed(str(error)) from None
         _current(grant, settings_of)
         grant = with_token(grant, answer, self._tokens.clock())
         await self._tokens.keep(grant.name, grant)

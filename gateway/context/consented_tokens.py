@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gateway.config.secrets import ConsentSettings, SecretSettings, UnusableSecret, secret_in
+from gateway.config.secrets import ConsentSettings, SecretSettings
 from gateway.errors import ConsentNeeded, ConsentRefusal
 from session_store import Principal, SealedValues, StoreUnavailable
 from transports.background_tasks import Tasks
@@ -40,8 +40,8 @@ _REFRESH_S: Final = 15.0
 """Seconds that a replica has for a refresh. If it dies meanwhile, another one tries afterwards."""
 _LOOK_AGAIN_S: Final = 0.05
 _MOST_TRIES: Final = 8
-LOST: Final = frozenset({"invalid_grant", "invalid_client", "unauthorized_client"})
-"""Error codes that say that a registered client or its grant is not valid any more (RFC 6749 §5.2)."""
+_LOST: Final = ("invalid_client", "unauthorized_client")
+"""Error codes that say that a registered client is not valid any more (RFC 6749 §5.2)."""
 
 
 class Cipher(Protocol):
@@ -229,40 +229,28 @@ class ConsentedTokens:
 
     async def _after_refresh(self, settings: ConsentSettings, grant: Grant) -> Grant | None:
         """Ask for a new token. Return the grant with it, or with the fault; None if the grant has ended."""
-        import httpx2
-
-        from gateway.context.authorization_requests import ASKED_AGAIN_S, BadAnswer
+        from gateway.context.authorization_requests import ASKED_AGAIN_S, NoToken, client_headers
 
         form = {**grant.form, "grant_type": "refresh_token", "refresh_token": grant.refresh}
-        fault = "the authorization server does not answer"
         try:
-            headers = client_headers(grant.secret, settings) or grant.headers
-            given = await self.requests.token(grant.endpoint, form, headers)
-        except UnusableSecret as error:
-            logger.error("%s", error)
-            fault = "the gateway has no client secret for the authorization server"
-        except BadAnswer as error:
-            fault = f"the authorization server {error}"
-        except (httpx2.HTTPError, OSError, ValueError) as error:
-            # The text of the error may contain what was sent.
-            logger.warning("gateway.secrets.%s: a refresh failed: %s", grant.secret, type(error).__name__)
-        else:
-            if not given.error:
-                return with_token(grant, given, self.clock())
-            if grant.registration and given.error in LOST - {"invalid_grant"}:
-                await self.forget_client(grant)
+            headers = client_headers(f"gateway.secrets.{grant.secret}.consent", settings) or grant.headers
+            given = await self.requests.token(grant.secret, grant.endpoint, form, headers)
+        except NoToken as error:
+            if error.code == "invalid_grant" or await self.forget_client(grant, error.code):
                 return None
-            if given.error == "invalid_grant":
-                return None
-            fault = f"the authorization server refuses ({given.code})"
-        return replace(grant, refreshes=self.clock() + ASKED_AGAIN_S, fault=fault)
+            return replace(grant, refreshes=self.clock() + ASKED_AGAIN_S, fault=str(error))
+        return with_token(grant, given, self.clock())
 
-    async def forget_client(self, grant: Grant) -> None:
-        """Remove the registration of a grant's client, which its authorization server does not know any more, so that
-        the next consent registers the gateway anew. Raises `StoreUnavailable`."""
+    async def forget_client(self, grant: Grant, code: str) -> bool:
+        """Remove the registration of a grant's client if an error code says that the authorization server does not know
+        it any more, so that the next consent registers the gateway anew. Return False if the code does not say so.
+        Raises `StoreUnavailable`."""
+        if not grant.registration or code not in _LOST:
+            return False
         text, found = await self.sealed.read(grant.registration, Registration)
         if found is not None and json.loads(found.client)["client_id"] == grant.form["client_id"]:
             await self.sealed.store.replace(grant.registration, text, None)
+        return True
 
     def _kept_s(self, grant: Grant) -> float:
         left_s = max(grant.expires - self.clock(), 1.0)
@@ -368,14 +356,3 @@ def grant_name(secret: str, settings: ConsentSettings, principal: Principal) -> 
     consented = [settings.resource, settings.issuer, settings.client_id, settings.scopes]
     text = json.dumps([secret, principal.key, *consented])
     return f"grant/{hashlib.blake2b(text.encode(), digest_size=24).hexdigest()}"
-
-
-def client_headers(secret: str, settings: ConsentSettings) -> dict[str, str]:
-    """Return the headers by which a configured client authenticates; empty for one without a secret. Raises
-    `UnusableSecret`."""
-    if settings.client_secret_file is None:
-        return {}
-    from gateway.context.authorization_requests import basic_auth  # loads an HTTP client
-
-    where = f"gateway.secrets.{secret}.consent.client_secret_file"
-    return basic_auth(settings.client_id, secret_in(settings.client_secret_file, where))

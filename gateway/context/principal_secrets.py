@@ -132,7 +132,8 @@ class PrincipalSecrets:
         return found
 
     async def _exchanged(self, name: str, settings: ExchangeSettings, token: CallerToken | None) -> str:
-        from gateway.context.token_exchange import ExchangeFailed, TokenExchange  # loads an HTTP client
+        from gateway.context.authorization_requests import NoToken  # loads an HTTP client
+        from gateway.context.token_exchange import TokenExchange
 
         if token is None:
             raise UpstreamUnavailable(
@@ -143,7 +144,7 @@ class PrincipalSecrets:
             self._exchanges[name] = TokenExchange(name, settings)
         try:
             return await self._exchanges[name].token_for(token)
-        except ExchangeFailed as error:
+        except NoToken as error:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this client: {error}") from None
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:

@@ -5,35 +5,21 @@ It is kept in memory only, and is not used after the caller's token has expired.
 """
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
-import httpx2
 import msgspec
 from cachetools import FIFOCache
 
-from gateway.config.secrets import ExchangeSettings, UnusableSecret, secret_in
-from gateway.context.authorization_requests import (
-    ASKED_AGAIN_S,
-    AuthorizationRequests,
-    BadAnswer,
-    Given,
-    basic_auth,
-)
+from gateway.config.secrets import ExchangeSettings
+from gateway.context.authorization_requests import ASKED_AGAIN_S, AuthorizationRequests, Given, NoToken, client_headers
 from gateway.identity.credential_claims import CallerToken
 from transports.background_tasks import Tasks
-
-logger = logging.getLogger(__name__)
 
 _MAX_CACHED: Final = 10_000
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"
-
-
-class ExchangeFailed(Exception):
-    """There is no token for this caller. The message says why, without any token, and may be sent to the client."""
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -64,42 +50,27 @@ class TokenExchange:
         """Return the token for a caller with that access token.
 
         Raises:
-            ExchangeFailed: the caller's token has expired, or the authorization server gives none for it.
+            NoToken: the caller's token has expired, or the authorization server gives none for it.
         """
         if self._clock() >= caller.expires:
-            raise ExchangeFailed("the client's access token has expired")
+            raise NoToken("the client's access token has expired")
         key = hashlib.sha256(caller.token.encode()).digest()
         held = self._held.get(key)
         if held is None or self._clock() >= held.until:
             held = await self._tasks.share(key, lambda: self._exchanged(key, caller))
         if held.fault:
-            raise ExchangeFailed(held.fault)
+            raise NoToken(held.fault)
         return held.token
 
     async def _exchanged(self, key: bytes, caller: CallerToken) -> _Held:
         """Exchange a token, and hold the result before this task ends: who comes after it must not start another."""
-        held = self._held[key] = await self._result(caller)
-        return held
-
-    async def _result(self, caller: CallerToken) -> _Held:
-        fault = "the authorization server does not answer"
         try:
             given = await self._ask(caller)
-        except UnusableSecret as error:
-            logger.error("%s", error)
-            fault = "the gateway has no client secret for the authorization server"
-        except BadAnswer as error:
-            logger.warning("gateway.secrets.%s: the token endpoint %s: is its URL right?", self._name, error)
-            fault = f"the authorization server {error}"
-        except (httpx2.HTTPError, OSError, ValueError) as error:
-            # The text of the error may contain what was sent.
-            logger.warning("gateway.secrets.%s: the exchange of a token failed: %s", self._name, type(error).__name__)
-        else:
-            if not given.error:
-                return _Held(given.access_token, min(self._clock() + given.used_s, caller.expires))
-            logger.warning("gateway.secrets.%s: the authorization server refused a token: %s", self._name, given.code)
-            fault = f"the authorization server gives none for this client ({given.code})"
-        return _Held("", self._clock() + ASKED_AGAIN_S, fault)
+            held = _Held(given.access_token, min(self._clock() + given.used_s, caller.expires))
+        except NoToken as error:
+            held = _Held("", self._clock() + ASKED_AGAIN_S, str(error))
+        self._held[key] = held
+        return held
 
     async def _ask(self, caller: CallerToken) -> Given:
         """Send the request of RFC 8693 §2.1."""
@@ -112,7 +83,7 @@ class TokenExchange:
         }
         more = {"audience": settings.audience, "resource": settings.resource, "scope": settings.scope}
         form |= {name: value for name, value in more.items() if value}
-        if settings.client_secret_file is None:
-            return await self._requests.token(settings.token_endpoint, form | {"client_id": settings.client_id})
-        secret = secret_in(settings.client_secret_file, f"gateway.secrets.{self._name}.exchange.client_secret_file")
-        return await self._requests.token(settings.token_endpoint, form, basic_auth(settings.client_id, secret))
+        headers = client_headers(f"gateway.secrets.{self._name}.exchange", settings)
+        if not headers:
+            form["client_id"] = settings.client_id
+        return await self._requests.token(self._name, settings.token_endpoint, form, headers)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bridge.state_cipher import StateCipher
 from gateway.config.secrets import ConsentSettings
-from gateway.context.authorization_requests import BadAnswer, Given
+from gateway.context.authorization_requests import AuthorizationRequests, BadAnswer, Given
 from gateway.context.consent_flow import ConsentFailed, ConsentFlow, client_metadata
 from gateway.context.consented_tokens import ConsentedTokens, grant_name
 from gateway.errors import ConsentNeeded
@@ -25,10 +25,11 @@ METADATA = f"{ISSUER}/.well-known/oauth-authorization-server"
 pytestmark = pytest.mark.anyio
 
 
-class Web:
+class Web(AuthorizationRequests):
     """What servers answer, by URL. `asked` has the URLs of requests, `forms` what the token endpoint got."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[str] = []
         self.forms: list[dict[str, str]] = []
         self.protected: dict[str, Any] = {"resource": RESOURCE, "authorization_servers": [ISSUER]}
@@ -55,7 +56,7 @@ class Web:
         content = json.dumps(known[url]).encode() if url in known else b""
         return httpx2.Response(200 if url in known else 404, content=content, request=request)
 
-    async def token(self, endpoint: str, form: dict[str, str], headers: dict[str, str] | None = None) -> Given:
+    async def answer_to(self, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
         self.forms.append(form | {"endpoint": endpoint})
         return self.answer
 
@@ -174,7 +175,7 @@ async def test_a_client_that_its_server_has_forgotten_is_registered_anew(web: We
     url, state = await flow.begin("files", given, ALICE, "browser")
     assert parse_qs(urlsplit(url).query)["client_id"] == ["another"]
     web.client_id = "third"
-    await tokens.forget_client(first)  # by a refresh of somebody else, with the former client
+    await tokens.forget_client(first, error)  # by a refresh of somebody else, with the former client
     assert "client_id=another" in (await flow.begin("files", given, ALICE, "browser"))[0]
     with pytest.raises(ConsentFailed, match=error):
         await flow.finish("files", {**back, "state": state}, "browser", lambda *_: given)
@@ -218,17 +219,21 @@ async def test_a_server_does_not_have_the_gateway_ask_addresses_of_its_own_machi
 
 @requirement("cred.consent")
 @pytest.mark.parametrize(
-    ("error", "told"), [(BadAnswer("answers with status 500"), "status 500"), (ValueError("a.code"), "ValueError")]
+    ("error", "told", "why"),
+    [
+        (BadAnswer("answers with status 500"), "status 500", "answers with status 500"),
+        (ValueError("a.code"), "ValueError", "does not answer"),
+    ],
 )
 async def test_operators_learn_why_there_is_no_token_and_nothing_that_was_sent(
-    web: Web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, told: str
+    web: Web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, told: str, why: str
 ) -> None:
-    async def token(*_: Any) -> Given:
+    async def answer_to(*_: Any) -> Given:
         raise error
 
     asked, flow, given = await begin(web)
-    monkeypatch.setattr(web, "token", token)
-    with pytest.raises(ConsentFailed, match="gives no token"):
+    monkeypatch.setattr(web, "answer_to", answer_to)
+    with pytest.raises(ConsentFailed, match=why):
         await flow.finish(
             "files", {"code": "a.code", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: given
         )

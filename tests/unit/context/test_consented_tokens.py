@@ -8,7 +8,7 @@ import pytest
 
 from gateway.bridge.state_cipher import StateCipher
 from gateway.config.secrets import ConsentSettings, SecretSettings
-from gateway.context.authorization_requests import Given
+from gateway.context.authorization_requests import AuthorizationRequests, Given
 from gateway.context.consented_tokens import KEPT_S, LINK_S, ConsentedTokens, Grant, grant_name
 from gateway.errors import ConsentNeeded
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Principal, Purpose, SealedValues, StoreUnavailable
@@ -24,17 +24,18 @@ RING = KeyRing(["k" * 40])
 pytestmark = pytest.mark.anyio
 
 
-class Endpoint:
+class Endpoint(AuthorizationRequests):
     """A token endpoint that gives numbered tokens. `asked` has the refresh tokens that it was sent."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[str] = []
         self.answer: Given | Exception | None = None
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.is_asked = asyncio.Event()
 
-    async def token(self, endpoint: str, form: dict[str, str], headers: dict[str, str] | None = None) -> Given:
+    async def answer_to(self, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
         self.asked.append(form["refresh_token"])
         self.is_asked.set()
         await self.goes_on.wait()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.secrets import ExchangeSettings
-from gateway.context.authorization_requests import ASKED_AGAIN_S
-from gateway.context.token_exchange import ExchangeFailed, TokenExchange
+from gateway.context.authorization_requests import ASKED_AGAIN_S, NoToken
+from gateway.context.token_exchange import TokenExchange
 from gateway.identity.credential_claims import CallerToken
 from tests.requirements import requirement
 from tests.support.http_thread import Handler, answering
@@ -71,10 +71,10 @@ async def test_a_token_is_not_used_for_longer_than_the_clients_is_valid_nor_for_
     exchange = endpoint.exchange()
     assert await exchange.token_for(ADA) == "one"
     endpoint.gives(400, error="invalid_grant")
-    with pytest.raises(ExchangeFailed, match="invalid_grant"):
+    with pytest.raises(NoToken, match="invalid_grant"):
         await exchange.token_for(CallerToken("another", ADA.expires, "all"))
     asked, endpoint.now = len(endpoint.asked), ADA.expires
-    with pytest.raises(ExchangeFailed, match="has expired"):
+    with pytest.raises(NoToken, match="has expired"):
         await exchange.token_for(ADA)
     assert len(endpoint.asked) == asked
 
@@ -100,7 +100,7 @@ async def test_an_endpoint_that_is_none_is_told_as_what_it_does(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint.status = 404
-    with pytest.raises(ExchangeFailed, match="answers with status 404"):
+    with pytest.raises(NoToken, match="answers with status 404"):
         await endpoint.exchange().token_for(ADA)
     assert "is its URL right?" in caplog.text
 
@@ -131,7 +131,7 @@ async def test_an_answer_without_a_bearer_token_gives_none(
     endpoint.status, endpoint.body = status, body
     exchange = endpoint.exchange()
     for _ in range(2):
-        with pytest.raises(ExchangeFailed) as failed:
+        with pytest.raises(NoToken) as failed:
             await exchange.token_for(ADA)
     assert len(endpoint.asked) == 1, "it is not asked with each call"
     assert ADA.token not in f"{failed.value} {caplog.text} {ADA}" and "good" not in caplog.text
@@ -144,6 +144,6 @@ async def test_an_answer_without_a_bearer_token_gives_none(
 @pytest.mark.anyio
 async def test_without_its_secret_the_gateway_sends_no_token(endpoint: Endpoint, tmp_path: Path) -> None:
     exchange = endpoint.exchange(client_secret_file=tmp_path / "missing")
-    with pytest.raises(ExchangeFailed, match="no client secret"):
+    with pytest.raises(NoToken, match="no client secret"):
         await exchange.token_for(ADA)
     assert endpoint.asked == []
