@@ -12,7 +12,7 @@ import ssl
 from functools import cached_property
 from math import isfinite
 from typing import Final
-from urllib.parse import quote_plus
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -181,5 +181,6 @@ def client_headers(named_by: str, settings: ExchangeSettings | ConsentSettings) 
     except UnusableSecret as error:
         logger.error("%s", error)
         raise NoToken("the gateway has no client secret for the authorization server") from None
-    pair = f"{quote_plus(settings.client_id)}:{quote_plus(secret)}"
+    # `%20` is a space to every server; `+` is none to some, the SDK's among them.
+    pair = f"{quote(settings.client_id, safe='')}:{quote(secret, safe='')}"
     return {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}

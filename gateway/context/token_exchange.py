@@ -80,10 +80,9 @@ class TokenExchange:
             "subject_token": caller.token,
             "subject_token_type": _ACCESS_TOKEN,
             "requested_token_type": _ACCESS_TOKEN,
+            "client_id": settings.client_id,  # beside the headers, too: the SDK's server finds the client by it
         }
         more = {"audience": settings.audience, "resource": settings.resource, "scope": settings.scope}
         form |= {name: value for name, value in more.items() if value}
         headers = client_headers(f"gateway.secrets.{self._name}.exchange", settings)
-        if not headers:
-            form["client_id"] = settings.client_id
         return await self._requests.token(self._name, settings.token_endpoint, form, headers)

@@ -36,7 +36,7 @@ class Issuer:
 
     def exchange(self, authorization: str, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
         """Answer a request for a token: status and body (RFC 8693 §2.2, RFC 6749 §5.2)."""
-        if authorization != "Basic " + b64encode(b"gateway:client+secret").decode():
+        if authorization != "Basic " + b64encode(b"gateway:client%20secret").decode():
             return 401, {"error": "invalid_client"}
         token = form["subject_token"]
         self.exchanged.append(token)
