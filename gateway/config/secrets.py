@@ -19,8 +19,8 @@ from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 from transports.peer_tls import PeerTls
 
 
-class ExchangeSettings(Frozen):
-    """Where access tokens of callers are exchanged for tokens of a server (RFC 8693)."""
+class TokenEndpoint(Frozen):
+    """An authorization server that gives tokens to the gateway."""
 
     token_endpoint: str
     """URL of the authorization server's token endpoint: https, or http on this machine."""
@@ -28,17 +28,31 @@ class ExchangeSettings(Frozen):
     """The gateway's client id at the authorization server."""
     client_secret_file: Path | None = None
     """The file that contains the gateway's client secret. Not set: a public client, which only has its id."""
+
+    @field_validator("token_endpoint")
+    @classmethod
+    def _is_safe(cls, url: str) -> str:
+        return safe_url(url)
+
+
+class ExchangeSettings(TokenEndpoint):
+    """Where access tokens of callers are exchanged for tokens of a server (RFC 8693)."""
+
     audience: str = ""
     """The server for which the token is, by the name that the authorization server knows (RFC 8693 §2.1)."""
     resource: str = ""
     """The server for which the token is, by its URL (RFC 8707)."""
     scope: str = ""
     """Scopes of the token, separated by spaces. Empty: the authorization server decides."""
+    id_jag: TokenEndpoint | None = None
+    """The server's own authorization server, if that one gives the token, for an assertion of the identity provider at
+    `token_endpoint` (ID-JAG). Needs `audience`, which is its issuer, and `resource`."""
 
-    @field_validator("token_endpoint")
-    @classmethod
-    def _is_safe(cls, url: str) -> str:
-        return safe_url(url)
+    @model_validator(mode="after")
+    def _assertion_is_for_a_server(self) -> Self:
+        if self.id_jag is not None and not (self.audience and self.resource):
+            raise ValueError("id_jag needs audience, the issuer of its authorization server, and the server's resource")
+        return self
 
 
 class ConsentSettings(Frozen):
@@ -156,6 +170,13 @@ class SecretSettings(Frozen):
     def tokens(self) -> ExchangeSettings | ConsentSettings | None:
         """Return the settings by which principals get tokens of their own; None for any other source."""
         return self.exchange or self.consent
+
+    @property
+    def clients(self) -> dict[str, TokenEndpoint | ConsentSettings]:
+        """Return what the gateway is a client of, by the names of the settings."""
+        id_jag = None if self.exchange is None else self.exchange.id_jag
+        found = {"exchange": self.exchange, "exchange.id_jag": id_jag, "consent": self.consent}
+        return {name: client for name, client in found.items() if client is not None}
 
     @property
     def is_personal(self) -> bool:

@@ -12,17 +12,20 @@ import ssl
 from functools import cached_property
 from math import isfinite
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import msgspec
 from cachetools import LRUCache
 
 from gateway.config.addresses import is_of_this_machine
-from gateway.config.secrets import ConsentSettings, ExchangeSettings, UnusableSecret, secret_in
+from gateway.config.secrets import ConsentSettings, TokenEndpoint, UnusableSecret, secret_in
 
 logger = logging.getLogger(__name__)
 
+ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"
+ID_JAG: Final = "urn:ietf:params:oauth:token-type:id-jag"
+"""The types of tokens that token exchange gives (RFC 8693 §3, draft-ietf-oauth-identity-assertion-authz-grant)."""
 ANSWER_S: Final = 10.0
 """Seconds that an authorization server has to answer."""
 ASKED_AGAIN_S: Final = 5.0
@@ -62,12 +65,13 @@ class NoToken(Exception):
 
 
 class Given(msgspec.Struct):
-    """The answer of a token endpoint (RFC 6749 §5.1 and §5.2)."""
+    """The answer of a token endpoint (RFC 6749 §5.1 and §5.2, RFC 8693 §2.2)."""
 
     access_token: str = ""
     token_type: str = ""
     expires_in: float | None = None
     refresh_token: str = ""
+    issued_token_type: str = ""
     error: str | None = None
 
     __repr__ = object.__repr__
@@ -76,6 +80,15 @@ class Given(msgspec.Struct):
     def code(self) -> str:
         """Return the error code, as text that may be shown."""
         return self.error if self.error and _CODE.fullmatch(self.error) else "unknown error"
+
+    def is_of(self, wanted: str) -> bool:
+        """Return True if this is a token of that type, and a header can hold it."""
+        is_text, kind = _TOKEN.fullmatch(self.access_token) is not None, self.token_type.lower()
+        if wanted != ID_JAG:
+            return is_text and kind == "bearer"
+        # A token of another type is meant for another server than the one that would get it.
+        is_over = self.expires_in is not None and not self.expires_in > 0
+        return is_text and kind == "n_a" and self.issued_token_type == ID_JAG and not is_over
 
     @property
     def lives_s(self) -> float:
@@ -127,24 +140,25 @@ class AuthorizationRequests:
     async def token(self, secret: str, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
         """Return what a token endpoint gives. `secret` is the name of the secret that needs it, for log lines. Raises
         `NoToken`."""
+        where = f"gateway.secrets.{secret}: the token endpoint of {urlsplit(endpoint).hostname}"
         why, code = "the authorization server does not answer", ""
         try:
             given = await self.answer_to(endpoint, form, headers)
             if not given.error:
                 return given
             why, code = f"the authorization server gives no token ({given.code})", given.code
-            logger.warning("gateway.secrets.%s: the authorization server refused: %s", secret, code)
+            logger.warning("%s refuses: %s", where, code)
         except BadAnswer as error:
             why = f"the authorization server {error}"
-            logger.warning("gateway.secrets.%s: the token endpoint %s: is its URL right?", secret, error)
+            logger.warning("%s %s: is its URL right?", where, error)
         except (httpx2.HTTPError, OSError, ValueError) as error:
             # The text of the error may contain what was sent.
-            logger.warning("gateway.secrets.%s: no answer of a token endpoint: %s", secret, type(error).__name__)
+            logger.warning("%s does not answer: %s", where, type(error).__name__)
         raise NoToken(why, code)
 
     async def answer_to(self, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
-        """Send a token request, and return the answer, which has a bearer token or an error. Raises as `send`, and
-        `BadAnswer` for what is no answer of a token endpoint."""
+        """Send a token request, and return the answer, which has a token of the requested type or an error. Raises as
+        `send`, and `BadAnswer` for what is no answer of a token endpoint."""
         headers = {"accept": "application/json", **headers}
         response = await self.send(httpx2.Request("POST", endpoint, data=form, headers=headers))
         if response.status_code not in (200, 400, 401, 403):
@@ -153,11 +167,11 @@ class AuthorizationRequests:
             answer = msgspec.json.decode(response.content, type=Given, strict=False)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise BadAnswer("does not answer as RFC 6749 says") from None
-        is_bearer = answer.token_type.lower() == "bearer" and _TOKEN.fullmatch(answer.access_token) is not None
-        if response.status_code == 200 and is_bearer:
+        wanted = form.get("requested_token_type", ACCESS_TOKEN)
+        if response.status_code == 200 and answer.is_of(wanted):
             return answer
         if response.status_code == 200 and not answer.error:
-            raise BadAnswer("gives no bearer token that a header can hold")
+            raise BadAnswer(f"gives no {'ID-JAG' if wanted == ID_JAG else 'bearer token that a header can hold'}")
         return Given(error=answer.error or "unknown error")
 
 
@@ -171,7 +185,7 @@ async def _limited(response: httpx2.Response) -> bytes:
     return data
 
 
-def client_headers(named_by: str, settings: ExchangeSettings | ConsentSettings) -> dict[str, str]:
+def client_headers(named_by: str, settings: TokenEndpoint | ConsentSettings) -> dict[str, str]:
     """Return the headers by which a client authenticates with its secret (RFC 6749 §2.3.1); none if it has no secret.
     `named_by` is the setting that has these settings. Raises `NoToken`: the secret cannot be read."""
     if settings.client_secret_file is None:

@@ -1,5 +1,8 @@
 """Exchange the access tokens of callers for tokens of servers, at an authorization server (RFC 8693).
 
+If the server has another authorization server, that one gives the token (RFC 7523) for an identity assertion (ID-JAG)
+of the first one.
+
 A token belongs to the caller's token that it was given for: another token of the same principal may have fewer rights.
 It is kept in memory only, and is not used after the caller's token has expired.
 """
@@ -12,14 +15,22 @@ from typing import Final
 import msgspec
 from cachetools import FIFOCache
 
-from gateway.config.secrets import ExchangeSettings
-from gateway.context.authorization_requests import ASKED_AGAIN_S, AuthorizationRequests, Given, NoToken, client_headers
+from gateway.config.secrets import ExchangeSettings, TokenEndpoint
+from gateway.context.authorization_requests import (
+    ACCESS_TOKEN,
+    ASKED_AGAIN_S,
+    ID_JAG,
+    AuthorizationRequests,
+    Given,
+    NoToken,
+    client_headers,
+)
 from gateway.identity.credential_claims import CallerToken
 from transports.background_tasks import Tasks
 
 _MAX_CACHED: Final = 10_000
-_GRANT: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
-_ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"
+_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
+_ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -73,16 +84,24 @@ class TokenExchange:
         return held
 
     async def _ask(self, caller: CallerToken) -> Given:
-        """Send the request of RFC 8693 §2.1."""
+        """Send the request of RFC 8693 §2.1, and present the assertion if it asks for one."""
         settings = self._settings
+        wanted = {"resource": settings.resource, "scope": settings.scope}
         form = {
-            "grant_type": _GRANT,
+            "grant_type": _EXCHANGE,
             "subject_token": caller.token,
-            "subject_token_type": _ACCESS_TOKEN,
-            "requested_token_type": _ACCESS_TOKEN,
-            "client_id": settings.client_id,  # beside the headers, too: the SDK's server finds the client by it
+            "subject_token_type": ACCESS_TOKEN,
+            "requested_token_type": ACCESS_TOKEN if settings.id_jag is None else ID_JAG,
+            "audience": settings.audience,
         }
-        more = {"audience": settings.audience, "resource": settings.resource, "scope": settings.scope}
-        form |= {name: value for name, value in more.items() if value}
-        headers = client_headers(f"gateway.secrets.{self._name}.exchange", settings)
-        return await self._requests.token(self._name, settings.token_endpoint, form, headers)
+        given = await self._send("exchange", settings, form | wanted)
+        if settings.id_jag is None:
+            return given
+        form = {"grant_type": _ASSERTION, "assertion": given.access_token}
+        return await self._send("exchange.id_jag", settings.id_jag, form | wanted)
+
+    async def _send(self, setting: str, to: TokenEndpoint, form: dict[str, str]) -> Given:
+        headers = client_headers(f"gateway.secrets.{self._name}.{setting}", to)
+        # The SDK's server finds the client by the form, although the header names it.
+        form = {name: value for name, value in form.items() if value} | {"client_id": to.client_id}
+        return await self._requests.token(self._name, to.token_endpoint, form, headers)

@@ -32,8 +32,10 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
     store_file = settings.gateway.store_file
     files = {KEYS_FILE: key_file(), "gateway.store_file": Path(store_file) if store_file else None}
     for secret, source in settings.gateway.secrets.items():
-        if source.tokens is not None and (file := source.tokens.client_secret_file) is not None:
-            name = f"gateway.secrets.{secret}.{'exchange' if source.exchange else 'consent'}.client_secret_file"
+        for setting, client in source.clients.items():
+            if (file := client.client_secret_file) is None:
+                continue
+            name = f"gateway.secrets.{secret}.{setting}.client_secret_file"
             files[name] = file
             try:
                 secret_in(file, name)

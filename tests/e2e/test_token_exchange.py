@@ -12,10 +12,11 @@ import jwt
 import pytest
 
 from tests.requirements import requirement
+from tests.support.consenting_server import consenting_server
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import PROBE, replicas, server
 from tests.support.in_process_gateway import in_process_gateway
-from tests.support.issuer import Issuer, running_issuer
+from tests.support.issuer import ASSERTING_CLIENT, Issuer, running_issuer
 from tests.support.mcp_clients import Legacy, Modern, error_of, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.scripted_http_server import HttpProbe, running_http_probe
@@ -227,3 +228,61 @@ def test_the_owner_of_a_session_acts_with_the_token_that_another_replica_was_sen
         assert eventually(is_second)
         assert len([calls for calls in remote.sessions.values() if calls]) == 1
         assert subject_of(last_token(remote)) == ("ada", AUDIENCE)
+
+
+@requirement("cred.id-jag", "ops.redact")
+def test_a_server_acts_for_whom_the_identity_provider_names_to_its_own_authorization_server(
+    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
+) -> None:
+    people = {name: own_issuer.token(name) for name in ("ada", "ben")}
+    options = settings(own_issuer, tmp_path, log_level="debug")
+    (secret := tmp_path / "other-secret").write_text("another secret")
+    with consenting_server() as files:
+        files.trust(own_issuer, "another secret")
+        second = {
+            "token_endpoint": f"{files.base}/token",
+            "client_id": ASSERTING_CLIENT,
+            "client_secret_file": str(secret),
+        }
+        options["secrets"]["files"]["exchange"] |= {"audience": files.base, "resource": files.url, "id_jag": second}
+        remote = {"url": files.url, "headers": {"Authorization": "Bearer ${secret:files}"}}
+        local = server(PROBE, env={"TOKEN": "${secret:files}"})
+        with in_process_gateway({"remote": remote, "local": local}, options=options) as gateway:
+
+            def work(name: str) -> None:
+                with httpx.Client(timeout=60) as own:
+                    far, near = (f"{gateway.base}/servers/{each}/mcp" for each in ("remote", "local"))
+                    for url in (far, near):
+                        legacy = Legacy(url, own, headers=bearer(people[name])).open()
+                        for client in (legacy, Modern(url, own, headers=bearer(people[name]))) * 5:
+                            if url == far:
+                                assert tool_text(client.tool("whoami")) == name
+                            else:
+                                token = json.loads(tool_text(client.tool("env", {"prefix": "TOKEN"})))["TOKEN"]
+                                assert files.access[token].subject == name
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(work, [*people] * 2))
+            assert sorted(files.calls) == ["ada"] * 20 + ["ben"] * 20
+            assert sorted(own_issuer.exchanged) == sorted(people.values()) and sorted(files.asserted) == ["ada", "ben"]
+            files.lives_s = 2
+            token = own_issuer.token("ada", jti="another")
+            client = Legacy(f"{gateway.base}/servers/remote/mcp", http, headers=bearer(token)).open()
+            asked = len(files.asserted)
+            assert eventually(lambda: tool_text(client.tool("whoami")) == "ada" and len(files.asserted) > asked)
+            own_issuer.revoked.add(token)
+            refused: list[str] = []
+
+            def is_refused() -> bool:
+                answer = client.tool("whoami").json()
+                refused.extend([answer["error"]["message"]] if "error" in answer else [])
+                return bool(refused)
+
+            assert eventually(is_refused) and "invalid_grant" in refused[0] and token not in refused[0]
+            calls, asked = len(files.calls), len(own_issuer.exchanged)
+            for _ in range(20):
+                assert "error" in client.tool("whoami").json()
+            assert len(files.calls) == calls and len(own_issuer.exchanged) <= asked + 1
+            told = gateway.stderr()
+    secrets = ("client secret", "another secret", "another%20secret", *people.values(), token, *files.access)
+    assert not any(each in told for each in secrets)

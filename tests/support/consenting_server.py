@@ -1,5 +1,5 @@
 """An MCP server that only serves who has consented, and its authorization server: the SDK's own, at which people say
-who they are."""
+who they are, or an issuer of identity assertions (ID-JAG) says it."""
 
 import contextlib
 import itertools
@@ -10,16 +10,25 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
+import jwt
 from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.provider import AccessToken, AuthorizationCode, AuthorizationParams, RefreshToken
+from mcp.server.auth.provider import (
+    AccessToken,
+    AuthorizationCode,
+    AuthorizationParams,
+    IdentityAssertionParams,
+    RefreshToken,
+    TokenError,
+)
 from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions
-from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from mcp.shared.auth import JWT_BEARER_GRANT_TYPE, OAuthClientInformationFull, OAuthToken
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from tests.support.asgi import served
 from tests.support.free_ports import free_port
+from tests.support.issuer import ASSERTING_CLIENT, Issuer
 
 
 class ConsentingServer:
@@ -40,6 +49,9 @@ class ConsentingServer:
         """Whose tokens were refreshed."""
         self.calls: list[str] = []
         """Whose token each call of the tool had."""
+        self.asserted: list[str] = []
+        """Whom each assertion that was accepted named."""
+        self._trusted: Issuer | None = None
         self._numbers = itertools.count()
 
     # -- the authorization server (mcp.server.auth.provider.OAuthAuthorizationServerProvider)
@@ -100,8 +112,34 @@ class ConsentingServer:
     async def revoke_token(self, token: Any) -> None:
         raise NotImplementedError
 
-    async def exchange_identity_assertion(self, client: Any, params: Any) -> OAuthToken:
-        raise NotImplementedError
+    def trust(self, issuer: Issuer, secret: str) -> None:
+        """Give tokens to the gateway, which has that client secret, for assertions of an issuer."""
+        self._trusted = issuer
+        self.clients[ASSERTING_CLIENT] = OAuthClientInformationFull(
+            client_id=ASSERTING_CLIENT,
+            client_secret=secret,
+            token_endpoint_auth_method="client_secret_basic",
+            grant_types=[JWT_BEARER_GRANT_TYPE],
+            redirect_uris=None,
+        )
+
+    async def exchange_identity_assertion(
+        self, client: OAuthClientInformationFull, params: IdentityAssertionParams
+    ) -> OAuthToken:
+        assert self._trusted is not None
+        try:
+            if jwt.get_unverified_header(params.assertion)["typ"] != "oauth-id-jag+jwt":
+                raise TokenError("invalid_grant")
+            key = next(iter(self._trusted.keys.values())).public_key()
+            known = {"audience": self.base, "issuer": self._trusted.url}
+            claims = jwt.decode(params.assertion, key, ["RS256"], **known)  # type: ignore[arg-type]  # they are texts
+        except jwt.InvalidTokenError:
+            raise TokenError("invalid_grant", params.assertion) from None
+        if (claims["client_id"], claims["resource"]) != (client.client_id, params.resource):
+            raise TokenError("invalid_grant", params.assertion)
+        self.asserted.append(claims["sub"])
+        facts: dict[str, Any] = {"client_id": client.client_id, "scopes": ["mcp"], "resource": claims["resource"]}
+        return self._given(RefreshToken(token="", subject=claims["sub"], **facts))
 
     def _given(self, by: AuthorizationCode | RefreshToken) -> OAuthToken:
         facts: dict[str, Any] = {"client_id": by.client_id, "scopes": by.scopes, "resource": by.resource}
@@ -127,6 +165,7 @@ def consenting_server() -> Iterator[ConsentingServer]:
             "resource_server_url": state.url,
             "client_registration_options": options,
             "required_scopes": ["mcp"],
+            "identity_assertion_enabled": True,
             "validate_token_resource": True,
         }
     )

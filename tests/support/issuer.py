@@ -15,14 +15,18 @@ from jwt.algorithms import RSAAlgorithm
 from tests.support.http_thread import Handler, answering
 
 AUDIENCE = "https://mcp.example/mcp"
+ASSERTING_CLIENT = "gateway of ours"
+"""The id by which the gateway is known to the authorization servers that assertions of the issuer are for."""
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
+_ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 
 
 class Issuer:
     """`url` is the issuer's name, `keys` are published by key id, `asked` counts the requests for them.
 
-    It exchanges its tokens (RFC 8693) for tokens that live for `lives_s` seconds, for a client with the id `gateway`
-    and the secret `client secret`. `exchanged` has the tokens that it was sent, `revoked` those that it refuses.
+    It exchanges its tokens (RFC 8693) for tokens that live for `lives_s` seconds, or for identity assertions (ID-JAG),
+    for a client with the id `gateway` and the secret `client secret`. `exchanged` has the tokens that it was sent,
+    `revoked` those that it refuses.
     """
 
     def __init__(self, port: int) -> None:
@@ -40,8 +44,8 @@ class Issuer:
             return 401, {"error": "invalid_client"}
         token = form["subject_token"]
         self.exchanged.append(token)
-        kinds = {form["subject_token_type"], form["requested_token_type"]}
-        if kinds != {_ACCESS_TOKEN} or form["grant_type"] != "urn:ietf:params:oauth:grant-type:token-exchange":
+        kind, is_exchange = form["requested_token_type"], form["grant_type"].endswith(":grant-type:token-exchange")
+        if form["subject_token_type"] != _ACCESS_TOKEN or kind not in (_ACCESS_TOKEN, _ID_JAG) or not is_exchange:
             return 400, {"error": "invalid_request"}
         try:
             claims = jwt.decode(token, next(iter(self.keys.values())).public_key(), ["RS256"], audience=AUDIENCE)
@@ -50,8 +54,13 @@ class Issuer:
         if token in self.revoked:
             return 400, {"error": "invalid_grant", "error_description": token}
         body = {"aud": form["audience"], "exp": int(time.time()) + self.lives_s, "scope": claims["scope"]}
-        made = self.token(claims["sub"], **body, act={"sub": "gateway"}, jti=str(len(self.exchanged)))
-        answer = {"access_token": made, "issued_token_type": _ACCESS_TOKEN, "token_type": "Bearer"}
+        body["jti"] = str(len(self.exchanged))
+        if kind == _ID_JAG:
+            body |= {"client_id": ASSERTING_CLIENT, "resource": form["resource"]}
+            made, named = self.token(claims["sub"], typ="oauth-id-jag+jwt", **body), "N_A"
+        else:
+            made, named = self.token(claims["sub"], **body, act={"sub": "gateway"}), "Bearer"
+        answer = {"access_token": made, "issued_token_type": kind, "token_type": named}
         return 200, answer | {"expires_in": self.lives_s}
 
     def rotate(self, name: str) -> None:
@@ -65,13 +74,15 @@ class Issuer:
             found.append({**json.loads(RSAAlgorithm.to_jwk(key.public_key())), "kid": name, "use": "sig"})
         return {"keys": found}
 
-    def token(self, subject: str = "ada", *, key: Any = None, kid: str | None = None, **claims: Any) -> str:
+    def token(
+        self, subject: str = "ada", *, key: Any = None, kid: str | None = None, typ: str = "JWT", **claims: Any
+    ) -> str:
         """A token valid for a minute, except for what the arguments change. A claim of None is left out."""
         name, own = next(iter(self.keys.items()))
         now = int(time.time())
         body = {"iss": self.url, "aud": AUDIENCE, "sub": subject, "iat": now, "exp": now + 60, "scope": "mcp", **claims}
         body = {name: value for name, value in body.items() if value is not None}
-        return jwt.encode(body, key or own, algorithm="RS256", headers={"kid": kid or name})
+        return jwt.encode(body, key or own, algorithm="RS256", headers={"kid": kid or name, "typ": typ})
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """The setting `gateway.auth` that trusts this issuer; `more` changes its entry of `jwt`."""

@@ -46,6 +46,7 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway.policy.workspaces.PATTERN", policy.WorkspaceSettings),
     ("gateway.secrets.NAME", secrets.SecretSettings),
     ("gateway.secrets.NAME.exchange", secrets.ExchangeSettings),
+    ("gateway.secrets.NAME.exchange.id_jag", secrets.TokenEndpoint),
     ("gateway.secrets.NAME.consent", secrets.ConsentSettings),
     ("mcpServers.NAME", upstreams.UpstreamSettings),
     ("mcpServers.NAME.tools.PATTERN", upstreams.ToolSettings),

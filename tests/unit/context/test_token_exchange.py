@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.config.secrets import ExchangeSettings
-from gateway.context.authorization_requests import ASKED_AGAIN_S, NoToken
+from gateway.context.authorization_requests import ACCESS_TOKEN, ASKED_AGAIN_S, ID_JAG, NoToken
 from gateway.context.token_exchange import TokenExchange
 from gateway.identity.credential_claims import CallerToken
 from tests.requirements import requirement
@@ -18,10 +20,12 @@ ADA = CallerToken("adas.own.token", NOW + 600, "all")
 
 
 class Endpoint:
-    """A token endpoint that answers what a test says. `asked` has the bodies that it was sent."""
+    """A token endpoint that answers what a test says, and the second time what is in `later`. `asked` has the bodies
+    that it was sent."""
 
     def __init__(self) -> None:
         self.status, self.kind, self.body = 200, "application/json", b""
+        self.later: list[bytes] = []
         self.asked: list[str] = []
         self.now = NOW
         self.url = ""
@@ -29,6 +33,16 @@ class Endpoint:
     def gives(self, status: int = 200, **body: object) -> None:
         """Answer with this JSON object."""
         self.status, self.body = status, json.dumps(body).encode()
+
+    def asserts(self, **more: object) -> None:
+        """Answer with an identity assertion, which has not expired."""
+        kinds = {"token_type": "N_A", "issued_token_type": ID_JAG}
+        self.gives(200, **{"access_token": "an.id.jag", **kinds, "expires_in": 60, **more})
+
+    def two_steps(self, **more: object) -> TokenExchange:
+        """Ask for an assertion, and present it, here too."""
+        second = {"token_endpoint": self.url, "client_id": "us", **more}
+        return self.exchange(resource="https://files.example/mcp", scope="read", id_jag=second)
 
     def exchange(self, **more: object) -> TokenExchange:
         given = {"token_endpoint": self.url, "client_id": "gateway", "audience": "files", **more}
@@ -43,6 +57,8 @@ def endpoint() -> Iterator[Endpoint]:
         def do_POST(self) -> None:
             endpoint.asked.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
             self.respond(endpoint.status, endpoint.kind, endpoint.body)
+            if endpoint.later:
+                endpoint.body = endpoint.later.pop(0)
 
     with answering(Tokens) as port:
         endpoint.url = f"http://127.0.0.1:{port}/token"
@@ -147,3 +163,101 @@ async def test_without_its_secret_the_gateway_sends_no_token(endpoint: Endpoint,
     with pytest.raises(NoToken, match="no client secret"):
         await exchange.token_for(ADA)
     assert endpoint.asked == []
+
+
+@requirement("cred.id-jag")
+@pytest.mark.anyio
+async def test_an_assertion_is_presented_once_at_the_authorization_server_that_it_is_for(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    endpoint.asserts()
+    token = {"access_token": "one", "token_type": "Bearer", "expires_in": 100}
+    endpoint.later = [json.dumps(token).encode(), endpoint.body, json.dumps(token | {"access_token": "two"}).encode()]
+    exchange = endpoint.two_steps()
+    assert [await exchange.token_for(ADA) for _ in range(3)] == ["one"] * 3
+    first, second = (parse_qs(body) for body in endpoint.asked)
+    assert first["requested_token_type"] == [ID_JAG] and first["subject_token"] == [ADA.token]
+    assert first["audience"] == ["files"] and first["resource"] == second["resource"] == ["https://files.example/mcp"]
+    assert second["assertion"] == ["an.id.jag"] and second["client_id"] == ["us"] and second["scope"] == ["read"]
+    assert ADA.token not in endpoint.asked[1], "the other server does not get the client's token"
+    endpoint.now += 90
+    assert await exchange.token_for(ADA) == "two" and len(endpoint.asked) == 4, "a new one, with a new assertion"
+
+
+@requirement("cred.id-jag")
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"issued_token_type": ACCESS_TOKEN},
+        {"issued_token_type": None},
+        {"token_type": "Bearer"},
+        {"token_type": ""},
+        {"access_token": "a b"},
+        {"access_token": ""},
+        {"expires_in": 0},
+        {"expires_in": -60},
+        {"expires_in": "nan"},
+        {"access_token": "x" * 70_000},
+    ],
+)
+async def test_what_is_no_assertion_goes_to_no_other_server(endpoint: Endpoint, more: dict[str, object]) -> None:
+    endpoint.asserts(**more)
+    exchange = endpoint.two_steps()
+    for _ in range(2):
+        with pytest.raises(NoToken):
+            await exchange.token_for(ADA)
+    assert len(endpoint.asked) == 1, "nor is it asked for with each call"
+
+
+@requirement("cred.id-jag", "ops.redact")
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"access_token": "good", "token_type": "N_A", "issued_token_type": ID_JAG}, "bearer token"),
+        ({"access_token": "good"}, "bearer token"),
+        ({"error": "invalid_grant", "error_description": "an.id.jag"}, "invalid_grant"),
+    ],
+)
+async def test_an_assertion_that_is_not_accepted_gives_no_token(
+    endpoint: Endpoint, given: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.asserts()
+    endpoint.later = [json.dumps(given).encode()]
+    exchange = endpoint.two_steps()
+    for _ in range(2):
+        with pytest.raises(NoToken, match=why) as failed:
+            await exchange.token_for(ADA)
+    assert len(endpoint.asked) == 2 and "an.id.jag" not in f"{failed.value} {caplog.text}"
+    assert "127.0.0.1" in caplog.text, "the operator learns which server it was"
+
+
+@requirement("cred.id-jag")
+@pytest.mark.anyio
+async def test_an_assertion_is_not_presented_without_the_secret_of_the_gateway(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    endpoint.asserts()
+    with pytest.raises(NoToken, match="no client secret"):
+        await endpoint.two_steps(client_secret_file=tmp_path / "missing").token_for(ADA)
+    assert len(endpoint.asked) == 1
+
+
+@requirement("cred.id-jag")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"audience": ""},
+        {"resource": ""},
+        {"id_jag": {"token_endpoint": "http://files.example/token", "client_id": "us"}},
+        {"id_jag": {"token_endpoint": "https://files.example/token", "client_id": ""}},
+    ],
+)
+def test_an_assertion_is_for_a_server_that_is_named_and_goes_by_a_safe_way(more: dict[str, object]) -> None:
+    second = {"token_endpoint": "https://files.example/token", "client_id": "us"}
+    good = {"token_endpoint": "https://id.example/token", "client_id": "gateway", "audience": "https://files.example"}
+    good |= {"resource": "https://files.example/mcp", "id_jag": second}  # type: ignore[dict-item]  # any JSON
+    assert ExchangeSettings.model_validate(good).id_jag is not None
+    with pytest.raises(ValidationError):
+        ExchangeSettings.model_validate(good | more)

@@ -50,6 +50,19 @@ async def test_every_part_of_the_surroundings_is_checked() -> None:
     assert checks.index("files") < checks.index("store") < checks.index("policy")
 
 
+@requirement("wall.secrets", "ops.check")
+async def test_a_client_secret_that_cannot_be_read_is_an_error_whichever_server_it_is_for(tmp_path: Path) -> None:
+    client = {"token_endpoint": "https://id.example/token", "client_id": "us", "client_secret_file": "/missing"}
+    exchange = {**client, "audience": "https://a.example", "resource": "https://a.example/mcp", "id_jag": client}
+    auth = {"issuer": "https://id.example", "audience": "us", "jwks_url": "https://id.example/jwks"}
+    gateway = {"auth": {"resource": "https://mcp.example/mcp", "jwt": [auth]}, "secrets": {"a": {"exchange": exchange}}}
+    told = [finding.what for finding in await found(written(tmp_path, {"gateway": gateway}), "secrets")]
+    assert [what.split(": ")[0] for what in told] == [
+        "gateway.secrets.a.exchange.client_secret_file",
+        "gateway.secrets.a.exchange.id_jag.client_secret_file",
+    ]
+
+
 @requirement("box.keys", "ops.check")
 async def test_a_server_that_could_read_the_keys_is_an_error_and_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
