@@ -6,10 +6,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urljoin, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import httpx
@@ -26,11 +25,11 @@ from tests.requirements import requirement
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy
+from tests.support.openid_provider import log_in, running_provider
 from tests.tools.obtain import node, npm_packages
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
-PROVIDER = {"oidc-provider": "9.13.3"}
 CALLBACK = "http://localhost:9/callback"
 TOKEN_TTL_S = 4
 
@@ -38,57 +37,19 @@ TOKEN_TTL_S = 4
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
     """A gateway that trusts a provider, which runs as well."""
-    ours, theirs = free_port(), free_port()
-    resource, issuer = f"http://localhost:{ours}/mcp", f"http://localhost:{theirs}"
-    folder = npm_packages(PROVIDER)
-    script = folder / "authorization_server.mjs"  # beside node_modules, which is where imports are looked for
-    shutil.copy(HERE.parent / "support/authorization_server.mjs", script)
-    command = [str(node()), str(script), str(theirs), resource, str(TOKEN_TTL_S)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as provider:
-        try:
-            assert provider.stdout is not None and provider.stdout.readline().strip() == "ready"
-            entry = {"issuer": issuer, "audience": resource, "jwks_url": f"{issuer}/jwks", "scopes": ["mcp"]}
-            options = {"auth": {"resource": resource, "jwt": [{**entry, "clock_skew_s": 0}]}}
-            with running_gateway({"demo": server(DEMO)}, options=options, port=ours) as running:
-                running.url = resource
-                yield running
-        finally:
-            provider.terminate()
+    ours = free_port()
+    resource = f"http://localhost:{ours}/mcp"
+    with running_provider((resource, TOKEN_TTL_S)) as issuer:
+        entry = {"issuer": issuer, "audience": resource, "jwks_url": f"{issuer}/jwks", "scopes": ["mcp"]}
+        options = {"auth": {"resource": resource, "jwt": [{**entry, "clock_skew_s": 0}]}}
+        with running_gateway({"demo": server(DEMO)}, options=options, port=ours) as running:
+            running.url = resource
+            yield running
 
 
-class Form(HTMLParser):
-    """The form of a page: where it goes and what it says."""
-
-    def __init__(self, page: httpx.Response) -> None:
-        super().__init__()
-        self.action, self.fields = "", dict[str, str]()
-        self.feed(page.text)
-        self.action = urljoin(str(page.url), self.action)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        if tag == "form":
-            self.action = found["action"]
-        elif tag == "input" and "name" in found:
-            self.fields[found["name"]] = found.get("value", "")
-
-
-def log_in(url: str, name: str) -> dict[str, str]:
-    """What a person does in a browser: log in, consent, and be sent back; what the client is told then."""
-    with httpx.Client(timeout=30) as browser:
-        page = browser.get(url)
-        for _ in range(12):
-            if page.is_redirect:
-                target = urljoin(str(page.url), page.headers["location"])
-                if target.startswith(CALLBACK):
-                    return {key: values[0] for key, values in parse_qs(urlsplit(target).query).items()}
-                page = browser.get(target)
-                continue
-            assert page.status_code == 200, page.text
-            form = Form(page)
-            asked = {key: name if key == "login" else value or "x" for key, value in form.fields.items()}
-            page = browser.post(form.action, data=asked)
-    raise AssertionError("the provider never sent anybody back")
+def logged_in(url: str, name: str) -> dict[str, str]:
+    """What a client is told after a person has logged in."""
+    return {key: values[0] for key, values in parse_qs(urlsplit(log_in(url, name, CALLBACK)).query).items()}
 
 
 class Kept:
@@ -118,7 +79,7 @@ def authorized(url: str, kept: Kept, name: str) -> OAuthClientProvider:
     told: dict[str, str] = {}
 
     async def redirect(to: str) -> None:
-        told.update(await anyio.to_thread.run_sync(log_in, to, name))
+        told.update(await anyio.to_thread.run_sync(logged_in, to, name))
 
     async def callback() -> AuthorizationCodeResult:
         return AuthorizationCodeResult(code=told["code"], state=told.get("state"), iss=told.get("iss"))
@@ -167,7 +128,7 @@ def test_a_typescript_client_finds_its_way(gateway: RunningGateway) -> None:
     with subprocess.Popen(command, **pipes) as client:
         where = client.stdout.readline().strip()  # type: ignore[union-attr]  # it is a pipe
         assert where.startswith("http://localhost:"), client.stderr.read()  # type: ignore[union-attr]  # as well
-        told = log_in(where, "bob")
+        told = logged_in(where, "bob")
         out, complaints = client.communicate(told["code"] + "\n", timeout=60)
     assert client.returncode == 0, complaints
     said = json.loads(out)
