@@ -61,6 +61,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/cluster/test_impostors.py": _CLUSTER,
     "tests/cluster/test_kills.py": ("deploy/", *_CLUSTER),
     "tests/cluster/test_made_tasks.py": (*_TASKS, *_CLUSTER),
+    "tests/cluster/test_person_tokens.py": ("gateway/context/", "gateway/cluster/", "session_store/redis/"),
     "tests/cluster/test_reloads.py::test_reloads_of_three": ("gateway/serving/", "gateway/config/", *_CLUSTER),
     "tests/cluster/test_replicas.py::test_a_rolling_restart": _CLUSTER,
     "tests/cluster/test_server_tasks.py": (*_TASKS, *_CLUSTER),
