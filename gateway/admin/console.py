@@ -4,7 +4,7 @@ changes. The pages also work without scripts."""
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import cached_property
+from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,10 +112,6 @@ class Console:
 
         return explained
 
-    @cached_property
-    def _templates(self) -> "Environment":
-        return _environment({f"pages/{name}": page.template for name, page in self._pages.items()})
-
     async def _compiled(self) -> None:
         """Compile all templates once, before the first page is served. This takes a quarter of a second, so it runs in
         a thread."""
@@ -125,8 +121,8 @@ class Console:
         self._is_compiled = True
 
     def _compile(self) -> None:
-        for name in self._templates.list_templates():
-            self._templates.get_template(name)
+        for name in _environment().list_templates():
+            _environment().get_template(name)
 
     # -- pages
 
@@ -188,11 +184,11 @@ class Console:
         request.scope[BASE_URL] = f"{scheme}://{request.headers.get('host', '')}{_root(request)}"
 
     def _html(self, template: str, request: Request, **facts: Any) -> str:
-        page = self._templates.get_template(template)
+        page = _environment().get_template(template)
         return page.render(root=_root(request), navigation=self._navigation, **facts)
 
     def _live_html(self, template: str, request: Request, **facts: Any) -> str:
-        page = self._templates.get_template(template)
+        page = _environment().get_template(template)
         return "".join(page.blocks["live"](page.new_context({"root": _root(request), **facts})))
 
     # -- actions
@@ -252,10 +248,13 @@ class Console:
         return response
 
 
-def _environment(pages: dict[str, str]) -> "Environment":
-    """Return the Jinja environment with `pages` (templates by name) and the templates in the folder `templates`."""
+@cache
+def _environment() -> "Environment":
+    """Return the Jinja environment with the templates of the pages and those in the folder `templates`. The consoles of
+    a process share it, and with it what it has compiled."""
     from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined  # with the first page
 
+    pages = {f"pages/{name}": page.template for name, page in console_pages().items()}
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("gateway.admin"), DictLoader(pages)]),
         autoescape=True,

@@ -14,7 +14,7 @@ import pytest
 from jinja2 import Environment
 from starlette.applications import Starlette
 
-from gateway.admin import rest
+from gateway.admin import console, rest
 from gateway.admin.auth import (
     FREE,
     LONGEST_S,
@@ -260,6 +260,7 @@ async def test_no_page_is_compiled_on_the_event_loop(
         return compile_(environment, *given, **more)
 
     monkeypatch.setattr(Environment, "compile", compiled)
+    console._environment.cache_clear()
     for path, compiles in (("/admin/sessions", True), ("/admin/servers", False)):  # all are compiled at once
         threads.clear()
         assert (await operator.get(path)).status_code == 200
