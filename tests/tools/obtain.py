@@ -77,14 +77,15 @@ def python_with(packages: Mapping[str, str], *, beside: bool = False) -> Path:
     with _made("venv", {**packages, **dict.fromkeys(seen, "")}) as (folder, missing):
         python = folder / "venv/bin/python"
         if missing:
-            _run([sys.executable, "-m", "venv", str(folder / "venv")], folder)
+            _run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], folder)
             if seen:
                 where = "import sysconfig; print(sysconfig.get_path('purelib'))"
                 own = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
                 lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in seen)
                 Path(own, "beside.pth").write_text(lines, encoding="utf-8")
             wanted = [name + specifier for name, specifier in packages.items()]
-            _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], folder)
+            pip = [sys.executable, "-m", "pip", f"--python={python}"]
+            _run([*pip, "install", "--quiet", "--disable-pip-version-check", *wanted], folder)
     return python
 
 
