@@ -1,6 +1,7 @@
 """The table of errors is complete, and is the one in docs/errors.md."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
@@ -20,7 +21,7 @@ from gateway.errors import (
 from tests.requirements import requirement
 from tests.support import documented_errors
 from tests.support.documented_errors import DOCUMENT, STATUSES
-from tests.test_architecture import SOURCES, tree_of
+from tests.test_architecture import SOURCES
 from transports.inbound_port import REASONS, Refused
 
 pytestmark = requirement("pol.errors")
@@ -28,12 +29,22 @@ pytestmark = requirement("pol.errors")
 CODES = {**vars(transports.jsonrpc), **vars(gateway.errors)}
 
 
+@functools.cache
+def said() -> list[tuple[str, ast.Call]]:
+    """Each call in the sources that make refusals or give reasons, with its place."""
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    return [
+        (f"{path.name}:{node.lineno}", node)
+        for path, text in texts.items()
+        if "Refused(" in text or "reason=" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+    ]
+
+
 def calls() -> Iterator[tuple[str, ast.Call]]:
     """Where the sources make a refusal, and the call that makes it."""
-    for path in SOURCES:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refused":
-                yield f"{path.name}:{node.lineno}", node
+    return ((where, node) for where, node in said() if isinstance(node.func, ast.Name) and node.func.id == "Refused")
 
 
 def raised() -> Iterator[tuple[str, int, int]]:
@@ -48,11 +59,9 @@ def named() -> set[str]:
     """The reasons that the sources spell out."""
     keywords = [
         keyword.value
-        for path in SOURCES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"Refused", "super().__init__"}
+        for _, node in said()
         for keyword in node.keywords
-        if keyword.arg == "reason"
+        if keyword.arg == "reason" and ast.unparse(node.func) in {"Refused", "super().__init__"}
     ]
     return {str(value.value) for value in keywords if isinstance(value, ast.Constant)}
 

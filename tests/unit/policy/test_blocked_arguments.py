@@ -11,7 +11,7 @@ from tests.requirements import requirement
 
 
 @requirement("wall.decoded")
-@settings(max_examples=200, deadline=2_000)
+@settings(deadline=2_000)
 @given(arguments=st.recursive(st.one_of(st.text(), st.integers(), st.floats(), st.none()), st.lists, max_leaves=20))
 def test_any_arguments_can_be_looked_through(arguments: Any) -> None:
     try:

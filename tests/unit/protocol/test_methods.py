@@ -63,10 +63,11 @@ def named_in(node: ast.AST) -> set[str]:
 def test_no_other_module_lists_methods_or_names_one_without_behaviour_of_its_own() -> None:
     literals, found = (ast.Tuple, ast.List, ast.Set, ast.Dict), set()
     for path in SOURCES:
-        tree = tree_of(path)
-        name, named = str(path.relative_to(ROOT)), named_in(tree)
-        if name in ENDS_OF_THE_WIRE | TABLES:
+        name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        if name in ENDS_OF_THE_WIRE | TABLES or not any(f'{each}"' in text for each in NAMES):
             continue
+        tree = tree_of(path)
+        named = named_in(tree)
         assert named <= OWN_BEHAVIOUR, name
         found |= named
         for node in ast.walk(tree) if len(named) > 1 else ():

@@ -104,7 +104,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=2_000)
+@settings(deadline=2_000)
 @given(schema=VALUES, arguments=VALUES)
 def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any, arguments: Any) -> None:
     listed = Schema.of(schema)

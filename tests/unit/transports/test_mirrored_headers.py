@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared import inbound as sdk
 
@@ -65,7 +65,6 @@ def test_a_value_is_read_as_the_sdk_reads_it(value: str) -> None:
     assert decode_value(value) == sdk.decode_header_value(value)
 
 
-@settings(max_examples=200)
 @given(schema=SCHEMAS, arguments=ARGUMENTS, headers=HEADERS)
 def test_headers_and_arguments_are_compared_as_the_sdk_compares_them(
     schema: Any, arguments: dict[str, Any], headers: dict[str, str]
@@ -74,7 +73,6 @@ def test_headers_and_arguments_are_compared_as_the_sdk_compares_them(
     assert disagreement(schema, arguments, headers) == (None if rejection is None else rejection.message)
 
 
-@settings(max_examples=200)
 @given(schema=SCHEMAS, arguments=ARGUMENTS)
 def test_the_headers_of_a_call_are_those_that_the_sdk_sends(schema: Any, arguments: dict[str, Any]) -> None:
     assert argument_headers(schema, arguments) == sdk.mcp_param_headers(sdk.x_mcp_header_map(schema), arguments)

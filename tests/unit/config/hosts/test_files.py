@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.configuration_errors import ConfigurationError
@@ -66,7 +66,6 @@ def test_a_file_has_a_bound_and_yaml_is_named(tmp_path: Path) -> None:
         read("extensions:\n  a: 1\n", tmp_path, "config.yaml")
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_no_bytes_raise_anything_else(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     with contextlib.suppress(ConfigurationError):

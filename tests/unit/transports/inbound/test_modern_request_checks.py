@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundLadderRejection, classify_inbound_request
 from mcp_types import CLIENT_CAPABILITIES_META_KEY
@@ -110,7 +110,6 @@ HEADERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
 @given(method=METHODS, name=NAMES, meta=METAS, headers=HEADERS)
 def test_requests_are_refused_as_the_sdk_refuses_them(
     method: str, name: Any, meta: Any, headers: dict[str, str]
