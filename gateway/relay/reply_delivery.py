@@ -72,10 +72,15 @@ class CallReply:
         cluster, live = self._cluster, self._exchange.live
         if cluster is None or live is None:
             return frame
-        with contextlib.suppress(StoreUnavailable):
+        why = "Another gateway has taken this session over"
+        try:
             if await cluster.still_owns(live.session):
                 return frame
-        reason = "Another gateway has taken this session over; whether the call took effect is unknown"
+        except StoreUnavailable:
+            if not cluster.may_have_lost(live.session.id):
+                return frame  # the others have agreed meanwhile to claim no session of this replica
+            why = "The session store does not answer, and another gateway may have taken this session over"
+        reason = f"{why}; whether the call took effect is unknown"
         return Frame(self._unknown(reason), final=True, error_code=OUTCOME_UNKNOWN)
 
     def _unknown(self, reason: str) -> bytes:

@@ -1,6 +1,7 @@
 """A call is accepted, and sent to its server once everything is known."""
 
 import asyncio
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -18,6 +19,7 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
+from gateway.cluster.lease_validity import TRUST_S
 from gateway.cluster.ownership import Cluster
 from gateway.config.auth import AuditSettings
 from gateway.context.session_facts import CONTEXT_KEY
@@ -41,7 +43,7 @@ from gateway.relay.reply_delivery import CallReply
 from gateway.relay.requests_to_server import for_server, waits
 from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.result_cache import ResultCache
-from session_store import Context, KeyRing, MemoryBackend
+from session_store import Context, KeyRing, MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support import fake_upstream
@@ -409,6 +411,30 @@ async def test_an_answer_that_is_there_when_the_loss_of_its_session_is_learned_i
     await owner.beat()  # it was paused, and renews its lease before it writes what the server has sent
     assert owner.is_fresh and reply.is_doubtful
     assert (await reply.confirmed(answer)).error_code == OUTCOME_UNKNOWN
+
+
+@requirement("rep.fence", "rep.store-down")
+@pytest.mark.parametrize("hold", [False, True])
+async def test_an_answer_waits_for_a_store_that_is_away_and_is_sent_if_the_others_hold_meanwhile(hold: bool) -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    owner = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
+    session = await owner.claim(await backend.sessions.create(a_session(clock)))
+    assert session is not None
+    owner.lease.renewed(monotonic() - TRUST_S)
+    live: Any = SimpleNamespace(session=session)
+    reply = CallReply(a_tool_call(live), None, [], events=None, cluster=owner)
+    assert reply.is_doubtful
+
+    async def away(session_id: str) -> Session | None:
+        if hold:
+            owner.lease.held(monotonic())
+        raise StoreUnavailable("away")
+
+    backend.sessions.peek = away  # type: ignore[method-assign]
+    answer = Frame(b"{}", final=True)
+    sent = await reply.confirmed(answer)
+    assert sent is answer if hold else (sent.error_code == OUTCOME_UNKNOWN and b"store does not answer" in sent.data)
 
 
 @pytest.mark.parametrize(("count", "is_refused"), [(1, False), (40, True)])
