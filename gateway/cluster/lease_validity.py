@@ -40,15 +40,16 @@ class OwnLease:
         """Record the addresses of the other replicas, by name."""
         self.peers = peers
 
-    def renewed(self, asked_at: float) -> bool:
-        """Record a renewal that was sent at `asked_at` (monotonic clock). Return True if `is_fresh` was True at that
-        time."""
-        was_fresh = asked_at < self.trusted_until
+    def was_fresh(self, at: float) -> bool:
+        """Return True if `is_fresh` was True at that time (monotonic clock), before the renewal that follows."""
+        return at < self.trusted_until
+
+    def renewed(self, asked_at: float) -> None:
+        """Record a renewal that was sent at `asked_at` (monotonic clock)."""
         if self._renewed_since is None or asked_at >= self._until:
             self._renewed_since = asked_at
         self._until = max(self._until, asked_at + LEASE_S)
         self.trusted_until = max(self.trusted_until, asked_at + TRUST_S)
-        return was_fresh
 
     def not_renewed(self) -> None:
         """Record that the store has not answered. In an outage, leases of other replicas look expired too."""

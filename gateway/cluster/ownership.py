@@ -204,16 +204,34 @@ class Cluster:
         self._formers: TTLCache[str, _Former] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
+        self._beating = asyncio.Lock()
+        self._handled: list[str] = []
+        """The losses that the next renewal of the lease tells the store of, as handled."""
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
 
     async def beat(self) -> None:
         """Renew this replica's lease, and close the sessions that other replicas have claimed. Raises
-        `StoreUnavailable`."""
-        began = monotonic()
-        taken = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
-        lived = self.lease.renewed(began)
+        `StoreUnavailable`.
+
+        The lease counts as renewed, and the store is told that the losses were handled, when all of them are closed:
+        from then on, another replica serves them.
+        """
+        async with self._beating:
+            began, address = monotonic(), self.address if self.is_reachable else ""
+            while taken := await self._directory.renew_lease(self.replica, address, LEASE_S, self._handled):
+                await self._close_taken(taken, lived=self.lease.was_fresh(began))
+                self._handled, began = taken, monotonic()
+            self._handled = []
+            self.lease.renewed(began)
+        await self.renew_configuration()
+        if began - self._listed_at >= LEASE_S:
+            listed = await self._directory.replicas()
+            self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
+            self._listed_at = began
+
+    async def _close_taken(self, taken: Sequence[str], *, lived: bool) -> None:
         for told in dict.fromkeys(taken):
             session_id = told.removeprefix(_FORGOTTEN)
             if told != session_id and session_id in self._told:
@@ -225,11 +243,6 @@ class Cluster:
             if told != session_id or not await self._has_claimed_again(session_id):
                 logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
                 self.lose(session_id)
-        await self.renew_configuration()
-        if began - self._listed_at >= LEASE_S:
-            listed = await self._directory.replicas()
-            self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
-            self._listed_at = began
 
     async def _has_claimed_again(self, session_id: str) -> bool:
         """Return True if the store names this replica's last claim of a session, although another replica had claimed
@@ -320,6 +333,7 @@ class Cluster:
         if epoch is not None:
             self._told.pop(session.id, None)
             self._claimed[session.id] = epoch
+            self._handled = [told for told in self._handled if told != session.id]  # what is told next is a later loss
             self._released.discard(session.id)  # its later owner is gone, and nobody else would serve it
             self._claims["copied" if await self._directory.copied(session.id) else "not copied"] += 1
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)

@@ -131,9 +131,13 @@ class MemoryDirectory:
         self._configurations: dict[str, int] = {}
         self._held: dict[str, tuple[int, float]] = {}
 
-    async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
+    async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         self._leases[replica] = (address, self._clock() + lease_s)
-        return self._lost.pop(replica, [])
+        lost = self._lost[replica]
+        for told in handled:
+            if told in lost:
+                lost.remove(told)
+        return [*lost]
 
     async def end_lease(self, replica: str) -> None:
         self._leases.pop(replica, None)

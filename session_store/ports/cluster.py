@@ -46,9 +46,9 @@ class Directory(Protocol):
         the newest. A number that the store has lost is recorded again.
         """
 
-    async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
-        """Renew the replica's lease for `lease_s` seconds. Return the sessions that other replicas have claimed from it
-        since the last call."""
+    async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
+        """Renew the replica's lease for `lease_s` seconds. Return the sessions that other replicas have claimed from
+        it. An answer can be lost: so each is returned until a call has it in `handled`, as often as it was returned."""
 
     async def end_lease(self, replica: str) -> None:
         """End the replica's lease at once."""
@@ -82,7 +82,7 @@ class Directory(Protocol):
         """Return (owner, epoch) of each of these sessions; None for a session that is not live."""
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
-        """Return True if the replica has learned, from `renew_lease`, that another one has claimed the session."""
+        """Return True if the replica has handled that another one has claimed the session (`renew_lease`)."""
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
         """Give up the replica's ownership of the session, without changing the epoch. Return False if another replica

@@ -94,9 +94,9 @@ class RedisDirectory:
         self._sessions = sessions
         self._named_at, self._named = float("-inf"), ("", "")
 
-    async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
+    async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         lost = await self._commands.call(
-            _BEAT, [keys.lease(replica), keys.lost(replica)], address, math.ceil(lease_s * 1_000)
+            _BEAT, [keys.lease(replica), keys.lost(replica)], address, math.ceil(lease_s * 1_000), *handled
         )
         if monotonic() - self._named_at >= _NAMED_EACH_S or self._named != (replica, address):
             await self._commands.run("HSET", keys.REPLICAS, replica, address)

@@ -58,9 +58,11 @@ class BackendContract(SessionStoreContract):
         assert second is not None and (count_of(first), count_of(second)) == (1, 2)
         assert not await directory.release(session.id, owner, epoch=first)
         assert not await directory.acknowledged(owner, session.id)
-        assert await directory.renew_lease(owner, "here", 5.0) == [session.id], "it is told what it lost"
+        for _ in range(2):
+            assert await directory.renew_lease(owner, "here", 5.0) == [session.id], "it is told what it lost"
+            assert not await directory.acknowledged(owner, session.id), "the answer may be lost"
+        assert await directory.renew_lease(owner, "here", 5.0, [session.id]) == []
         assert await directory.acknowledged(owner, session.id)
-        assert await directory.renew_lease(owner, "here", 5.0) == []
         assert await directory.release(session.id, "taker", epoch=second)
         found = await backend.sessions.peek(session.id)
         assert found is not None and (found.owner, found.epoch) == ("", second)
@@ -90,6 +92,8 @@ class BackendContract(SessionStoreContract):
         await backend.directory.tell_lost("r1", ["some session"])
         assert not await backend.directory.acknowledged("r1", "some session")
         assert await backend.directory.renew_lease("r1", "here", 5.0) == ["some session"]
+        await backend.directory.tell_lost("r1", ["other", "some session"])
+        assert await backend.directory.renew_lease("r1", "here", 5.0, ["some session"]) == ["other", "some session"]
 
     async def test_a_replica_lives_until_it_leaves(self, backend: Backend) -> None:
         directory = backend.directory

@@ -1,9 +1,11 @@
--- Renew the lease of a replica, and take the list of the sessions that it has lost.
+-- Renew the lease of a replica, and list the sessions that it has lost.
 -- KEYS: 1 lease, 2 lost sessions.
--- ARGV: 1 address of the replica, 2 length of the lease in ms.
--- Returns: the ids of the sessions that other replicas have claimed since the last call.
--- Race: a session that is added between two calls is in the answer to the second. None is reported twice or never.
+-- ARGV: 1 address of the replica, 2 length of the lease in ms, 3... entries of the last answer that were handled.
+-- Returns: the ids of the sessions that other replicas have claimed, and that are not handled yet.
+-- Race: an answer can be lost. So an entry stays until a later call says that it was handled, and a claim that follows
+-- meanwhile is an entry of its own.
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-local lost = redis.call('LRANGE', KEYS[2], 0, -1)
-redis.call('DEL', KEYS[2])
-return lost
+for n = 3, #ARGV do
+  redis.call('LREM', KEYS[2], 1, ARGV[n])
+end
+return redis.call('LRANGE', KEYS[2], 0, -1)

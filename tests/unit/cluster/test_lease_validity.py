@@ -22,7 +22,9 @@ def test_a_replica_trusts_itself_for_a_moment_after_a_renewal_and_longer_while_a
 ) -> None:
     lease = OwnLease()
     assert not lease.is_fresh
-    assert not lease.renewed(clock()) and lease.is_fresh and lease.is_fresh_for_a_while
+    assert not lease.was_fresh(clock())
+    lease.renewed(clock())
+    assert lease.is_fresh and lease.is_fresh_for_a_while
     clock.pass_time(TRUST_S)
     assert not lease.is_fresh
     lease.held(clock())
@@ -39,9 +41,9 @@ def test_a_renewal_that_was_late_is_no_proof_of_the_time_before_it(clock: FakeCl
     lease = OwnLease()
     lease.renewed(clock())
     clock.pass_time(1.0)
-    assert lease.renewed(clock()), "it has trusted itself all the time"
+    assert lease.was_fresh(clock()), "it has trusted itself all the time"
     clock.pass_time(TRUST_S)
-    assert not lease.renewed(clock())
+    assert not lease.was_fresh(clock())
     lease.renewed(clock() - 1.0)
     assert lease.is_fresh, "an answer that came later than that of a later one changes nothing"
 

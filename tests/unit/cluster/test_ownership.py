@@ -90,7 +90,9 @@ class Taking:
         self.beaten = 0.0
         self.meanwhile: Callable[[], Any] = lambda: None
         self.patch = monkeypatch
-        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=self.passes, Event=asyncio.Event))
+        monkeypatch.setattr(
+            module, "asyncio", SimpleNamespace(sleep=self.passes, Event=asyncio.Event, Lock=asyncio.Lock)
+        )
         for each in (module, lease_module):
             monkeypatch.setattr(each, "monotonic", self.clock)
 
@@ -161,6 +163,34 @@ async def test_no_request_is_served_before_the_former_owner_has_read_of_the_clai
     assert taking.lost == [taking.session.id] and not taking.other.awaits_former(taking.session.id)
     waits = taking.waits
     assert (await taking.request()).epoch == served.epoch and taking.waits == waits, "and then at once"
+
+
+@requirement("rep.takeover")
+async def test_a_loss_of_which_the_answer_was_lost_is_told_again_and_nobody_serves_before(taking: Taking) -> None:
+    directory, one, renew = taking.backend.directory, taking.one, taking.backend.directory.renew_lease
+    others = [await taking.backend.sessions.create(replace(taking.session, id=f"other-{n}")) for n in range(2)]
+    closed: list[bool] = []
+
+    async def unanswered(*arguments: Any) -> list[str]:
+        await renew(*arguments)
+        raise StoreUnavailable("away")
+
+    async def renewed(*arguments: Any) -> list[str]:
+        closed.append(taking.lost == [] or len(taking.lost) == 3)
+        assert not taking.lost or not one.is_fresh or one.may_have_lost(taking.session.id)
+        return await renew(*arguments)
+
+    taking.clock.pass_time(DOUBT_S)
+    for session in (*others, taking.session):
+        await directory.claim(session.id, taking.other.replica, epoch=session.epoch)
+    taking.patch.setattr(directory, "renew_lease", unanswered)
+    with pytest.raises(StoreUnavailable):
+        await one.beat()
+    assert not one.is_fresh and not await directory.acknowledged(one.replica, taking.session.id)
+    taking.patch.setattr(directory, "renew_lease", renewed)
+    await one.beat()
+    assert sorted(taking.lost) == sorted([taking.session.id, "other-0", "other-1"])
+    assert closed == [True, True] and one.is_fresh and await directory.acknowledged(one.replica, taking.session.id)
 
 
 @requirement("rep.takeover")
