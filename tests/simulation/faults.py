@@ -15,6 +15,7 @@ _LASTS_S: Final = (0.3, 1.0, 1.4, 1.8, 2.5, 4.0, 6.0, 8.0)
 _OUTAGE_S: Final = (0.3, 1.0, 1.8, 2.5)
 _LAGS_S: Final = (0.05, 0.3, 1.0, 2.0)
 _SLOW_S: Final = (0.02, 0.2, 0.8)
+_JUMPS_S: Final = (-3_600.0, -6.0, 6.0, 3_600.0)
 
 Fault = Callable[[World, Replica], Awaitable[str]]
 
@@ -115,9 +116,29 @@ async def failed_over(world: World, replica: Replica) -> str:
     return f"store failed over, {lasts_s} s forgotten"
 
 
+async def reloaded(world: World, replica: Replica) -> str:
+    """Give the replicas another configuration, one after the other, and new ones from the beginning."""
+    world.slow_s += 1.0
+    for each in [replica, *(each for each in world.replicas if each is not replica)]:
+        if each.is_ready:
+            each.reload()
+            await asyncio.sleep(world.loop.random.choice(_LAGS_S))
+    return f"and the others have configuration {world.slow_s:g}"
+
+
+async def jumped(world: World, replica: Replica) -> str:
+    """Set a replica's wall clock forward or back."""
+    by_s = world.loop.random.choice(_JUMPS_S)
+    world.loop.offsets[replica.host] = world.loop.offsets.get(replica.host, 0.0) + by_s
+    return f"its clock was set by {by_s} s"
+
+
 FAULTS: Final[Mapping[str, Fault]] = {
     fault.__name__: fault
-    for fault in (killed, lost, paused, drained, cut_off, cut_in_two, apart, alone, slow, reset, outage, failed_over)
+    for fault in (
+        *(killed, lost, paused, drained, cut_off, cut_in_two, apart, alone, slow, reset, outage, failed_over),
+        *(reloaded, jumped),
+    )
 }
 
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 import httpx
 
 from gateway import Gateway, create_app
+from gateway.config.configuration_errors import ConfigurationError
+from gateway.config.load import Origins
 from gateway.config.settings import Settings
 from gateway.serving.drain import HAND_OVER_S
 from session_store import KeyRing
@@ -45,15 +47,15 @@ class Replica:
         options: dict[str, Any] = {
             "store": f"redis://{STORE}:{PORT}/0",
             "advertise": f"{self.host}:{_PEERS}",
-            "policy": UNLIMITED,
             "anonymous": True,
             "allowed_hosts": ["gateways"],
         }
-        self._settings = Settings.model_validate({"gateway": options})
+        self._options = options
         told = world.history.append
         servers = {"echo": Server(loop, "echo", told), "state": Server(loop, "bump", told)}
-        self.gateway = Gateway(self._settings, servers=servers, ring=RING)
-        self.app: Any = create_app(self._settings, gateway=self.gateway)
+        settings = self._configuration()
+        self.gateway = Gateway(settings, servers=servers, ring=RING)
+        self.app: Any = create_app(settings, gateway=self.gateway)
         loop.at_host(self.host, 0.0, self._start)
 
     @property
@@ -75,6 +77,20 @@ class Replica:
         self._world.network.kill(self.host)
         self._world.loop.kill(self.host)
         self._break()
+
+    def reload(self) -> None:
+        """Load the configuration that the world has now."""
+        self._world.loop.at_host(self.host, 0.0, lambda: asyncio.ensure_future(self._reload()))
+
+    async def _reload(self) -> None:
+        with contextlib.suppress(ConfigurationError):  # it drains
+            await self.gateway.reload(self._configuration())
+
+    def _configuration(self) -> Settings:
+        """What a file says that the world has now."""
+        document = {"gateway": self._options | {"policy": UNLIMITED | {"slow_s": self._world.slow_s}}}
+        origins = Origins("gateway.json", document["gateway"], {}, {}, document=document)
+        return Settings.model_validate(document, context={"origins": origins})
 
     def drain(self) -> None:
         """Stop as after SIGTERM: hand the sessions over, and end."""
@@ -185,6 +201,8 @@ class World:
         self.network = loop.network
         self.history: list[Event] = []
         self.log: list[str] = []
+        self.slow_s = 5.0
+        """What the configurations of replicas differ in."""
         self.store = Store(loop, self.history.append)
         self.replicas = [Replica(self, number + 1) for number in range(REPLICAS)]
         self._numbers = REPLICAS
