@@ -65,11 +65,11 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     `env` is the environment of a process, in which the names `overriding` win over the configured ones. `launcher` is a
     command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started instead of
     the configured command. `path` are folders in front of its PATH. `cwd` is its working directory, instead of the
-    configured one. `headers` returns headers for every HTTP request; `renew` is awaited before each, and may raise
-    `UpstreamUnavailable`; `rejected` is awaited with the header values of one that was answered 401, and returns True
-    if others may be accepted. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in
-    headers. `resume` is the `Link.resume` of an earlier link of the same session. `keep` returns True if a later link
-    will resume this one.
+    configured one. `hide` removes secrets that are not in `env` from what the process writes. `headers` returns headers
+    for every HTTP request; `renew` is awaited before each, and may raise `UpstreamUnavailable`; `rejected` is awaited
+    with the header values of one that was answered 401, and returns True if others may be accepted. `schemas` returns
+    the input schemas, by tool, of the tools that mirror arguments in headers. `resume` is the `Link.resume` of an
+    earlier link of the same session. `keep` returns True if a later link will resume this one.
     `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
     started process, or with None if processes that are not its descendants may do its work. `in_context` returns the
     context variables with which an object in this process handles the message that is sent. `scope` are members of the
@@ -83,6 +83,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: tuple[str, ...] = ()
     walls: Walls | None = None
     cwd: str | None = None
+    hide: Callable[[str], str] = str
     headers: Callable[[], Mapping[str, str]] = dict
     renew: Callable[[], Awaitable[None]] = _nothing
     rejected: Callable[[Collection[str]], Awaitable[bool]] = _never

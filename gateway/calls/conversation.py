@@ -183,9 +183,9 @@ class Conversation:
         return not (self._holds or self._own) and all(exchange.is_subscription for exchange in self.calls)
 
     def is_open_to(self, live: LinkSession | None) -> bool:
-        """Return True if a call of this session can be sent at once: the link is open, and the session has joined
-        (`join`)."""
-        return self.links.is_open and live in self.users
+        """Return True if a call of this session can be sent at once: the link is open and renews no tokens before each
+        call, and the session has joined (`join`)."""
+        return self.links.is_open and live in self.users and not self.links.renews
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
         """Return True if a call of this session can be sent at once, no operator watches, and no restart must be

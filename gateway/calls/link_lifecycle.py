@@ -227,19 +227,29 @@ class LinkLifecycle:
 
     def secrets(self) -> set[str]:
         """Return the secret values in the options of the present or next link. They must be hidden in all output."""
-        return self._source.secrets(self.resources.given)
+        files = self.resources.files
+        return self._source.secrets(self.resources.given) | (set() if files is None else {*files.known})
+
+    @property
+    def renews(self) -> bool:
+        """Return True if `ready` renews tokens of the process, also while the link is open."""
+        return self.resources.files is not None and bool(self.resources.files.renewed)
 
     # -- opening
 
     async def ready(self) -> None:
-        """Wait until the link is open. If it is absent, open it, once for all callers. Cancelling a caller does not
-        stop that.
+        """Wait until the link is open, and its files are current. If it is absent, open it, once for all callers.
+        Cancelling a caller does not stop that.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused: the server cannot be used.
         """
-        if self.state is LinkState.OPEN:
-            return
+        if self.state is not LinkState.OPEN:
+            await self._opened()
+        if (files := self.resources.files) is not None:
+            await files.renew()
+
+    async def _opened(self) -> None:
         ended = f"the session with server {self._source.name!r} has ended"
         if self.state is LinkState.ENDED:
             raise UpstreamUnavailable(ended)
@@ -315,6 +325,8 @@ class LinkLifecycle:
     async def _connect(self) -> None:
         self.has_answered = False
         self.resources = await self._source.resources()
+        if (files := self.resources.files) is not None:
+            files.renew_while(lambda: not self._user.is_idle)
         options = self.resources.given
         if self._loss is Loss.FORGOTTEN:
             options = replace(options, resume="")

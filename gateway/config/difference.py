@@ -96,7 +96,8 @@ def _is_reloaded(path: str) -> bool:
 
 def _names_one_of(entry: UpstreamSettings, secrets: Iterable[str]) -> bool:
     values = (*entry.env.values(), *entry.headers.values())
-    return any(f"${{secret:{name}}}" in value for name in secrets for value in values)
+    placeholders = [f"${{{kind}:{name}}}" for name in secrets for kind in ("secret", "secret_file")]
+    return any(placeholder in value for placeholder in placeholders for value in values)
 
 
 def digest(settings: Settings) -> str:

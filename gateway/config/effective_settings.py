@@ -158,7 +158,7 @@ def _redacted(text: str, secrets: set[str]) -> str:
 
 def _hidden(value: Any) -> str:
     """Return the text that replaces a credential. A reference to a secret is returned unchanged."""
-    is_reference = isinstance(value, str) and value.startswith("${secret:") and value.endswith("}")
+    is_reference = isinstance(value, str) and value.startswith(("${secret:", "${secret_file:")) and value.endswith("}")
     return value if is_reference and value.count("$") == 1 else _HIDDEN
 
 

@@ -4,7 +4,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator
 
 from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, or_says
 from gateway.config.tools_lock import ToolsLock, read_lock
@@ -39,6 +39,13 @@ class RuleSettings(Frozen):
     """As `session.idle_ttl_s`, for these sessions. The first rule that sets it decides, when the session opens."""
     max_age_s: Seconds | None = None
     """As `session.max_age_s`, for these sessions."""
+
+    @field_validator("env", "server_env")
+    @classmethod
+    def _names_no_file(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "${secret_file:" in str(values):
+            raise ValueError("${secret_file:…} can only be in the env of a server: use ${secret:…}, or set it there")
+        return values
 
 
 class WorkspaceSettings(Frozen):

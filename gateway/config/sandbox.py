@@ -98,8 +98,8 @@ class SandboxSettings(Frozen):
     """Whether the gateway refuses to start if this machine cannot enforce the whole profile. If not set: no; it logs
     what is not enforced."""
     launcher: tuple[str, ...] = ()
-    """Command prefix that starts the server, for example a container. `{socket}`, `{session_id}`, `{temp_dir}` and
-    `{variable}` are replaced ([launchers](policy.md#launchers)). In a setting that names no profile,
+    """Command prefix that starts the server, for example a container. `{socket}`, `{session_id}`, `{temp_dir}`,
+    `{secret_dir}` and `{variable}` are replaced ([launchers](policy.md#launchers)). In a setting that names no profile,
     the launcher is the whole sandbox."""
 
 

@@ -314,7 +314,7 @@ class GatewaySettings(Frozen):
 
 def named_in(values: Mapping[str, str]) -> list[str]:
     """Return the names of the secrets in these values."""
-    return [secret for value in values.values() for secret in re.findall(r"\$\{secret:([^}]*)\}", value)]
+    return [secret for value in values.values() for secret in re.findall(r"\$\{secret(?:_file)?:([^}]*)\}", value)]
 
 
 class Settings(Frozen):

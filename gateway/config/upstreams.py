@@ -20,6 +20,8 @@ _SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "reso
 _VISIBILITY: Final = ("direct_only", "permissions")
 """The settings that decide who sees a server."""
 
+_FILE: Final = "${secret_file:"
+
 
 def _text(value: Any) -> Any:
     """Return a number or a boolean as the text of an environment variable. People write both into files."""
@@ -84,7 +86,7 @@ class UpstreamSettings(BaseModel):
     """Arguments of the command."""
     env: dict[str, str] = Field(default={}, repr=False)
     """Environment variables of the child. They override all others. `${secret:NAME}` is replaced by a secret of the
-    principal."""
+    principal, `${secret_file:NAME}` by the path of a [file](policy.md#secrets-in-files) that has its present value."""
     cwd: str | None = None
     """Working directory of the child; `~` is its HOME. By default the gateway's; in a [sandbox](sandbox.md) HOME,
     unless an argument names something in the gateway's."""
@@ -254,6 +256,17 @@ class UpstreamSettings(BaseModel):
             raise ValueError("sandbox needs a command: other servers have no process of the gateway's")
         if self.in_process and self.shared:
             raise ValueError("shared needs a command, because an in_process server has one connection for each session")
+        return self
+
+    @model_validator(mode="after")
+    def _files_are_of_own_processes(self) -> Self:
+        if any(_FILE in value for value in self.headers.values()):
+            raise ValueError("headers: ${secret_file:…} is the path of a file, which only processes read: use secret")
+        if any(_FILE in value for value in self.env.values()) and (not self.has_own_process or self.warm):
+            raise ValueError(
+                "env: ${secret_file:…} is a file of one session's process: the server needs a command, and must be "
+                "neither shared nor warm"
+            )
         return self
 
     @property

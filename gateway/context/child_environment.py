@@ -1,10 +1,11 @@
 """Build the environment variables of one server's child processes, from the session, the rules, and secrets."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR, EnvironmentValue
-from gateway.context.principal_secrets import PrincipalSecrets, is_template
+from gateway.context.principal_secrets import PrincipalSecrets, is_template, with_paths
 from gateway.context.session_facts import SessionFacts
 from gateway.context.session_folders import SessionFolders
 from gateway.identity.context_rules import ContextRules, own_setting
@@ -42,9 +43,16 @@ class ChildEnvironment:
         self._has_folder = any(value.field == TEMP_DIR for value in names.values())
         self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
 
-    async def of(self, session: Session, correlation: str, token: CallerToken | None = None) -> dict[str, str]:
+    async def of(
+        self,
+        session: Session,
+        correlation: str,
+        token: CallerToken | None = None,
+        files: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[str, str]:
         """Return the variables of a child of that session. `correlation` is the id of its first request, `token` the
-        access token of the session's client. What is configured wins over fields of the session.
+        access token of the session's client. `files` are the paths of its files, by the secret's name. What is
+        configured wins over fields of the session.
 
         Raises:
             UpstreamUnavailable: a secret or the folder of the session is missing.
@@ -61,7 +69,7 @@ class ChildEnvironment:
             for name, (value, where) in self._configured(session).items()
             if where != own_setting(self._server) or is_template(value)
         }
-        return variables | await self._secrets.fill(configured, session.principal, token)
+        return variables | await self._secrets.fill(with_paths(configured, files), session.principal, token)
 
     def without_session(self) -> dict[str, str]:
         """Return the variables of a child that is started for no session. They are empty or have their default, so that

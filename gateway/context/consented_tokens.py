@@ -157,8 +157,8 @@ class ConsentedTokens:
             self._made = AuthorizationRequests()
         return self._made
 
-    async def token_for(self, secret: str, settings: ConsentSettings, principal: Principal) -> str:
-        """Return the token of a principal.
+    async def token_for(self, secret: str, settings: ConsentSettings, principal: Principal) -> Grant:
+        """Return the grant of a principal, whose token can be used now.
 
         Raises:
             ConsentNeeded: the principal has not consented, or not any more.
@@ -177,11 +177,11 @@ class ConsentedTokens:
                     raise self._needed(secret, name)
                 now = self.clock()
                 if now < grant.until:
-                    return grant.token
+                    return grant
                 if grant.refresh and now >= grant.refreshes:
                     await self._tasks.share(name, lambda: self._refreshed(name, settings, text, grant))  # noqa: B023
                 elif now < grant.expires:
-                    return grant.token
+                    return grant
                 elif grant.fault:
                     raise UpstreamUnavailable(f"there is no credential {secret!r} now: {grant.fault}")
                 elif grant.refresh:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from gateway.context.secret_files import SecretFiles
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import ProcessTree, StateAccess, by_connection, state_api
 from session_store import Session, StateStore
@@ -19,10 +20,12 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkResources:
-    """The resources of one link. `close` releases them when the link ends."""
+    """The resources of one link. `files` are the files of its secrets; None if it has none. `close` releases all when
+    the link ends."""
 
     given: ConnectOptions = field(default_factory=ConnectOptions)
     session: ToolSession | None = None
+    files: SecretFiles | None = None
     close: Callable[[], None] = lambda: None
 
 
@@ -61,16 +64,20 @@ class LinkResourceProvider:
         env: Mapping[str, str],
         launcher: Sequence[str] = (),
         named: Iterable[str] = (),
+        files: SecretFiles | None = None,
     ) -> LinkResources:
         """Return the resources of a link to a child process, with a socket of its own to the session's state. Create
         the session's folder if a variable or the launcher contains its path.
 
         `launcher`: the command that starts the child; its placeholders are filled in here. It gets only the names of
-        the variables in `env` and `named`, never their values.
+        the variables in `env` and `named`, never their values. `files`: those of the child.
 
         Raises:
-            UpstreamUnavailable: the socket or the folder cannot be made.
+            UpstreamUnavailable: the socket or the folder cannot be made, or the launcher names a folder of files that
+                the child does not have.
         """
+        if files is None and any("{secret_dir}" in part for part in launcher):
+            raise UpstreamUnavailable("its launcher names {secret_dir}, but its env no ${secret_file:…}")
         secret = secrets.token_urlsafe(24)
         processes = ProcessTree()
         access = replace(self.state_of(session, secret), processes=processes)
@@ -85,10 +92,15 @@ class LinkResourceProvider:
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
         # Clients must not choose these values, because they become paths.
         values = {"{socket}": path, "{session_id}": session.id, "{temp_dir}": folder}
+        values["{secret_dir}"] = "" if files is None else str(files.folder)
         starts = tuple(_filled(launcher, values, [*named, *env, *ours]))
-        return LinkResources(
-            given=ConnectOptions(env={**env, **ours}, launcher=starts, began=processes.started), close=close
+        given = ConnectOptions(
+            env={**env, **ours},
+            launcher=starts,
+            began=processes.started,
+            hide=str if files is None else files.hide,
         )
+        return LinkResources(given=given, files=files, close=close)
 
     def _with_folder(self, session_id: str, close: Callable[[], None]) -> Callable[[], None]:
         """Create the session's folder. Return a function that calls `close` and releases the folder."""

@@ -1,4 +1,5 @@
-"""Fill in the secrets of each principal for its servers: `${secret:NAME}` in the `env` and `headers` of a server.
+"""Fill in the secrets of each principal for its servers: `${secret:NAME}` in the `env` and `headers` of a server, and
+`${secret_file:NAME}` in `env`.
 
 The operator configures the source of each secret: a file, a variable of the gateway, a command, or an authorization
 server, which exchanges the access token of the session's client or asks the person for consent. A value goes into
@@ -7,6 +8,7 @@ the environment of one child or the headers of one session. It never goes into l
 
 import asyncio
 import logging
+import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +20,7 @@ from cachetools import TTLCache
 
 from gateway.config.secrets import ConsentSettings, ExchangeSettings, SecretSettings
 from gateway.context.consented_tokens import ConsentedTokens
+from gateway.context.secret_files import CurrentSecrets
 from gateway.identity.credential_claims import CallerToken
 from session_store import Principal
 from transports.upstream.stdio import INHERITED
@@ -31,7 +34,8 @@ logger = logging.getLogger(__name__)
 COMMAND_S: Final = 10.0
 CACHED_S: Final = 60.0
 _MOST_BYTES: Final = 64 << 10
-_TEMPLATE: Final = re.compile(r"\$\{secret:([A-Za-z0-9_.-]+)\}")
+_TEMPLATE: Final = re.compile(r"\$\{secret(?:_file)?:([A-Za-z0-9_.-]+)\}")
+_FILE: Final = re.compile(r"\$\{secret_file:([A-Za-z0-9_.-]+)\}")
 # Subjects that are plain names in a path, a variable's name and a command's argument. None begins with `-`, `+` or `@`:
 # commands may read these as something else.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
@@ -47,6 +51,16 @@ def is_template(value: str) -> bool:
 def secrets_in(value: str) -> tuple[str, ...]:
     """Return the names of the secrets whose placeholders a value contains."""
     return tuple(dict.fromkeys(_TEMPLATE.findall(value)))
+
+
+def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets for whose files the values have a placeholder: the placeholder of its value, by its name."""
+    return {name: f"${{secret:{name}}}" for value in values.values() for name in _FILE.findall(value)}
+
+
+def with_paths(values: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, str]:
+    """Return the values, with the placeholders of files replaced by their paths."""
+    return {name: _FILE.sub(lambda found: paths[found[1]], value) for name, value in values.items()}
 
 
 class PrincipalSecrets:
@@ -92,12 +106,20 @@ class PrincipalSecrets:
         Raises:
             UpstreamUnavailable: the principal lacks a secret. The message has the secret's name, never its value.
         """
-        filled = dict(values)
+        return dict((await self.current(values, principal, token)).values)
+
+    async def current(
+        self, values: Mapping[str, str], principal: Principal, token: CallerToken | None = None
+    ) -> CurrentSecrets:
+        """Return the values as `fill` does, and the time from which the tokens in them have to be renewed. Raises as
+        `fill`."""
+        filled, until = dict(values), math.inf
         for variable, value in values.items():
             for name in secrets_in(value):
-                secret = await self._secret(name, principal, token)
+                secret, its_until = await self._secret(name, principal, token)
                 filled[variable] = filled[variable].replace(f"${{secret:{name}}}", secret)
-        return filled
+                until = min(until, its_until)
+        return CurrentSecrets(filled, until)
 
     async def reject(self, values: Mapping[str, str], principal: Principal, sent: Collection[str]) -> None:
         """Have tokens replaced that the server does not accept. `sent`: the values that it was sent, which later
@@ -107,7 +129,8 @@ class PrincipalSecrets:
             if settings is not None and self._consented is not None:
                 await self._consented.reject(name, settings, principal, sent)
 
-    async def _secret(self, name: str, principal: Principal, token: CallerToken | None) -> str:
+    async def _secret(self, name: str, principal: Principal, token: CallerToken | None) -> tuple[str, float]:
+        """Return a secret, and the Unix time from which it has to be renewed."""
         settings = self._secrets.get(name)
         if settings is None or not self._is_for(settings, principal):
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
@@ -116,9 +139,10 @@ class PrincipalSecrets:
         if settings.consent is not None:
             if self._consented is None:
                 raise UpstreamUnavailable(f"there is no credential {name!r} outside of a session")
-            return await self._consented.token_for(name, settings.consent, principal)
+            grant = await self._consented.token_for(name, settings.consent, principal)
+            return grant.token, grant.until
         if (cached := self._cached.get((name, principal))) is not None:
-            return cached
+            return cached, math.inf
         try:
             found = await self._read(settings, principal)
         except (OSError, ValueError, TimeoutError) as error:
@@ -129,9 +153,9 @@ class PrincipalSecrets:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
         if settings.command and self._secrets.get(name) is settings:  # else it was replaced meanwhile
             self._cached[name, principal] = found
-        return found
+        return found, math.inf
 
-    async def _exchanged(self, name: str, settings: ExchangeSettings, token: CallerToken | None) -> str:
+    async def _exchanged(self, name: str, settings: ExchangeSettings, token: CallerToken | None) -> tuple[str, float]:
         from gateway.context.authorization_requests import NoToken  # loads an HTTP client
         from gateway.context.token_exchange import TokenExchange
 
@@ -143,9 +167,10 @@ class PrincipalSecrets:
         if name not in self._exchanges:
             self._exchanges[name] = TokenExchange(name, settings)
         try:
-            return await self._exchanges[name].token_for(token)
+            held = await self._exchanges[name].token_for(token)
         except NoToken as error:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this client: {error}") from None
+        return held.token, held.until
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
         """Return True if a principal may use a secret. If the secret's source contains the subject, it must be safe to

@@ -1,8 +1,9 @@
 """Create temporary folders for this process and its sessions, which only the user of this process can enter.
 
 A session has one folder for all its servers, and one for each server that runs in a sandbox. They are removed when the
-session ends on this replica. A gateway process that was killed leaves its folders behind: the next one on the machine
-finds that their lock is free, and removes them.
+session ends on this replica. A process with files of secrets has a folder for them, which ends with it. A gateway
+process that was killed leaves its folders behind: the next one on the machine finds that their lock is free, and
+removes them.
 """
 
 import asyncio
@@ -73,7 +74,7 @@ class SessionFolders:
             return False
         folder = root / name
         try:
-            for one in (folder, folder / "s", folder / "t", folder / "o"):
+            for one in (folder, folder / "s", folder / "t", folder / "o", folder / "f"):
                 one.mkdir(mode=_PRIVATE)
         except OSError:
             os.close(lock)
@@ -136,12 +137,23 @@ class SessionFolders:
     def _remove(self, session_id: str) -> None:
         self._ended.discard(session_id)
         for folder in (self.path(session_id), *self._own.pop(session_id, {}).values()):
-            gone = folder.with_name(f"{secrets.token_hex(6)}.gone")
-            try:
-                folder.rename(gone)  # at once: the session may come back and get a new folder
-            except OSError:
-                continue
-            self._tasks.spawn(self._deleted(gone))
+            self.discard(folder)
+
+    def make(self) -> Path:
+        """Create a folder for the files of one process, and return its path. Pass it to `discard` afterwards. Raises
+        `OSError`."""
+        folder = self._opened() / "f" / secrets.token_hex(8)
+        folder.mkdir(mode=_PRIVATE)
+        return folder
+
+    def discard(self, folder: Path) -> None:
+        """Remove a folder with all that is in it, if it exists."""
+        gone = folder.with_name(f"{secrets.token_hex(6)}.gone")
+        try:
+            folder.rename(gone)  # at once: the session may come back and get a new folder
+        except OSError:
+            return
+        self._tasks.spawn(self._deleted(gone))
 
     async def _deleted(self, folder: Path) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, _delete, folder)

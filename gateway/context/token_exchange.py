@@ -33,7 +33,7 @@ _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
-class _Held(msgspec.Struct, frozen=True):
+class HeldToken(msgspec.Struct, frozen=True):
     """A token, or why there is none; and the Unix time at which it is asked for again."""
 
     token: str
@@ -53,11 +53,11 @@ class TokenExchange:
         self._name = name
         self._settings = settings
         self._clock = clock
-        self._held: FIFOCache[bytes, _Held] = FIFOCache(_MAX_CACHED)
+        self._held: FIFOCache[bytes, HeldToken] = FIFOCache(_MAX_CACHED)
         self._tasks = Tasks(f"gateway.secrets.{name}")
         self._requests = AuthorizationRequests()
 
-    async def token_for(self, caller: CallerToken) -> str:
+    async def token_for(self, caller: CallerToken) -> HeldToken:
         """Return the token for a caller with that access token.
 
         Raises:
@@ -71,15 +71,15 @@ class TokenExchange:
             held = await self._tasks.share(key, lambda: self._exchanged(key, caller))
         if held.fault:
             raise NoToken(held.fault)
-        return held.token
+        return held
 
-    async def _exchanged(self, key: bytes, caller: CallerToken) -> _Held:
+    async def _exchanged(self, key: bytes, caller: CallerToken) -> HeldToken:
         """Exchange a token, and hold the result before this task ends: who comes after it must not start another."""
         try:
             given = await self._ask(caller)
-            held = _Held(given.access_token, min(self._clock() + given.used_s, caller.expires))
+            held = HeldToken(given.access_token, min(self._clock() + given.used_s, caller.expires))
         except NoToken as error:
-            held = _Held("", self._clock() + ASKED_AGAIN_S, str(error))
+            held = HeldToken("", self._clock() + ASKED_AGAIN_S, str(error))
         self._held[key] = held
         return held
 

@@ -85,11 +85,17 @@ class Enclosure:
         )
 
     def process(
-        self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = (), code: Iterable[str] = ()
+        self,
+        own: OwnFolder,
+        *,
+        folders: Iterable[str] = (),
+        sockets: Sequence[str] = (),
+        code: Iterable[str] = (),
+        read: Iterable[str] = (),
     ) -> WalledProcess:
         """Return the walls, variables and working directory of a process with the folder `own`. `folders` are other
         folders of its session, `sockets` its Unix sockets. `code` are files and folders of its program that only this
-        start has found."""
+        start has found. It may only `read` the other folders of its own."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach
@@ -97,7 +103,7 @@ class Enclosure:
         common = (*self.walls.grants, *(Grant(path=real(path), mode="rx") for path in code))
         walls = replace(
             self.walls,
-            grants=(*common, *(Grant(path=real(path), mode=mode) for path in paths)),
+            grants=(*common, *(Grant(real(path), mode) for path in paths), *(Grant(real(path), "r") for path in read)),
             common=len(common),
             reach=replace(reach, sockets=(*reach.sockets, *map(real, (*sockets, *paths)))),
             temporary=real(str(own.temporary)),

@@ -1,6 +1,7 @@
 """Build the resources of links to one server: environment and secrets of a child process, or headers with a signed
 assertion. Find the secret values in these resources, and in the server's configuration."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,7 +16,8 @@ from gateway.config.secrets import ConsentSettings, ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider, LinkResources
-from gateway.context.principal_secrets import PrincipalSecrets, is_template
+from gateway.context.principal_secrets import PrincipalSecrets, is_template, secrets_in_files
+from gateway.context.secret_files import CurrentSecrets, SecretFiles
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context
 from gateway.identity.credential_claims import CallerToken
@@ -74,7 +76,9 @@ class SessionResources:
 
     def __post_init__(self) -> None:
         self._sources: list[ExchangeSettings | ConsentSettings | None] | None = None
-        self._secret_headers = {name: value for name, value in self.settings.headers.items() if is_template(value)}
+        headers = {name: value for name, value in self.settings.headers.items() if is_template(value)}
+        # What a running link has renewed: headers, or files by the secret's name.
+        self._secrets = headers if self.settings.is_remote else secrets_in_files(self.settings.env)
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
         """Return the resources of a session's next link, in the given context. `resume`: the MCP session id from an
@@ -89,38 +93,33 @@ class SessionResources:
         session = with_context(live.session, context)
         if self.settings.kind == "object":
             return self.grants.for_object(session)
-        env = await self.environment.of(session, correlation, _token(live, context))
-        release = await self.quotas.process(session)
-        try:
-            resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation)
-        except BaseException:
-            release()
-            raise
-
-        def close() -> None:
-            try:
-                resources.close()
-            finally:
-                release()
-
-        return replace(resources, close=close)
+        with contextlib.ExitStack() as held:
+            files = await self._files(live, context) if self._secrets else None
+            if files is not None:
+                held.callback(files.close)
+            paths = {} if files is None else files.paths
+            env = await self.environment.of(session, correlation, _token(live, context), paths)
+            held.callback(await self.quotas.process(session))
+            resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation, files)
+            held.callback(resources.close)
+            return replace(resources, close=held.pop_all().close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
         principal = live.session.principal
-        own = await self._filled(live, context)
+        own = dict((await self._filled(live, context)).values)
         assertion, url = self.assertions.of, self.settings.url
 
         async def renew() -> None:
             if not (values := self._renewed(is_same=context == live.session.context)):
                 return
-            own.update(await self.credentials.fill(values, principal, live.token))
+            own.update((await self.credentials.current(values, principal, live.token)).values)
             if live.frames is not None:
                 live.frames.hide(_of_headers(own.values()))
 
         async def rejected(sent: Collection[str]) -> bool:
             if not (any(map(_is_consent, self._sources or ())) and self._is_as_at_first()):
                 return False
-            await self.credentials.reject(self._secret_headers, principal, sent)
+            await self.credentials.reject(self._secrets, principal, sent)
             return True
 
         return LinkResources(
@@ -133,13 +132,32 @@ class SessionResources:
             )
         )
 
+    async def _files(self, live: LiveSession, context: Context) -> SecretFiles:
+        """Return the files of a process. Those of tokens are renewed, others keep their first values."""
+        principal, current = live.session.principal, self.credentials.current
+        first = await self._filled(live, context)
+        renewed = {name for name, value in self._secrets.items() if any(self.credentials.sources({name: value}))}
+
+        async def read() -> CurrentSecrets:
+            wanted = self._renewed(is_same=context == live.session.context)
+            found = await current({n: v for n, v in wanted.items() if n in renewed}, principal, live.token)
+            if live.frames is not None:
+                live.frames.hide(found.values.values())
+            return found
+
+        folders = self.grants.folders
+        try:
+            return SecretFiles(folders.make(), first, renewed, read, folders.discard)
+        except OSError as error:
+            raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
+
     def _renewed(self, *, is_same: bool) -> dict[str, str]:
-        """Return the headers whose tokens are asked for before each request. `is_same`: the session has the context of
+        """Return the secrets whose tokens are asked for before each request. `is_same`: the session has the context of
         the link. A later one has a token of other rights, which calls that finish do not get; but whoever has consented
         is the same. A later configuration may have a token for another server."""
         if not any(self._sources or ()):
             return {}
-        values, is_same_source = self._secret_headers, self._is_as_at_first()
+        values, is_same_source = self._secrets, self._is_as_at_first()
         consented = {n: v for n, v in values.items() if any(map(_is_consent, self.credentials.sources({n: v})))}
         if not is_same_source and any(map(_is_consent, self._sources or ())):
             raise UpstreamUnavailable(_ANEW)  # what was revoked must not be used until the session ends
@@ -147,24 +165,26 @@ class SessionResources:
             return {}
         return values if is_same else consented
 
-    async def _filled(self, live: LiveSession, context: Context) -> dict[str, str]:
-        """Return the headers with secrets. A former server, which a session goes on with after a reload, gets no token
-        that a later configuration gives for another one."""
+    async def _filled(self, live: LiveSession, context: Context) -> CurrentSecrets:
+        """Return the headers or files with secrets. A former server, which a session goes on with after a reload, gets
+        no token that a later configuration gives for another one."""
         if not self._is_as_at_first():
             raise UpstreamUnavailable(_ANEW)
-        return await self.credentials.fill(self._secret_headers, live.session.principal, _token(live, context))
+        return await self.credentials.current(self._secrets, live.session.principal, _token(live, context))
 
     def _is_as_at_first(self) -> bool:
-        """Return True if tokens in the headers come from where they came from for the first link."""
-        found = self.credentials.sources(self._secret_headers)
+        """Return True if tokens in headers or files come from where they came from for the first link."""
+        found = self.credentials.sources(self._secrets)
         if self._sources is None:
             self._sources = found
         return found == self._sources
 
-    async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
+    async def _for_child(
+        self, session: Session, env: Mapping[str, str], correlation: str, files: SecretFiles | None = None
+    ) -> LinkResources:
         sandbox = self.sandboxed.sandbox(session.context.trust)
         facts = self.environment.facts(session, correlation)
-        resources = await self.grants.for_child(session, facts, env, sandbox.launcher, self.settings.env)
+        resources = await self.grants.for_child(session, facts, env, sandbox.launcher, self.settings.env, files)
         given = msgspec.structs.replace(resources.given, overriding=self.environment.overriding(session))
         return await self.sandboxed.of_session(replace(resources, given=given), session.id, sandbox)
 

@@ -90,21 +90,30 @@ class SandboxedResources:
                 except OSError as error:
                     raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
                 held.callback(self._folders.release, session_id)
-                given = self._walled(given, enclosure, own, str(self._folders.path(session_id)), code)
+                read = () if resources.files is None else (str(resources.files.folder),)
+                given = self._walled(given, enclosure, own, str(self._folders.path(session_id)), code, read)
             given = structs.replace(given, began=_began(given, process))
             return replace(resources, given=given, close=held.pop_all().close)
 
     def _walled(
-        self, given: ConnectOptions, enclosure: Enclosure, own: OwnFolder, shared: str, code: tuple[str, ...]
+        self,
+        given: ConnectOptions,
+        enclosure: Enclosure,
+        own: OwnFolder,
+        shared: str,
+        code: tuple[str, ...],
+        read: tuple[str, ...],
     ) -> ConnectOptions:
-        """Add the walls of a process with the private folder `own`. `shared`: the folder of the whole session, to which
-        the process gets access if the options name it. Raises `UpstreamUnavailable`."""
+        """Add the walls of a process with the private folder `own`, and folders that it may only `read`. `shared`: the
+        folder of the whole session, to which the process gets access if the options name it. Raises
+        `UpstreamUnavailable`."""
         is_named = shared in given.env.values() or any(shared in part for part in given.launcher)
         process = enclosure.process(
             own,
             folders=(shared,) if is_named else (),
             sockets=tuple(filter(None, (given.env.get(SOCKET_VARIABLE),))),
             code=code,
+            read=read,
         )
         self._refuse_open(enclosure.sandbox, process.walls)
         return structs.replace(given, env={**process.env, **given.env}, walls=process.walls, cwd=process.cwd)

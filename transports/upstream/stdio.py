@@ -104,7 +104,9 @@ class StdioUpstream:
             walls=given.walls,
         )
         scrub, most = self._scrubber(own), self._max_line_bytes
-        link = StdioLink(self._name, events, self._grace_s, scrub, self._budget, max_line_bytes=most)
+        link = StdioLink(
+            self._name, events, self._grace_s, lambda line: scrub(given.hide(line)), self._budget, max_line_bytes=most
+        )
         try:
             process = await self._fork_server.spawn(
                 command, link, max_line_bytes=most, stderr=link.stderr, fields=link.log_fields

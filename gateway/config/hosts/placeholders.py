@@ -14,7 +14,7 @@ _NAME: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DO
 _LAST_WORD: Final = re.compile(r"(?<!\S)\$([A-Za-z_][A-Za-z0-9_]*)\Z")
 _IN_BRACES: Final = re.compile(r"(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _OURS: Final = "MCP_GATEWAY_"
-_SECRET: Final = "secret:"
+_SECRET, _SECRET_FILE = "secret:", "secret_file:"
 _INPUT: Final = "input:"
 
 
@@ -60,7 +60,7 @@ def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool 
 
     Args:
         last_word: a `$VAR` that is the whole text or its last word is a placeholder, as in Gemini CLI.
-        secrets: `${secret:NAME}` is allowed and stays, for the secret of a principal.
+        secrets: `${secret:NAME}` and `${secret_file:NAME}` are allowed and stay, for the secret of a principal.
 
     Raises:
         Unresolved: a variable is not set, or the placeholder has no meaning here.
@@ -69,9 +69,9 @@ def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool 
     def value(found: re.Match[str]) -> str:
         if found[0].startswith("$$"):
             return found[0][1:]
-        if found[1].startswith(_SECRET):
+        if found[1].startswith((_SECRET, _SECRET_FILE)):
             if not secrets:
-                raise Unresolved("a secret of a principal can only be in env and headers")
+                raise Unresolved("a secret of a principal can only be in env and headers, and its file only in env")
             return found[0]
         return _resolved(found[1], place)
 
@@ -126,8 +126,9 @@ def _input(input_id: str, place: Place) -> str:
 def _plain(name: str, value: str) -> str:
     """Return a variable's value. Raises `Unresolved` if a later step would take a part of it for a secret's
     placeholder."""
-    if "${secret:" in value:
-        raise Unresolved(
-            f"the value of {name} contains ${{secret:…}}, which is not replaced in the value of a variable"
-        )
+    for secret in (_SECRET, _SECRET_FILE):
+        if f"${{{secret}" in value:
+            raise Unresolved(
+                f"the value of {name} contains ${{{secret}…}}, which is not replaced in the value of a variable"
+            )
     return value

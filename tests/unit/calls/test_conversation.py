@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +13,8 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.suspended_call import InputRequest, rewritten_ids
+from gateway.context.link_resources import LinkResources
+from gateway.context.secret_files import SecretFiles
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, StartRefused, too_many
 from gateway.observability.outcome import Outcome
 from gateway.protocol.handshake import HandshakeRefused
@@ -21,6 +23,8 @@ from session_store.testing import ALICE
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
 from tests.support.too_deep import TOO_DEEP
+from tests.unit.calls.parts import turns
+from tests.unit.upstreams.parts import returning
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object, encode, parse
 from transports.reply_queue import Frame
@@ -309,3 +313,51 @@ async def test_a_call_that_ends_while_its_client_answers_is_answered_under_the_c
     assert message_of(await exchange.replies.next()) == RESULT | {"id": 2}
     assert await exchange.replies.next() is None
     assert rewritten_ids(2, None)(Frame(encode(progress(1)))) is None, "progress that nobody wants is left out"
+
+
+class Files:
+    """The files of a process, which are renewed once the test lets them be."""
+
+    renewed = frozenset({"files"})
+    known = ("a token",)
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        self.error: Exception | None = None
+        self.is_needed: Callable[[], bool] = bool
+
+    def renew_while(self, is_needed: Callable[[], bool]) -> None:
+        self.is_needed = is_needed
+
+    async def renew(self) -> None:
+        await self.goes_on.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@requirement("cred.refresh")
+async def test_a_call_is_sent_once_the_files_of_its_process_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream, files = FakeUpstream(), Files()
+    given: Any = LinkResources(files=cast("SecretFiles", files))
+    monkeypatch.setattr(upstream, "resources", returning(given))
+    conversation = upstream.conversation
+    files.goes_on.set()
+    await conversation.start(first := a_call(), {}, {})
+    assert conversation.is_open and not conversation.is_open_to(None), "no call is sent without a look"
+    assert conversation.links.secrets() == {"a token"} and files.is_needed()
+    files.goes_on.clear()
+    second, third = a_call(), a_call()
+    starts = [asyncio.create_task(conversation.start(call, {}, {})) for call in (second, third)]
+    await turns()
+    assert len(upstream.links[0].sent) == 1 and len(conversation.calls) == 3
+    conversation.cancel(third, "enough")
+    files.goes_on.set()
+    await asyncio.gather(*starts)
+    assert [message["id"] for message in upstream.links[0].sent] == [first.number, second.number]
+    files.error = UpstreamUnavailable("there is no credential")
+    with pytest.raises(UpstreamUnavailable, match="no credential"):
+        await conversation.start(a_call(), {}, {})
+    assert len(upstream.links[0].sent) == 2 and conversation.is_open and len(conversation.calls) == 2
+    for call in (first, second):
+        conversation.message(Message(jsonrpc="2.0", id=call.number, result=msgspec.Raw(b"{}")))
+    assert not files.is_needed()

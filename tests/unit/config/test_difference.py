@@ -52,8 +52,9 @@ def test_replicas_compare_what_a_reload_applies_of_their_files(tmp_path: Path, m
     assert digest(in_file(tmp_path / "half.json", '{"mcpServers": {"one": {"command": "\\ud83d"}}}'))
 
 
-def test_a_server_changes_with_a_secret_that_it_names() -> None:
-    entry = {"command": "one", "env": {"TOKEN": "x-${secret:token}"}}
+@pytest.mark.parametrize("kind", ["secret", "secret_file"])
+def test_a_server_changes_with_a_secret_that_it_names(kind: str) -> None:
+    entry = {"command": "one", "env": {"TOKEN": f"x-${{{kind}:token}}"}}
     old, new = (
         settings({"one": entry, "two": ONE}, secrets={"token": {"env": name}, "other": {"env": name}}) for name in "AB"
     )

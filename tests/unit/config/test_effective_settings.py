@@ -24,7 +24,12 @@ GATEWAY: dict[str, Any] = {
 SERVER: dict[str, Any] = {
     "command": "files",
     "args": ["--token", SECRET, f"--api-key={SECRET}", f"https://a.example/?access_token={SECRET}", "plain"],
-    "env": {"ANY_NAME": SECRET, "KEY": "${secret:files}", "MIXED": f"${{secret:files}}{SECRET}"},
+    "env": {
+        "ANY_NAME": SECRET,
+        "KEY": "${secret:files}",
+        "AT": "${secret_file:files}",
+        "MIXED": f"${{secret:files}}{SECRET}",
+    },
 }
 REMOTE: dict[str, Any] = {"url": f"https://b.example/mcp?api_key={SECRET}", "headers": {"X-Any": SECRET}}
 
@@ -42,7 +47,8 @@ def test_no_credential_is_shown(loading: Loading) -> None:
     found = loaded(loading)
     assert SECRET not in "".join(setting.value for setting in found.values())
     assert found["mcpServers.files.args"].value.endswith(" plain")
-    assert json.loads(found["mcpServers.files.env"].value)["KEY"] == "${secret:files}"
+    env = json.loads(found["mcpServers.files.env"].value)
+    assert (env["KEY"], env["AT"]) == ("${secret:files}", "${secret_file:files}")
     assert json.loads(found["gateway.api_keys"].value) == {"ann": "1 key", "bob": "2 keys"}
     assert found["gateway.store"].value == "redis://…@localhost/0"
 

@@ -30,6 +30,28 @@ def test_what_cannot_be_is_said_at_start(refusal: Refusal) -> None:
         assert words in refusal({"mcpServers": {"a": entry}, "gateway": {"secrets": secrets}})
 
 
+@requirement("cred.refresh", "ops.config")
+@pytest.mark.parametrize(
+    ("entry", "rule", "what"),
+    [
+        ({"url": "https://a.example/mcp", "headers": {"X": "${secret_file:word}"}}, {}, "headers: .* use secret"),
+        ({"url": "https://a.example/mcp", "env": {"T": "${secret_file:word}"}}, {}, "neither shared nor warm"),
+        ({"command": "x", "shared": True, "env": {"T": "${secret_file:word}"}}, {}, "neither shared nor warm"),
+        ({"command": "x", "warm": 1, "env": {"T": "--at=${secret_file:word}"}}, {}, "neither shared nor warm"),
+        ({"command": "x", "env": {"T": "${secret_file:other}"}}, {}, "has no entry 'other'"),
+        ({"command": "x"}, {"env": {"T": "${secret_file:word}"}}, "only be in the env of a server"),
+        ({"command": "x"}, {"server_env": {"a": {"T": "${secret_file:word}"}}}, "only be in the env of a server"),
+    ],
+)
+def test_a_file_belongs_to_the_process_of_one_session(entry: Any, rule: Any, what: str) -> None:
+    gateway = {"secrets": {"word": {"env": "WORD"}}}
+    Settings.model_validate(
+        {"mcpServers": {"a": {"command": "x", "env": {"T": "${secret_file:word}"}}}, "gateway": gateway}
+    )
+    with pytest.raises(ValueError, match=what):
+        Settings.model_validate({"mcpServers": {"a": entry}, "gateway": {**gateway, "policy": {"rules": [rule]}}})
+
+
 @requirement("wall.secrets", "ops.config")
 def test_whose_secrets_are_is_said_at_start() -> None:
     keys: dict[str, Any] = {"api_keys": {"alice": "0" * 64}}

@@ -57,7 +57,7 @@ class Replica(ConsentedTokens):
         return self.endpoint
 
     async def get(self, who: Principal = ALICE) -> str:
-        return await self.token_for("files", SETTINGS, who)
+        return (await self.token_for("files", SETTINGS, who)).token
 
     async def give(self, who: Principal = ALICE, refresh: str = "refresh-0", **more: Any) -> None:
         """Keep a grant as one that has just been given, for a hundred seconds."""

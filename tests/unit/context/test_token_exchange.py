@@ -70,12 +70,12 @@ def endpoint() -> Iterator[Endpoint]:
 async def test_a_token_is_asked_for_again_only_when_its_lifetime_ends(endpoint: Endpoint) -> None:
     endpoint.gives(access_token="one", token_type="bearer", expires_in="100", error=None)
     exchange = endpoint.exchange()
-    assert await exchange.token_for(ADA) == "one"
+    assert (await exchange.token_for(ADA)).token == "one"
     endpoint.gives(access_token="two", token_type="Bearer", expires_in=100)
     endpoint.now = NOW + 89
-    assert await exchange.token_for(ADA) == "one"
+    assert (await exchange.token_for(ADA)).token == "one"
     endpoint.now = NOW + 90
-    assert await exchange.token_for(ADA) == "two"
+    assert (await exchange.token_for(ADA)).token == "two"
     assert "subject_token=adas.own.token" in endpoint.asked[0] and "client_id=gateway" in endpoint.asked[0]
     assert len(endpoint.asked) == 2
 
@@ -85,7 +85,7 @@ async def test_a_token_is_asked_for_again_only_when_its_lifetime_ends(endpoint: 
 async def test_a_token_is_not_used_for_longer_than_the_clients_is_valid_nor_for_another(endpoint: Endpoint) -> None:
     endpoint.gives(access_token="one", token_type="bearer", expires_in=9_999)
     exchange = endpoint.exchange()
-    assert await exchange.token_for(ADA) == "one"
+    assert (await exchange.token_for(ADA)).token == "one"
     endpoint.gives(400, error="invalid_grant")
     with pytest.raises(NoToken, match="invalid_grant"):
         await exchange.token_for(CallerToken("another", ADA.expires, "all"))
@@ -104,10 +104,10 @@ async def test_an_odd_lifetime_makes_no_token_eternal_and_no_request_for_each_ca
     endpoint.gives(access_token="one", token_type="bearer", expires_in=said)
     exchange = endpoint.exchange()
     for _ in range(3):
-        assert await exchange.token_for(ADA) == "one"
+        assert (await exchange.token_for(ADA)).token == "one"
     assert len(endpoint.asked) == 1
     endpoint.now += 60
-    assert await exchange.token_for(ADA) == "one" and len(endpoint.asked) == 2
+    assert (await exchange.token_for(ADA)).token == "one" and len(endpoint.asked) == 2
 
 
 @requirement("cred.exchange")
@@ -153,7 +153,7 @@ async def test_an_answer_without_a_bearer_token_gives_none(
     assert ADA.token not in f"{failed.value} {caplog.text} {ADA}" and "good" not in caplog.text
     endpoint.gives(access_token="good", token_type="bearer")
     endpoint.now += ASKED_AGAIN_S
-    assert await exchange.token_for(ADA) == "good"
+    assert (await exchange.token_for(ADA)).token == "good"
 
 
 @requirement("cred.exchange")
@@ -174,14 +174,16 @@ async def test_an_assertion_is_presented_once_at_the_authorization_server_that_i
     token = {"access_token": "one", "token_type": "Bearer", "expires_in": 100}
     endpoint.later = [json.dumps(token).encode(), endpoint.body, json.dumps(token | {"access_token": "two"}).encode()]
     exchange = endpoint.two_steps()
-    assert [await exchange.token_for(ADA) for _ in range(3)] == ["one"] * 3
+    assert [(await exchange.token_for(ADA)).token for _ in range(3)] == ["one"] * 3
     first, second = (parse_qs(body) for body in endpoint.asked)
     assert first["requested_token_type"] == [ID_JAG] and first["subject_token"] == [ADA.token]
     assert first["audience"] == ["files"] and first["resource"] == second["resource"] == ["https://files.example/mcp"]
     assert second["assertion"] == ["an.id.jag"] and second["client_id"] == ["us"] and second["scope"] == ["read"]
     assert ADA.token not in endpoint.asked[1], "the other server does not get the client's token"
     endpoint.now += 90
-    assert await exchange.token_for(ADA) == "two" and len(endpoint.asked) == 4, "a new one, with a new assertion"
+    assert (await exchange.token_for(ADA)).token == "two" and len(endpoint.asked) == 4, (
+        "a new one, with a new assertion"
+    )
 
 
 @requirement("cred.id-jag")

@@ -1,14 +1,25 @@
-"""Parts of the room: what a server answers, and its conversations."""
+"""Parts of the room: what a server answers, its conversations, and the sandbox of its processes."""
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from gateway.calls.server_start_failures import FirstAnswerTimeout
+from gateway.config.settings import GatewaySettings
+from gateway.config.upstreams import UpstreamSettings
+from gateway.context.link_resources import LinkResources
+from gateway.context.session_folders import SessionFolders
+from gateway.policy.server_memory import ServerMemory
+from gateway.sandbox.packages import PackageInUse
+from gateway.sandbox.sandboxes_by_trust import sandboxes_of
+from gateway.upstreams.process_sandbox import SandboxedResources
 from transports.era import Era
 from transports.jsonrpc import Message
+from transports.upstream.walls.wall_specification import Walls
+from transports.upstream_port import ConnectOptions
 
 NO_METHOD = b'{"code":-32601,"message":"no such method"}'
 
@@ -96,3 +107,41 @@ class Talk:
 
     async def close(self, reason: str = "") -> None:
         self.server.log.append("close")
+
+
+class Enclosed:
+    """A server in a sandbox whose links have ended as `ended` says."""
+
+    def __init__(
+        self,
+        folders: SessionFolders,
+        sandbox: Any,
+        name: str = "notes",
+        *,
+        is_fetched: bool = False,
+        limit_mb: int = 0,
+    ) -> None:
+        self.ended: list[str] = []
+        package = PackageInUse(
+            argv=("/usr/bin/env", "x"),
+            env={"A": "package", "B": "package"},
+            path=("/usr/games",),
+            code=("/usr/share/doc",),
+            release=lambda: self.ended.append("released"),
+        )
+        settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox})
+        sandboxes = sandboxes_of(name, settings, GatewaySettings())
+        self.began: list[int | None] = []
+        self.memory = ServerMemory(limit_mb, Counter())
+        fetch = returning(package if is_fetched else None)
+        self.sandboxed = SandboxedResources(name, sandboxes, folders, fetch, self.memory)
+
+    async def link(self, session: str = "s1", trust: str = "direct", **env: str) -> LinkResources:
+        options = ConnectOptions(env=env, began=self.began.append)
+        given = LinkResources(given=options, close=lambda: self.ended.append("closed"))
+        return await self.sandboxed.of_session(given, session, self.sandboxed.sandbox(trust))
+
+
+def walls_of(link: LinkResources) -> Walls:
+    assert link.given.walls is not None
+    return link.given.walls

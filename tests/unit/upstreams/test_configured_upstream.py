@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,16 +14,11 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
-from gateway.config.secrets import ConsentSettings
-from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.errors import StartRefused
-from gateway.policy.server_memory import ServerMemory
 from gateway.protocol.capabilities import ClientDeclaration
-from gateway.sandbox.packages import PackageInUse
-from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from gateway.upstreams import prestart
 from gateway.upstreams.configured_upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from gateway.upstreams.factory import load_object
@@ -36,7 +30,6 @@ from gateway.upstreams.link_options import (
     secrets_of_link,
 )
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
-from gateway.upstreams.process_sandbox import SandboxedResources
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.shared_conversations import SharedConversations
 from session_store import Session
@@ -44,10 +37,9 @@ from session_store.testing import BOB, FakeClock, a_session
 from session_store.tool_session import FACTS_VARIABLE, SOCKET_VARIABLE
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, a_live
-from tests.unit.upstreams.parts import returning
+from tests.unit.upstreams.parts import Enclosed, returning, walls_of
 from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
-from transports.upstream.walls.wall_specification import Walls
 from transports.upstream_port import ConnectOptions, LinkEvents, UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -319,44 +311,6 @@ async def folders() -> AsyncIterator[SessionFolders]:
     await found.close()
 
 
-class Enclosed:
-    """A server in a sandbox whose links have ended as `ended` says."""
-
-    def __init__(
-        self,
-        folders: SessionFolders,
-        sandbox: Any,
-        name: str = "notes",
-        *,
-        is_fetched: bool = False,
-        limit_mb: int = 0,
-    ) -> None:
-        self.ended: list[str] = []
-        package = PackageInUse(
-            argv=("/usr/bin/env", "x"),
-            env={"A": "package", "B": "package"},
-            path=("/usr/games",),
-            code=("/usr/share/doc",),
-            release=lambda: self.ended.append("released"),
-        )
-        settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox})
-        sandboxes = sandboxes_of(name, settings, GatewaySettings())
-        self.began: list[int | None] = []
-        self.memory = ServerMemory(limit_mb, Counter())
-        fetch = returning(package if is_fetched else None)
-        self.sandboxed = SandboxedResources(name, sandboxes, folders, fetch, self.memory)
-
-    async def link(self, session: str = "s1", trust: str = "direct", **env: str) -> LinkResources:
-        options = ConnectOptions(env=env, began=self.began.append)
-        given = LinkResources(given=options, close=lambda: self.ended.append("closed"))
-        return await self.sandboxed.of_session(given, session, self.sandboxed.sandbox(trust))
-
-
-def walls_of(link: LinkResources) -> Walls:
-    assert link.given.walls is not None
-    return link.given.walls
-
-
 @requirement("box.own-folder")
 async def test_two_sessions_and_two_servers_have_no_folder_in_common(folders: SessionFolders) -> None:
     written = []
@@ -485,79 +439,3 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
     found = await SessionResources(UpstreamSettings(command="cat"), **parts).of(live, live.session.context, "", "")
     assert (found.given.started is link) is is_taken and found.given.env == {"MADE": "before" if is_taken else "now"}
     assert link.is_closed is not is_taken
-
-
-@requirement("cred.exchange")
-async def test_a_former_server_gets_no_token_of_a_later_configuration() -> None:
-    configured, given = ["first"], []
-
-    async def fill(*_: object) -> dict[str, str]:
-        given.append(configured[0])
-        return {"Authorization": configured[0]}
-
-    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
-        "assertions": SimpleNamespace(of=lambda *_: "signed"),
-        "credentials": SimpleNamespace(sources=lambda _: [*configured], fill=fill),
-    }
-    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "${secret:files}"})
-    resources = SessionResources(settings, **parts)
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
-    link = (await resources.of(live, live.session.context, "", "")).given
-    await link.renew()
-    configured[0] = "second"
-    await link.renew()
-    assert link.headers()["Authorization"] == "first" and given == ["first", "first"]
-    with pytest.raises(UpstreamUnavailable, match="former server"):
-        await resources.of(live, live.session.context, "", "")
-    assert given == ["first", "first"]
-
-
-@requirement("cred.consent")
-async def test_a_token_of_consent_is_asked_for_while_calls_finish_and_not_used_after_its_settings_changed() -> None:
-    consent = ConsentSettings(resource="https://a.example/mcp")
-    configured: list[Any] = [consent]
-    given: list[Any] = []
-
-    async def fill(values: dict[str, str], *_: object) -> dict[str, str]:
-        given.append(dict(values))
-        return dict.fromkeys(values, "Bearer hers")
-
-    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
-        "assertions": SimpleNamespace(of=lambda *_: "signed"),
-        "credentials": SimpleNamespace(sources=lambda _: [*configured], fill=fill),
-    }
-    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "Bearer ${secret:files}"})
-    resources = SessionResources(settings, **parts)
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
-    link = (await resources.of(live, live.session.context, "", "")).given
-    live.session = replace(live.session, context=replace(live.session.context, trust="sandboxed"))
-    await link.renew()
-    assert given == [settings.headers] * 2, "whoever has consented is the same, in whatever context"
-    configured[0] = ConsentSettings(resource="https://b.example/mcp")
-    with pytest.raises(UpstreamUnavailable, match="former server"):
-        await link.renew()
-    assert not await link.rejected(()) and len(given) == 2
-
-
-@requirement("cred.consent")
-async def test_the_token_that_was_sent_is_rejected_not_the_one_that_has_replaced_it() -> None:
-    given = iter(("Bearer token-0", "Bearer token-1"))
-    rejected: list[str] = []
-
-    async def fill(values: dict[str, str], *_: object) -> dict[str, str]:
-        return dict.fromkeys(values, next(given))
-
-    async def reject(values: object, principal: object, sent: Collection[str]) -> None:
-        rejected.extend(sent)
-
-    sources = [ConsentSettings(resource="https://a.example/mcp")]
-    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
-        "assertions": SimpleNamespace(of=lambda *_: "signed"),
-        "credentials": SimpleNamespace(sources=lambda _: [*sources], fill=fill, reject=reject),
-    }
-    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "Bearer ${secret:files}"})
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
-    link = (await SessionResources(settings, **parts).of(live, live.session.context, "", "")).given
-    await link.renew()
-    assert link.headers()["Authorization"] == "Bearer token-1"
-    assert await link.rejected(["Bearer token-0"]) and rejected == ["Bearer token-0"]

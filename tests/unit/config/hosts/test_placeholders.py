@@ -50,7 +50,7 @@ def test_a_variable_without_braces_is_a_placeholder_as_the_last_word_of_a_value(
         (("${workspaceFolder:api}", "${config:a.b}", "${1}", "${}", "${VAR-x}"), "has no meaning here"),
         (("${command:pick}",), r"write \$\${command:pick} for the text itself"),
         (("${MCP_GATEWAY_KEYS}", "${MCP_GATEWAY_KEYS:-x}"), "a setting of the gateway, which servers do not get"),
-        (("${secret:github}",), "only be in env and headers"),
+        (("${secret:github}", "${secret_file:github}"), "only be in env and headers, and its file only in env"),
     ],
 )
 def test_a_placeholder_without_a_value_is_an_error_that_says_what_to_do(texts: tuple[str, ...], what: str) -> None:
@@ -61,10 +61,12 @@ def test_a_placeholder_without_a_value_is_an_error_that_says_what_to_do(texts: t
 
 @requirement("wall.secrets")
 def test_secrets_stay_for_later_and_never_come_out_of_a_variable() -> None:
-    place = Place(environ={"SLY": "${secret:github}"}, folder=Path())
-    assert expanded("Bearer ${secret:github}", place, secrets=True) == "Bearer ${secret:github}"
-    with pytest.raises(Unresolved, match="the value of SLY contains"):
-        expanded("${SLY}", place, secrets=True)
+    place = Place(environ={"SLY": "${secret:github}", "SLIER": "x ${secret_file:github}"}, folder=Path())
+    for text in ("Bearer ${secret:github}", "${secret_file:github}"):
+        assert expanded(text, place, secrets=True) == text
+    for name in place.environ:
+        with pytest.raises(Unresolved, match=f"the value of {name} contains"):
+            expanded(f"${{{name}}}", place, secrets=True)
     for text in ("$MCP_GATEWAY_KEYS", "$UNSET"):
         with pytest.raises(Unresolved):
             expanded(text, place, last_word=True)

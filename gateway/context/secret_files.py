@@ -1,0 +1,172 @@
+"""Keep the secrets of one process in files (`${secret_file:NAME}`), which the process reads whenever it needs them.
+
+Each process has a folder of its own, which its sandbox lets only this process read. Tokens are renewed before each
+request and, while a request is under way, before they expire. A token that is refused or revoked has no file.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from session_store.redaction import REDACTED
+from transports.background_tasks import Tasks
+from transports.upstream_port import UpstreamUnavailable
+
+_LOOK_S: Final = 10.0
+"""Seconds after which tokens are looked at again while a request is under way: a revoked one must not stay longer."""
+_LATE_S: Final = 1.0
+"""The same for a token that should have been replaced already."""
+_HIDDEN: Final = 16
+"""Number of values that are hidden in what the process writes: a token is not forgotten when the next one comes."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CurrentSecrets:
+    """Values of secrets by name, and the Unix time from which they have to be renewed."""
+
+    values: Mapping[str, str]
+    until: float
+
+
+class SecretFiles:
+    """The files of one process. `paths` has the path of each, by the secret's name. `renewed` are the secrets that
+    `read` returns again; it may leave out those that have to stay. `discard` removes the folder with all that is in it.
+
+    Files are written below an open descriptor of the folder, each under a new name that then replaces the old one. So
+    a symlink that the process has put there leads nowhere.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        first: CurrentSecrets,
+        renewed: Collection[str],
+        read: Callable[[], Awaitable[CurrentSecrets]],
+        discard: Callable[[Path], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder = folder
+        self.paths = {name: str(folder / str(number)) for number, name in enumerate(first.values)}
+        self.renewed = frozenset(renewed)
+        self.known: deque[str] = deque(maxlen=_HIDDEN)
+        self._read, self._discard, self._clock = read, discard, clock
+        self._written: dict[str, str] = {}
+        self._until = first.until
+        self._begun = self._done = 0  # numbers of renewals
+        self._is_needed: Callable[[], bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = Tasks("files of secrets")
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._write(first.values)
+        except BaseException:
+            self.close()
+            raise
+
+    def hide(self, text: str) -> str:
+        """Return a text of the process without the values of its files."""
+        for value in self.known:
+            text = text.replace(value, REDACTED)
+        return text
+
+    async def renew(self) -> None:
+        """Make the files current. If that fails, remove those that are renewed.
+
+        Raises:
+            UpstreamUnavailable: there is no value for the principal now, or a file cannot be written.
+        """
+        if not self.renewed:
+            return
+        self._begun += 1
+        number = self._begun
+        try:
+            found = await self._read()
+            if number > self._done:  # else a later renewal knows more
+                self._done, self._until = number, found.until
+                self._write(found.values)
+        except Exception:
+            if number >= self._done:
+                self._done, self._until = number, self._clock() + _LOOK_S
+                self._remove(self.renewed)
+            raise
+        finally:
+            self._wait()
+
+    def renew_while(self, is_needed: Callable[[], bool]) -> None:
+        """Renew the files in time, as long as `is_needed` returns True then."""
+        self._is_needed = is_needed
+        self._wait()
+
+    def _wait(self) -> None:
+        """Start the timer of the next renewal, unless it ends early enough."""
+        if not self.renewed or self._is_needed is None or self._fd < 0:
+            return
+        loop, left_s = asyncio.get_running_loop(), self._until - self._clock()
+        due = loop.time() + min(left_s if left_s > 0 else _LATE_S, _LOOK_S)
+        if self._timer is None or self._timer.when() > due:
+            self._end_timer()
+            self._timer = loop.call_at(due, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._is_needed is not None and self._is_needed():
+            self._tasks.start("renewal", self._renew_quietly)
+
+    async def _renew_quietly(self) -> None:
+        with contextlib.suppress(UpstreamUnavailable):  # the next request gets the error
+            await self.renew()
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _write(self, values: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            if self._fd < 0 or self._written.get(name) == value:
+                continue
+            if value not in self.known:
+                self.known.append(value)
+            try:
+                self._replace(os.path.basename(self.paths[name]), value)
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                raise UpstreamUnavailable(f"the file of credential {name!r} cannot be written: {reason}") from None
+            self._written[name] = value
+
+    def _replace(self, file: str, value: str) -> None:
+        new = secrets.token_hex(8)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        try:
+            with open(fd, "w", encoding="utf-8", newline="") as opened:
+                opened.write(value)
+            os.replace(new, file, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=self._fd)
+            raise
+
+    def _remove(self, names: Collection[str]) -> None:
+        for name in names if self._fd >= 0 else ():
+            self._written.pop(name, None)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.basename(self.paths[name]), dir_fd=self._fd)
+
+    def close(self) -> None:
+        """Remove the files and their folder. Idempotent."""
+        if self._fd < 0:
+            return
+        self._end_timer()
+        if (renewal := self._tasks.running("renewal")) is not None:
+            renewal.cancel()
+        self._remove(self.paths)
+        os.close(self._fd)
+        self._fd = -1
+        self._discard(self.folder)

@@ -1,0 +1,186 @@
+"""Files of secrets: current, private, replaced as a whole, and gone with their token or their process."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.context.secret_files import CurrentSecrets, SecretFiles
+from gateway.context.session_folders import SessionFolders
+from session_store.redaction import REDACTED
+from session_store.testing import FakeClock
+from tests.requirements import requirement
+from tests.unit.calls.parts import until
+from transports.upstream_port import UpstreamUnavailable
+
+pytestmark = [pytest.mark.anyio, requirement("cred.refresh")]
+
+REFUSED = UpstreamUnavailable("refused")
+
+
+class Tokens:
+    """What the files of one process have: a token, which is renewed, and a word, which is not."""
+
+    def __init__(self, folders: SessionFolders) -> None:
+        self.clock = FakeClock()
+        self.answers: list[str | Exception] = []
+        self.gates: list[asyncio.Event] = []
+        """What each renewal waits for, in their order."""
+        self.asked = 0
+        self.lives_s = 100.0
+        first = CurrentSecrets({"files": "token-0", "word": "fixed"}, self.clock() + self.lives_s)
+        self.files = SecretFiles(folders.make(), first, {"files"}, self.read, folders.discard, self.clock)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.files.paths["files"])
+
+    async def read(self) -> CurrentSecrets:
+        self.asked += 1
+        answer = self.answers.pop(0) if self.answers else f"token-{self.asked}"
+        if self.gates:
+            await self.gates.pop(0).wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return CurrentSecrets({"files": answer}, self.clock() + self.lives_s)
+
+
+def text(file: str) -> str:
+    return Path(file).read_text()
+
+
+@pytest.fixture
+async def folders() -> AsyncIterator[SessionFolders]:
+    found = SessionFolders()
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def tokens(folders: SessionFolders) -> AsyncIterator[Tokens]:
+    found = Tokens(folders)
+    yield found
+    found.files.close()
+    assert not found.files.folder.exists()
+
+
+async def test_a_file_is_private_and_is_replaced_as_a_whole(tokens: Tokens) -> None:
+    path, word = tokens.path, tokens.files.paths["word"]
+    assert {str(path.parent), os.path.dirname(word)} == {str(tokens.files.folder)}
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    with path.open() as before:
+        await tokens.files.renew()
+        assert (before.read(), path.read_text(), text(word)) == ("token-0", "token-1", "fixed")
+    tokens.answers = ["token-1"]
+    changed = path.stat().st_ino
+    await tokens.files.renew()
+    assert path.stat().st_ino == changed and len([*path.parent.iterdir()]) == 2, "nothing is written again"
+    assert tokens.files.hide("x token-0 token-1 fixed") == f"x {REDACTED} {REDACTED} {REDACTED}"
+
+
+async def test_what_the_process_puts_in_place_of_a_file_leads_nowhere(tokens: Tokens, tmp_path: Path) -> None:
+    path, outside = tokens.path, tmp_path / "outside"
+    outside.write_text("of somebody else")
+    path.unlink()
+    path.symlink_to(outside)
+    await tokens.files.renew()
+    assert outside.read_text() == "of somebody else" and not path.is_symlink() and path.read_text() == "token-1"
+    path.unlink()
+    (path / "in the way").mkdir(parents=True)
+    with pytest.raises(UpstreamUnavailable, match="'files' cannot be written") as failed:
+        await tokens.files.renew()
+    assert "token" not in str(failed.value) and sorted(os.listdir(path.parent)) == ["0", "1"]
+    path.parent.rename(moved := path.parent.with_name("moved"))
+    path.parent.symlink_to(tmp_path)
+    (moved / "0" / "in the way").rmdir()
+    (moved / "0").rmdir()
+    await tokens.files.renew()
+    assert (moved / "0").read_text() == "token-3" and os.listdir(tmp_path) == ["outside"]
+    path.parent.unlink()
+    moved.rename(path.parent)
+
+
+async def test_a_token_that_is_refused_has_no_file_until_there_is_one_again(tokens: Tokens) -> None:
+    tokens.answers = [REFUSED]
+    with pytest.raises(UpstreamUnavailable, match="refused"):
+        await tokens.files.renew()
+    assert os.listdir(tokens.files.folder) == ["1"], "what needs no token stays"
+    tokens.answers = ["token-0"]
+    await tokens.files.renew()
+    assert tokens.path.read_text() == "token-0"
+
+
+@pytest.mark.parametrize("late", ["token-late", REFUSED])
+async def test_a_renewal_that_began_later_knows_more(tokens: Tokens, late: str | Exception) -> None:
+    first, second = asyncio.Event(), asyncio.Event()
+    tokens.answers, tokens.gates = ["token-early", late], [first, second]
+    renewals = [asyncio.create_task(tokens.files.renew()) for _ in range(2)]
+    await until(lambda: tokens.asked == 2)
+    second.set()
+    await asyncio.wait(renewals[1:])
+    first.set()
+    await asyncio.gather(*renewals, return_exceptions=True)
+    assert (tokens.path.read_text() if tokens.path.exists() else REFUSED) == late
+
+
+async def test_a_cancelled_renewal_keeps_no_other_from_being_written(tokens: Tokens) -> None:
+    first, second = asyncio.Event(), asyncio.Event()
+    tokens.gates = [first, second]
+    kept, cancelled = [asyncio.create_task(tokens.files.renew()) for _ in range(2)]
+    await until(lambda: tokens.asked == 2)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    first.set()
+    await kept
+    assert tokens.path.read_text() == "token-1"
+
+
+async def test_a_token_is_renewed_before_it_expires_while_a_request_is_under_way(tokens: Tokens) -> None:
+    is_busy = True
+    looked: list[bool] = []
+
+    def is_needed() -> bool:
+        looked.append(is_busy)
+        return is_busy
+
+    tokens.lives_s = 0.001
+    tokens.answers = ["token-1", REFUSED, "token-3"]
+    tokens.files.renew_while(is_needed)
+    assert not looked
+    await tokens.files.renew()
+    await until(lambda: tokens.asked == 2)
+    await until(lambda: not tokens.path.exists())
+    assert len(looked) == 1, "nobody waits for the error, and the next attempt is later"
+    await tokens.files.renew()
+    is_busy = False
+    await until(lambda: len(looked) == 2)
+    assert tokens.path.read_text() == "token-3" and tokens.asked == 3
+    is_busy = True
+    await tokens.files.renew()
+    await until(lambda: len(looked) == 3 and tokens.asked == 5)
+
+
+async def test_what_is_not_renewed_is_read_once(folders: SessionFolders) -> None:
+    async def read() -> CurrentSecrets:
+        raise AssertionError("it is not asked for")
+
+    files = SecretFiles(folders.make(), CurrentSecrets({"word": "fixed"}, 0.0), (), read, folders.discard)
+    files.renew_while(lambda: True)
+    await files.renew()
+    assert text(files.paths["word"]) == "fixed"
+    files.close()
+
+
+async def test_nothing_is_written_once_the_process_has_ended(tokens: Tokens) -> None:
+    tokens.gates = [asyncio.Event()]
+    goes_on = tokens.gates[0]
+    renewal = asyncio.create_task(tokens.files.renew())
+    await until(lambda: tokens.asked == 1)
+    with tokens.path.open() as opened:
+        tokens.files.close()
+        assert not tokens.path.exists() and opened.read() == "token-0"
+    goes_on.set()
+    await renewal
+    assert not tokens.files.folder.exists()
