@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from gateway.sandbox.package_command import placed_commands
 from gateway.sandbox.system_paths import is_broad, real
 
-_MOST_STEPS: Final = 64
+_MOST_STEPS: Final = 256
 """The most steps of one search. A script names its interpreter, which may itself be a script, and so on."""
 _HEAD_BYTES: Final = 4_096
 _EXEC: Final = "'''exec' "
@@ -90,16 +90,17 @@ def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> Runtim
     # A relative entry means a folder of wherever the server is by then, never the one that the gateway was started in.
     path = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
     found = RuntimePaths()
+    search = _Search(found, path, home)
     for number, (command, folder) in enumerate(placed_commands(argv, cwd)):
         program = _which(command[0], path, folder)
         if program:
             found.program = found.program if number else real(program)
-            _Search(found, path, home).program(program)
+            search.program(program)
         for code in _code_of(command, folder):
-            _Search(found, path, home).code(code)
+            search.code(code)
     for folder in filter(None, path.split(os.pathsep)):  # the programs that servers start: git, node
         found.add(folder)
-        _Search(found, path, home).folder(folder)
+        search.folder(folder)
     for folder, variable in BROWSERS.items():
         if os.path.isdir(place := Path(home, folder)):
             found.add(place)
@@ -121,6 +122,7 @@ class _Search:
         self._found = found
         self._path = path
         self._home = home
+        self._inside_home = os.path.join(os.path.normpath(home), "")
         self._seen: set[str] = set()
 
     def program(self, path: str) -> None:
@@ -200,18 +202,21 @@ class _Search:
         """Include the source of packages that are installed as a link to it (PEP 660, PEP 610, and lines in `.pth`
         files)."""
         with contextlib.suppress(OSError, ValueError):
-            for file in folder.glob("*.pth"):
-                for line in file.read_text("utf-8", "replace").splitlines():
-                    if line.startswith("/"):
-                        self.code(line.strip())
-            for file in folder.glob("*.dist-info/direct_url.json"):
-                url = urlsplit(str(json.loads(file.read_text("utf-8")).get("url", "")))
-                if url.scheme == "file":
-                    self.code(unquote(url.path))
+            names = os.listdir(folder)
+            for name in names:
+                if name.endswith(".pth"):
+                    for line in Path(folder, name).read_text("utf-8", "replace").splitlines():
+                        if line.startswith("/"):
+                            self.code(line.strip())
+            for name in names:
+                if name.endswith(".dist-info") and os.path.exists(file := f"{folder}/{name}/direct_url.json"):
+                    url = urlsplit(str(json.loads(Path(file).read_text("utf-8")).get("url", "")))
+                    if url.scheme == "file":
+                        self.code(unquote(url.path))
 
     def _installed(self, path: str) -> None:
         """If a tool has installed the program below a home folder, include the tool's folder."""
-        if not Path(path).is_relative_to(self._home):
+        if not os.path.normpath(path).startswith(self._inside_home):
             return
         for folder, variable in _TOOL_ROOTS.items():
             root = Path(self._home, folder)
