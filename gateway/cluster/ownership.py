@@ -205,8 +205,6 @@ class Cluster:
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
         self._beating = asyncio.Lock()
-        self._handled: list[str] = []
-        """The losses that the next renewal of the lease tells the store of, as handled."""
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
@@ -220,10 +218,10 @@ class Cluster:
         """
         async with self._beating:
             began, address = monotonic(), self.address if self.is_reachable else ""
-            while taken := await self._directory.renew_lease(self.replica, address, LEASE_S, self._handled):
+            handled: list[str] = []  # said once: if that answer is lost, the losses that follow are told all the same
+            while taken := await self._directory.renew_lease(self.replica, address, LEASE_S, handled):
                 await self._close_taken(taken, lived=self.lease.was_fresh(began))
-                self._handled, began = taken, monotonic()
-            self._handled = []
+                handled, began = taken, monotonic()
             self.lease.renewed(began)
         await self.renew_configuration()
         if began - self._listed_at >= LEASE_S:
@@ -333,7 +331,6 @@ class Cluster:
         if epoch is not None:
             self._told.pop(session.id, None)
             self._claimed[session.id] = epoch
-            self._handled = [told for told in self._handled if told != session.id]  # what is told next is a later loss
             self._released.discard(session.id)  # its later owner is gone, and nobody else would serve it
             self._claims["copied" if await self._directory.copied(session.id) else "not copied"] += 1
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)

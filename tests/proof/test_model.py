@@ -1,5 +1,5 @@
-"""The ownership of a session and the numbers of configurations, checked by SPIN: every order of the steps of three
-replicas within the bounds of the models."""
+"""The ownership of sessions and the numbers of configurations, checked by SPIN: every order of the steps of replicas
+within the bounds of the models."""
 
 import re
 import shutil
@@ -48,6 +48,8 @@ MUTANTS_OF_NUMBERS = {
     "EDITS_FORGOTTEN": "number>others",
 }
 """What a mutant of configuration numbers violates."""
+
+MUTANTS_OF_LOSSES = ("READ_IS_HANDLED", "RENEWED_FIRST", "HANDLED_TWICE")
 
 
 def checked(folder: Path, model: str, *flags: str, optimize: str = "-O2") -> str:
@@ -121,3 +123,13 @@ def test_no_replica_claims_a_session_while_another_has_a_newer_file(changes: int
 def test_a_mutant_of_configuration_numbers_is_found(mutant: str, tmp_path: Path) -> None:
     said = checked(tmp_path, "configuration_numbers.pml", "CHANGES=3", "FAULTS=0", mutant, optimize="-O0")
     assert "errors: 1" in said and MUTANTS_OF_NUMBERS[mutant] in said, said
+
+
+def test_no_session_of_two_is_served_by_its_former_owner_too(tmp_path: Path) -> None:
+    assert_complete(checked(tmp_path, "losses.pml", "CLAIMS=6", "FAULTS=4"), 50_000)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_OF_LOSSES)
+def test_a_mutant_of_how_losses_are_told_is_found(mutant: str, tmp_path: Path) -> None:
+    said = checked(tmp_path, "losses.pml", mutant, optimize="-O0")
+    assert "errors: 1" in said and "is_live[0])&&serves[0]" in said, said
