@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from tests.support.preloaded_gateway import NUMBER
 
@@ -27,7 +27,10 @@ STARTED_WITHIN_S: Final = 120.0
 class CommandProcess:
     """A started process, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, arguments: Sequence[str], reports: socket.socket, stderr: IO[str] | None) -> None:
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+
+    def __init__(self, arguments: Sequence[str], reports: socket.socket, stderr: IO[Any] | None) -> None:
         self.arguments = tuple(arguments)
         self.stderr = stderr
         self.returncode: int | None = None
@@ -67,6 +70,9 @@ class CommandProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def _number(self) -> int:
         read = self._reports.recv(NUMBER.size)
         assert len(read) == NUMBER.size, "the program that starts gateways for tests has ended"
@@ -80,11 +86,11 @@ class _Preloaded:
         self._requests: socket.socket | None = None
         self._lock = threading.Lock()
 
-    def start(self, asked: Mapping[str, object], stdout: int, stderr: int) -> socket.socket:
-        """Start a process; the socket that reports its id and its end."""
+    def start(self, asked: Mapping[str, object], *fds: int) -> socket.socket:
+        """Start a process with this stdout, stderr and, if given, stdin; the socket that reports its id and its end."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
-            socket.send_fds(self._connected(), [b"s"], [theirs.fileno(), stdout, stderr])
+            socket.send_fds(self._connected(), [b"s"], [theirs.fileno(), *fds])
         ours.sendall(json.dumps(asked).encode() + b"\n")
         return ours
 
@@ -121,6 +127,19 @@ def start_command(arguments: Sequence[str], *, env: Mapping[str, str]) -> Comman
     finally:
         os.close(write)
     return CommandProcess(arguments, reports, os.fdopen(read, encoding="utf-8"))
+
+
+def piped_command(arguments: Sequence[str], *, env: Mapping[str, str]) -> CommandProcess:
+    """Start a command whose stdin, stdout and stderr are pipes, which are read and written as bytes."""
+    (stdin, write), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
+    try:
+        reports = _preloaded.start(_asked(arguments, env, ROOT), stdout, stderr, stdin)
+    finally:
+        for theirs in (stdout, stderr, stdin):
+            os.close(theirs)
+    process = CommandProcess(arguments, reports, os.fdopen(err, "rb"))
+    process.stdin, process.stdout = os.fdopen(write, "wb"), os.fdopen(out, "rb")
+    return process
 
 
 def run_command(

@@ -1,10 +1,10 @@
 """The program that starts gateways and commands for tests: it has loaded the gateway's modules, and forks.
 
 `python -m tests.support.preloaded_gateway FD`, from the project's root. On the Unix stream socket FD it receives one
-byte per process to start, with three descriptors attached: a socket of that process, its stdout and its stderr. On the
-socket it reads one JSON object, `{"arguments": [...], "env": {...}, "cwd": "..."}`, and writes the process id and later
-the exit code (minus the signal number if one ended it), each as four bytes. In the new process runs what
-`python -m gateway ARGUMENTS` runs, with that environment; only the modules are there already.
+byte per process to start, with descriptors attached: a socket of that process, its stdout, its stderr, and its stdin if
+that is not empty. On the socket it reads one JSON object, `{"arguments": [...], "env": {...}, "cwd": "..."}`, and
+writes the process id and later the exit code (minus the signal number if one ended it), each as four bytes. In the new
+process runs what `python -m gateway ARGUMENTS` runs, with that environment; only the modules are there already.
 """
 
 import atexit
@@ -59,7 +59,7 @@ def main(requests: socket.socket) -> None:
                     woken.recv(4096)
                     _report(running)
                     continue
-                byte, fds, _, _ = socket.recv_fds(requests, 1, 3)
+                byte, fds, _, _ = socket.recv_fds(requests, 1, 4)
                 if not byte:
                     return
                 reports = socket.socket(fileno=fds[0])
@@ -112,11 +112,11 @@ def _report(running: dict[int, socket.socket]) -> None:
                 pass  # nobody waits for it any more
 
 
-def _become(reports: socket.socket, stdout: int, stderr: int) -> None:
-    """Run the command in this process, which was just forked."""
+def _become(reports: socket.socket, *fds: int) -> None:
+    """Run the command in this process, which was just forked. `fds` are stdout, stderr and, if given, stdin."""
     with reports, reports.makefile("rb") as file:
         asked: dict[str, Any] = json.loads(file.readline())
-    for given, standard in ((stdout, 1), (stderr, 2)):
+    for given, standard in zip(fds, (1, 2, 0), strict=False):
         os.dup2(given, standard)
         os.close(given)
     os.environ.clear()

@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.support.commands import CommandProcess, piped_command
 from tests.support.gateway_process import PROBE, ROOT
 from tests.support.waiting import GIVE_UP_S
 
@@ -23,14 +23,13 @@ class Typed:
         argv: Sequence[str] = (),
     ) -> None:
         served = ["--", *child] if child else []
-        self.process = subprocess.Popen(
-            argv or [sys.executable, "-m", "gateway", "stdio", *options, *served],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "MCP_GATEWAY_LIMITS__LIST_TIMEOUT_S": str(GIVE_UP_S), **(env or {})},
-        )
+        environment = {**os.environ, "MCP_GATEWAY_LIMITS__LIST_TIMEOUT_S": str(GIVE_UP_S), **(env or {})}
+        self.process: CommandProcess | subprocess.Popen[bytes]
+        if argv:
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+        else:
+            self.process = piped_command(["stdio", *options, *served], env=environment)
         self._log: list[bytes] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
