@@ -22,7 +22,7 @@ from transports.upstream_port import UpstreamUnavailable
 _LOOK_S: Final = 10.0
 """Seconds after which tokens are looked at again while a request is under way: a revoked one must not stay longer."""
 _LATE_S: Final = 1.0
-"""The same for a token that should have been replaced already."""
+"""The same for a token that should have been replaced already, or that there is none of."""
 _HIDDEN: Final = 16
 """Number of values that are hidden in what the process writes: a token is not forgotten when the next one comes."""
 
@@ -93,7 +93,7 @@ class SecretFiles:
                 self._write(found.values)
         except Exception:
             if number >= self._done:
-                self._done, self._until = number, self._clock() + _LOOK_S
+                self._done, self._until = number, 0.0
                 self._remove(self.renewed)
             raise
         finally:
