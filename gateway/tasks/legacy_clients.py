@@ -161,6 +161,7 @@ class LegacyTasks:
     async def _page(conversation: Conversation, cursor: str) -> dict[str, Any]:
         try:
             async with asyncio.timeout(_LIST_S):
+                await conversation.ready()
                 answer = await conversation.ask("tasks/list", encode({"cursor": cursor} if cursor else {}))
         except (*UNREACHED, TimeoutError):
             return {}

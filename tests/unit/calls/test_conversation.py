@@ -361,3 +361,7 @@ async def test_a_call_is_sent_once_the_files_of_its_process_are_current(monkeypa
     for call in (first, second):
         conversation.message(Message(jsonrpc="2.0", id=call.number, result=msgspec.Raw(b"{}")))
     assert not files.is_needed()
+    conversation.hold_link()
+    assert files.is_needed(), "a task of the server"
+    conversation.free_link()
+    assert not files.is_needed()
