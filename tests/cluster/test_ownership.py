@@ -309,7 +309,5 @@ class Ownership(RuleBasedStateMachine):
 def test_ownership_keeps_its_invariants() -> None:
     run_state_machine_as_test(
         Ownership,
-        settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
     )

@@ -130,7 +130,7 @@ def mutated(draw: st.DrawFn) -> tuple[Any, dict[str, str], bool]:
 
 
 @requirement("spec.legacy", "spec.modern")
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=mutated(), cut=st.integers(0, 400) | st.none())
 def test_mutations_of_valid_requests(
     tormented: "Tormented", case: tuple[Any, dict[str, str], bool], cut: int | None
