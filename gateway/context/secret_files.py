@@ -21,10 +21,14 @@ from transports.upstream_port import UpstreamUnavailable
 
 _LOOK_S: Final = 10.0
 """Seconds after which tokens are looked at again while a request is under way: a revoked one must not stay longer."""
-_LATE_S: Final = 1.0
-"""The same for a token that should have been replaced already, or that there is none of."""
+_MISSING_S: Final = 1.0
+"""The same if there is no token."""
+_LATE_S: Final = 0.1
+"""The same for a token that should have been replaced already: another replica does that, and the end is near."""
 _HIDDEN: Final = 16
 """Number of values that are hidden in what the process writes: a token is not forgotten when the next one comes."""
+_LEAST_SECRET: Final = 6
+"""The fewest characters of a value that is hidden. Shorter values occur inside many words."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -93,7 +97,7 @@ class SecretFiles:
                 self._write(found.values)
         except Exception:
             if number >= self._done:
-                self._done, self._until = number, 0.0
+                self._done, self._until = number, self._clock() + _MISSING_S
                 self._remove(self.renewed)
             raise
         finally:
@@ -132,7 +136,7 @@ class SecretFiles:
         for name, value in values.items():
             if self._fd < 0 or self._written.get(name) == value:
                 continue
-            if value not in self.known:
+            if value not in self.known and len(value) >= _LEAST_SECRET:
                 self.known.append(value)
             try:
                 self._replace(os.path.basename(self.paths[name]), value)
