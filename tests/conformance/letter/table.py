@@ -1,8 +1,9 @@
 """The table of statements: who is bound by each, and the test that shows it, or the reason why there is none.
 
 The rows are in the TOML files beside this module, one file for each page: those of 2026-07-28, those of the revisions
-with a handshake together, the tasks extension and the Skills extension. `statements.toml` has digests of the
-statements, so that rows can be compared with the specification where that is not at hand.
+with a handshake together, the tasks extension and the Skills extension. A page says which revisions its statements are
+of; a statement of others says so itself. `statements.toml` has digests of the statements, so that rows can be compared
+with the specification where that is not at hand.
 """
 
 import hashlib
@@ -47,7 +48,7 @@ def rows() -> Iterator[Row]:
         for entry in page["statement"]:
             (outcome,) = (name for name in _OUTCOMES if name in entry)
             why = entry[outcome]
-            for revision in entry["revisions"]:
+            for revision in entry.get("revisions", page["revisions"]):
                 yield Row(
                     revision=revision,
                     page=page["page"],
