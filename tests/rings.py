@@ -42,6 +42,12 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/clients/test_oauth.py": ("gateway/identity/",),
     "tests/clients/test_other_sdks.py": (*_WIRE, "gateway/bridge/"),
     "tests/clients/test_sdk_tasks.py": _TASKS,
+    "tests/clients/test_sdk.py::test_twenty_clients_at_once_never_mix[legacy": ("gateway/calls/", "gateway/sessions/"),
+    "tests/clients/test_sdk.py::test_the_gateway_on_stdin_and_stdout_is_used_as_any_server[legacy]": (
+        "gateway/cli/",
+        "gateway/calls/",
+        *_WIRE,
+    ),
     "tests/clients/test_sdk.py::test_the_gateway_on_stdin_and_stdout_is_used_as_any_server[auto]": (
         "gateway/cli/",
         "gateway/calls/",
@@ -68,6 +74,22 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/cluster/test_unreachable.py": ("gateway/serving/", *_CLUSTER),
     "tests/designs/test_scenarios.py": ("gateway/context/", "gateway/policy/", "examples/"),
     "tests/e2e/test_app_sessions.py": ("gateway/integrations/", "session_store/"),
+    "tests/e2e/test_backup.py::test_a_snapshot": ("docs/backup.md", "session_store/redis/"),
+    "tests/e2e/test_changed_tools.py::test_a_tool_that_changes_within_a_session_is_marked_told_or_refused[legacy": (
+        "gateway/policy/",
+        "gateway/sessions/",
+        "gateway/upstreams/",
+    ),
+    "tests/e2e/test_changed_tools.py::test_another_replica_knows_what_a_session_was_shown[legacy": (
+        "gateway/policy/",
+        *_CLUSTER,
+    ),
+    "tests/e2e/test_durability.py::test_five_seconds_without_redis_lose_nothing[stopped]": (
+        "gateway/sessions/",
+        "session_store/redis/",
+    ),
+    "tests/e2e/test_edge_limits.py::test_clients_that_do_not_read_are_cut_and_hold_nothing[json-h11]": _WIRE,
+    "tests/e2e/test_edge_limits.py::test_clients_that_do_not_read_are_cut_and_hold_nothing[sse-h11]": _WIRE,
     "tests/e2e/test_examples.py": ("examples/", "gateway/context/", "gateway/sandbox/"),
     "tests/e2e/test_idle_memory.py": ("gateway/sessions/", "gateway/calls/", "gateway/upstreams/", "transports/"),
     "tests/e2e/test_processes.py::test_what_npx_starts_ends_with_the_gateway": _SANDBOX,
@@ -101,6 +123,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     ),
     "tests/test_image.py": ("deploy/", "docker-compose.yml"),
     "tests/test_site.py": ("docs/", "mkdocs.yml"),
+    "tests/test_surroundings.py::test_a_run_beside_a_gateway": ("gateway/serving/", "gateway/cli/"),
     "tests/test_wheel.py": ("gateway/cli/", "gateway/__init__.py", "pyproject.toml"),
     "tests/proof/test_model.py": _CLUSTER,
 }
