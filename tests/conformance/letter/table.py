@@ -2,14 +2,16 @@
 
 The rows are in the TOML files beside this module, one file for each page: those of 2026-07-28, those of the revisions
 with a handshake together, the tasks extension and the Skills extension. A page says which revisions its statements are
-of; a statement of others says so itself. `statements.toml` has digests of the statements, so that rows can be compared
-with the specification where that is not at hand.
+of; a statement of others says so itself. Statements of a section that are bound and shown alike stand together.
+`statements.toml` has digests of the statements, so that rows can be compared with the specification where that is not
+at hand.
 """
 
 import hashlib
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,12 +50,13 @@ def rows() -> Iterator[Row]:
         for entry in page["statement"]:
             (outcome,) = (name for name in _OUTCOMES if name in entry)
             why = entry[outcome]
-            for revision in entry.get("revisions", page["revisions"]):
+            together = entry["says"] if isinstance(entry["says"], list) else [entry["says"]]
+            for says, revision in product(together, entry.get("revisions", page["revisions"])):
                 yield Row(
                     revision=revision,
                     page=page["page"],
                     section=entry["section"],
-                    says=entry["says"],
+                    says=says,
                     binds=entry["binds"],
                     outcome=outcome,
                     why=tuple(why) if isinstance(why, list) else (why,),
