@@ -63,7 +63,7 @@ def test_it_says_what_the_gateway_does(http: httpx.Client) -> None:
             visible = {f"{name}__{tool}" for (name, tool), one in tools.items() if one["visible"]}
             assert visible == {tool["name"] for tool in listed}, who
             assert all(one["why"] for one in tools.values() if not one["visible"])
-            assert found == explained(Caller(principal=f"api-key:{who}", workspace=workspace))
+        assert found == explained(Caller(principal=f"api-key:{who}", workspace=workspace)), "also without its key"
 
 
 def test_each_fact_and_each_hidden_thing_names_its_setting() -> None:

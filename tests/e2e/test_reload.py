@@ -172,43 +172,45 @@ def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None
 
 
 @requirement("live.reload")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_policy_applies_from_the_next_call_also_on_the_fast_path(http: httpx.Client, era: str) -> None:
+def test_policy_applies_from_the_next_call_also_on_the_fast_path(http: httpx.Client) -> None:
     open_, closed = server(PROBE), {"policy": {"workspaces": {"*": {"tools": ["probe__env"]}}}}
     with edited({"probe": open_}) as it:
-        client = opened(it.gateway.at("probe"), http, era)
-        pid = tool_text(client.tool("pid"))
+        clients = [opened(it.gateway.at("probe"), http, era) for era in ("legacy", "modern")]
+        pids = [tool_text(client.tool("pid")) for client in clients]
         for _ in range(8):
-            assert tool_text(client.tool("pid")) == pid
+            assert [tool_text(client.tool("pid")) for client in clients] == pids
         assert "settings changed: gateway.policy.workspaces" in it.edit({"probe": open_}, closed)
-        assert "error" in messages(client.tool("pid"))[-1]
-        assert tool_text(client.tool("env"))
+        for client in clients:
+            assert "error" in messages(client.tool("pid"))[-1]
+            assert tool_text(client.tool("env"))
         it.edit({"probe": open_})
-        assert tool_text(client.tool("pid")) == pid
+        assert [tool_text(client.tool("pid")) for client in clients] == pids
 
 
 @requirement("live.reload")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_keys_rotate_without_a_401_and_a_removed_key_ends_with_the_next_request(http: httpx.Client, era: str) -> None:
+def test_keys_rotate_without_a_401_and_a_removed_key_ends_with_the_next_request(http: httpx.Client) -> None:
     probe = {"probe": server(PROBE)}
 
     def keys(*given: str) -> dict[str, Any]:
         return {"api_keys": {"ann": [sha256(key) for key in given]}}
 
+    def answers(key: str = "") -> list[str | int]:
+        """The process that answers each client, or the status. From then on they send the key."""
+        for client in clients if key else ():
+            client.headers |= bearer(key)
+        told = [client.tool("pid") for client in clients]
+        return [tool_text(answer) if answer.status_code == 200 else answer.status_code for answer in told]
+
     with edited(probe, keys("old")) as it:
-        client = opened(it.gateway.at("probe"), http, era, "old")
-        pid = tool_text(client.tool("pid"))
+        clients = [opened(it.gateway.at("probe"), http, era, "old") for era in ("legacy", "modern")]
+        pids = answers()
         it.edit(probe, keys("old", "new"))
-        assert tool_text(client.tool("pid")) == pid
-        client.headers |= bearer("new")
-        assert tool_text(client.tool("pid")) == pid
+        assert answers() == pids == answers("new")
         it.edit(probe, keys("new"))
-        assert tool_text(client.tool("pid")) == pid
-        client.headers |= bearer("old")
-        assert client.tool("pid").status_code == 401
+        assert answers() == pids and answers("old") == [401] * 2
         refused = it.edit(probe)
         assert "the configuration is not loaded" in refused and "whether callers need a credential" in refused
-        assert client.tool("pid").status_code == 401, "a file without keys opens nothing"
+        assert answers() == [401] * 2, "a file without keys opens nothing"
 
 
 @requirement("live.reload")
