@@ -175,17 +175,19 @@ def test_a_gateway_that_stops_answers_what_is_on_the_fast_path() -> None:
         assert answer.status == 200 and b"slept" in answer.body and answer.header("connection") == "close"
 
 
-@ERAS
-def test_a_call_that_a_gateway_cannot_wait_for_is_told_before_it_is_cut(era: str) -> None:
+def test_a_call_that_a_gateway_cannot_wait_for_is_told_before_it_is_cut() -> None:
     with running_gateway({"p": server(PROBE)}, options=ON) as gateway:
-        raw, _ = raw_of(gateway, era)
-        raw.send(raw.request("sleep", {"seconds": 60}))
+        clients = [raw_of(gateway, era)[0] for era in ("legacy", "modern")]
+        for raw in clients:
+            raw.send(raw.request("sleep", {"seconds": 60}))
         gateway.process.send_signal(signal.SIGTERM)
-        answer = raw.answer()
-        assert b"-32014" in answer.body and b"whether the call took effect is unknown" in answer.body, answer
+        for raw in clients:
+            answer = raw.answer()
+            assert b"-32014" in answer.body and b"whether the call took effect is unknown" in answer.body, answer
         gateway.process.wait(20)
         assert "Traceback" not in gateway.stderr()
-        raw.close()
+        for raw in clients:
+            raw.close()
 
 
 @requirement("cli.default-shared")

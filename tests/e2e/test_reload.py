@@ -18,6 +18,7 @@ from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_g
 from tests.support.mcp_clients import Legacy, Modern, error_of, messages, restarted, result_of, tool_text
 from tests.support.waiting import eventually
 
+ERAS = ("legacy", "modern")
 SOON = {"limits": {"former_server_s": 1}}
 """A session leaves a former process a second after the reload at the latest."""
 
@@ -69,40 +70,41 @@ def opened(url: str, http: httpx.Client, era: str, key: str = "") -> Client:
 
 
 @requirement("live.reload")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Client, era: str) -> None:
+def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Client) -> None:
     probe, other = server(PROBE), server(PROBE, env={"A": "1"})
     with edited({"kept": probe, "gone": probe}) as it:
-        kept = opened(it.gateway.at("kept"), http, era)
-        gone = opened(it.gateway.at("gone"), http, era)
-        pid = tool_text(kept.tool("pid"))
-        child = psutil.Process(int(tool_text(gone.tool("pid"))))
+        kept, gone = ([opened(it.gateway.at(name), http, era) for era in ERAS] for name in ("kept", "gone"))
+        pids = [tool_text(client.tool("pid")) for client in kept]
+        children = [psutil.Process(int(tool_text(client.tool("pid")))) for client in gone]
         assert "servers added: new; servers removed: gone" in it.edit({"kept": probe, "new": other})
         assert "server new is ready" in it.gateway.stderr() and "server kept is ready" not in it.gateway.stderr()
-        assert tool_text(kept.tool("pid")) == pid
-        assert restarted(kept.tool("pid")) is None
-        assert json.loads(tool_text(opened(it.gateway.at("new"), http, era).tool("env")))["A"] == "1"
-        refused = gone.tool("pid")
-        assert "error" in messages(refused)[-1], refused.text
-        assert eventually(lambda: not child.is_running()), "nobody can call the removed server any more"
-        assert tool_text(kept.tool("pid")) == pid
+        assert [tool_text(client.tool("pid")) for client in kept] == pids
+        assert not any(restarted(client.tool("pid")) for client in kept)
+        for era in ERAS:
+            assert json.loads(tool_text(opened(it.gateway.at("new"), http, era).tool("env")))["A"] == "1"
+        for client in gone:
+            refused = client.tool("pid")
+            assert "error" in messages(refused)[-1], refused.text
+        assert eventually(lambda: not any(child.is_running() for child in children)), "nobody can call it any more"
+        assert [tool_text(client.tool("pid")) for client in kept] == pids
 
 
 @requirement("live.epoch", "proc.reset-told")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: httpx.Client, era: str) -> None:
+def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
     with edited({"probe": before}, SOON) as it:
-        client = opened(it.gateway.at("probe"), http, era)
-        pid = tool_text(client.tool("pid"))
+        clients = [opened(it.gateway.at("probe"), http, era) for era in ERAS]
+        pids = [int(tool_text(client.tool("pid"))) for client in clients]
         assert "servers changed: probe" in it.edit({"probe": after}, SOON)
-        new = opened(it.gateway.at("probe"), http, era)
-        assert json.loads(tool_text(new.tool("env")))["A"] == "2", "a new session has the new server at once"
-        assert eventually(lambda: not psutil.pid_exists(int(pid)))
-        answer = client.tool("env")
-        assert json.loads(tool_text(answer))["A"] == "2"
-        assert restarted(answer) == {"reason": "configuration"}
-        assert restarted(client.tool("env")) is None, "it is told once"
+        for era in ERAS:
+            new = opened(it.gateway.at("probe"), http, era)
+            assert json.loads(tool_text(new.tool("env")))["A"] == "2", "a new session has the new server at once"
+        assert eventually(lambda: not any(map(psutil.pid_exists, pids)))
+        for client in clients:
+            answer = client.tool("env")
+            assert json.loads(tool_text(answer))["A"] == "2"
+            assert restarted(answer) == {"reason": "configuration"}
+            assert restarted(client.tool("env")) is None, "it is told once"
 
 
 @requirement("live.epoch")
@@ -175,7 +177,7 @@ def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None
 def test_policy_applies_from_the_next_call_also_on_the_fast_path(http: httpx.Client) -> None:
     open_, closed = server(PROBE), {"policy": {"workspaces": {"*": {"tools": ["probe__env"]}}}}
     with edited({"probe": open_}) as it:
-        clients = [opened(it.gateway.at("probe"), http, era) for era in ("legacy", "modern")]
+        clients = [opened(it.gateway.at("probe"), http, era) for era in ERAS]
         pids = [tool_text(client.tool("pid")) for client in clients]
         for _ in range(8):
             assert [tool_text(client.tool("pid")) for client in clients] == pids
@@ -202,7 +204,7 @@ def test_keys_rotate_without_a_401_and_a_removed_key_ends_with_the_next_request(
         return [tool_text(answer) if answer.status_code == 200 else answer.status_code for answer in told]
 
     with edited(probe, keys("old")) as it:
-        clients = [opened(it.gateway.at("probe"), http, era, "old") for era in ("legacy", "modern")]
+        clients = [opened(it.gateway.at("probe"), http, era, "old") for era in ERAS]
         pids = answers()
         it.edit(probe, keys("old", "new"))
         assert answers() == pids == answers("new")
