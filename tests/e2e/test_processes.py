@@ -184,12 +184,11 @@ def started(gateway: RunningGateway, before: set[int], **wanted: str) -> bool:
 
 
 @requirement("proc.warm", "proc.isolated", "ctx.env")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_a_slow_server_opens_at_once(era: str, http: httpx.Client) -> None:
+def test_a_slow_server_opens_at_once(http: httpx.Client) -> None:
     """All processes of the gateway are looked at."""
     with running_gateway({"late": server(LATE, warm=1)}) as gateway:
         seen = []
-        for number in range(3):
+        for number, era in enumerate(("legacy", "modern") * 2):
             http.cookies.clear()
             before = set(servers_of(gateway))
             client: Any = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
@@ -204,7 +203,7 @@ def test_a_slow_server_opens_at_once(era: str, http: httpx.Client) -> None:
             seen.append(env["MCP_SESSION_ID"])
             # The next one is ready once its slow start is over.
             assert eventually(lambda before=before: started(gateway, before)), number  # type: ignore[misc]  # bound in this round
-        assert len(set(seen)) == 3
+        assert len(set(seen)) == 4
 
 
 @requirement("proc.warm", "ctx.isolated", "ctx.credentials", "pol.trust")
