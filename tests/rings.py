@@ -26,6 +26,10 @@ _SHARED: Final = ("tests/conftest.py", "pyproject.toml")
 """What every suite stands on."""
 
 SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
+    "tests/attack/test_audit_trail.py::test_thousands_of_bad_keys_flush_nothing_and_are_all_counted[memory]": (
+        "gateway/observability/",
+        "session_store/memory.py",
+    ),
     "tests/attack/test_bystander.py": (*_WIRE, "gateway/identity/", "gateway/policy/", "tests/attack/attackers.py"),
     "tests/attack/test_fast_path_differential.py::test_nor_does_that_of_calls_which_another_replica_forwards": (
         *_WIRE,

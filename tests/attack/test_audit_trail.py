@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
@@ -182,8 +181,7 @@ def test_a_forged_token_at_the_stdio_front_is_in_the_trail(tmp_path: Path) -> No
     file, config = tmp_path / "audit.jsonl", tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": SERVERS, "gateway": {"audit": {"to": ["store", str(file)]}}}))
     env = {**os.environ, "MCP_SESSION_TOKEN": "f" * 24 + "." + "A" * 43}
-    command = [sys.executable, "-m", "gateway", "stdio", "--config", str(config)]
-    ended = subprocess.run(command, input="", text=True, env=env, cwd=ROOT, timeout=240, capture_output=True)
+    ended = run_command("stdio", "--config", str(config), env=env)
     assert ended.returncode == 2 and "MCP_SESSION_TOKEN" in ended.stderr
     events = [json.loads(told) for told in file.read_text().splitlines()]
     assert [e["reason"] for e in events if e["event"] == "refused"] == ["invalid session token"]
