@@ -1,7 +1,6 @@
 """Build the resources of links to one server: environment and secrets of a child process, or headers with a signed
 assertion. Find the secret values in these resources, and in the server's configuration."""
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,7 +14,7 @@ from gateway.config.sandbox import Sandbox
 from gateway.config.secrets import ConsentSettings, ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
-from gateway.context.link_resources import LinkResourceProvider, LinkResources
+from gateway.context.link_resources import Held, LinkResourceProvider, LinkResources
 from gateway.context.principal_secrets import PrincipalSecrets, is_template, secrets_in_files
 from gateway.context.secret_files import CurrentSecrets, SecretFiles
 from gateway.context.session_assertions import HEADER, Assertions
@@ -93,16 +92,16 @@ class SessionResources:
         session = with_context(live.session, context)
         if self.settings.kind == "object":
             return self.grants.for_object(session)
-        with contextlib.ExitStack() as held:
+        with Held() as held:
             files = await self._files(live, context) if self._secrets else None
             if files is not None:
-                held.callback(files.close)
+                held.add(files.close)
             paths = {} if files is None else files.paths
             env = await self.environment.of(session, correlation, _token(live, context), paths)
-            held.callback(await self.quotas.process(session))
+            held.add(await self.quotas.process(session))
             resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation, files)
-            held.callback(resources.close)
-            return replace(resources, close=held.pop_all().close)
+            held.add(resources.close)
+            return replace(resources, close=held.close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
         principal = live.session.principal

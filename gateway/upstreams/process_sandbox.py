@@ -1,16 +1,16 @@
 """Prepare the sandbox of each process of a server: its share of memory, its walls (restrictions by the kernel), its
 private folder, and the package that it is started from."""
 
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 
 from gateway.config.sandbox import Sandbox
-from gateway.context.link_resources import LinkResources
+from gateway.context.link_resources import Held, LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.errors import StartRefused
 from gateway.policy.server_memory import ServerMemory, ServerProcess
@@ -72,28 +72,28 @@ class SandboxedResources:
             Refused: 503, too little memory is free for the process.
         """
         given = resources.given
-        with contextlib.ExitStack() as held:
-            held.callback(resources.close)
+        with Held() as held:
+            held.add(resources.close)
             process = self._memory.begin(self._name, session_id)
-            held.callback(process.ended)
+            held.add(process.ended)
             enclosure = self._by_trust.enclosure(sandbox)
             if enclosure is None:
                 given = structs.replace(given, launcher=(*given.launcher, *sandbox.prlimit))
             else:
                 code: tuple[str, ...] = ()
                 if (package := await self._package()) is not None:
-                    held.callback(package.release)
+                    held.add(package.release)
                     env = {**package.env, **given.env}
                     given, code = structs.replace(given, argv=package.argv, path=package.path, env=env), package.code
                 try:
                     own = OwnFolder(self._folders.use_own(session_id, self._name))
                 except OSError as error:
                     raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
-                held.callback(self._folders.release, session_id)
+                held.add(partial(self._folders.release, session_id))
                 read = () if resources.files is None else (str(resources.files.folder),)
                 given = self._walled(given, enclosure, own, str(self._folders.path(session_id)), code, read)
             given = structs.replace(given, began=_began(given, process))
-            return replace(resources, given=given, close=held.pop_all().close)
+            return replace(resources, given=given, close=held.close)
 
     def _walled(
         self,
