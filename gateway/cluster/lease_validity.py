@@ -40,10 +40,6 @@ class OwnLease:
         """Record the addresses of the other replicas, by name."""
         self.peers = peers
 
-    def was_fresh(self, at: float) -> bool:
-        """Return True if `is_fresh` was True at that time (monotonic clock), before the renewal that follows."""
-        return at < self.trusted_until
-
     def renewed(self, asked_at: float) -> None:
         """Record a renewal that was sent at `asked_at` (monotonic clock)."""
         if self._renewed_since is None or asked_at >= self._until:

@@ -160,7 +160,7 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Former(msgspec.Struct):
     """The owner from which this replica has claimed a session, or has tried to, although that owner may run. `until`:
-    when its lease has ended unless it has read of the claim (monotonic clock); None: it may not be told yet."""
+    when its lease has ended unless it has handled the claim (monotonic clock); None: it may not be told yet."""
 
     owner: str
     until: float | None = None
@@ -205,6 +205,8 @@ class Cluster:
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
         self._beating = asyncio.Lock()
+        self._beats = 0
+        self._beat_failed = False
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
@@ -214,15 +216,27 @@ class Cluster:
         `StoreUnavailable`.
 
         The lease counts as renewed, and the store is told that the losses were handled, when all of them are closed:
-        from then on, another replica serves them.
+        from then on, another replica serves them. All who ask while a renewal is under way share the next one.
         """
+        asked = self._beats
         async with self._beating:
-            began, address = monotonic(), self.address if self.is_reachable else ""
-            handled: list[str] = []  # said once: if that answer is lost, the losses that follow are told all the same
-            while taken := await self._directory.renew_lease(self.replica, address, LEASE_S, handled):
-                await self._close_taken(taken, lived=self.lease.was_fresh(began))
-                handled, began = taken, monotonic()
-            self.lease.renewed(began)
+            if self._beats != asked:
+                if self._beat_failed:
+                    raise StoreUnavailable("the lease was not renewed")
+                return
+            self._beats, self._beat_failed = asked + 1, True
+            await self._beat()
+            self._beat_failed = False
+
+    async def _beat(self) -> None:
+        began, address = monotonic(), self.address if self.is_reachable else ""
+        lived = self.lease.is_fresh
+        # Not repeated after a failure: the store may have removed these entries already, and would remove later ones.
+        handled: list[str] = []
+        while taken := await self._directory.renew_lease(self.replica, address, LEASE_S, handled):
+            await self._close_taken(taken, lived=lived)
+            handled, began, lived = taken, monotonic(), True
+        self.lease.renewed(began)
         await self.renew_configuration()
         if began - self._listed_at >= LEASE_S:
             listed = await self._directory.replicas()
@@ -233,7 +247,9 @@ class Cluster:
         for told in dict.fromkeys(taken):
             session_id = told.removeprefix(_FORGOTTEN)
             if told != session_id and session_id in self._told:
-                del self._told[session_id]  # this loss was handled; what is live here now began after it
+                # This loss was handled; what is live here now began after it. An entry that is read twice, because the
+                # store did not answer in between, ends it: better than to keep what began before.
+                del self._told[session_id]
                 continue
             if lived:
                 self._taken[session_id] = None
@@ -357,7 +373,7 @@ class Cluster:
     async def is_contested(self, session: Session) -> bool:
         """Return True if another replica claimed the session from this one while this one ran. Then this replica must
         not claim it back: both run and do not reach each other, and the session would move back and forth."""
-        await self.beat()  # returns the sessions that were taken since the last beat
+        await self.beat()  # closes the sessions that were taken since the last beat
         return session.id in self._taken
 
     def refused_by(self, replica: str, address: str) -> None:
@@ -375,7 +391,7 @@ class Cluster:
         """Claim a session from an unreachable owner. Return the session with its present owner; None if it has ended.
 
         An owner that runs (`may_run`: it has not refused a connection) may still answer the clients that reach it. It
-        may also have renewed its lease just before the claim. So wait until it answers none: it has read of the claim,
+        may also have renewed its lease just before the claim. So wait until it answers none: it has handled the claim,
         or its lease is still old, or has ended. Other requests for the session wait, too (`own`): they find this
         replica as its owner, also if the store's answer to this claim is lost.
         """
@@ -410,7 +426,7 @@ class Cluster:
             await asyncio.sleep(_ASKED_EACH_S)
 
     async def _answers_none(self, owner: str, until: float, session_id: str) -> bool:
-        """Return True if the former owner of a session has read of the claim, or would ask the store before it answers
+        """Return True if the former owner of a session has handled the claim, or would ask the store before it answers
         a client: its lease has ended (at `until` at the latest), or is old."""
         if monotonic() >= until or await self._directory.acknowledged(owner, session_id):
             return True

@@ -48,8 +48,8 @@ class Directory(Protocol):
 
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         """Renew the replica's lease for `lease_s` seconds. Return the sessions that other replicas have claimed from
-        it. An answer can be lost: so each is returned until a call has it in `handled`, as often as it was returned. A
-        call with `handled` that fails must not be repeated with it: it may have been executed."""
+        it. An answer can be lost: so each is returned until a call has it in `handled`. Pass the last answer as it is,
+        with ids that it has twice; and not again if that call fails, because it may have been executed."""
 
     async def end_lease(self, replica: str) -> None:
         """End the replica's lease at once."""

@@ -30,8 +30,9 @@ bool is_young;           /* the owner's lease, for DOUBT_S */
 
 bool is_trusted;         /* OwnLease.is_fresh: it answers without a question to the store */
 bool is_live[SESSIONS] = true;
-bool is_late;            /* DOUBT_S have passed since the renewal that is on its way was asked for */
-bool taken[SESSIONS], handled[SESSIONS];        /* as the answer has it, and the next renewal */
+bool is_late;            /* the renewal on its way was asked for so long ago that its lease is old */
+bool taken[SESSIONS];    /* what the answer to the renewal says */
+bool handled[SESSIONS];  /* what the next renewal says */
 
 /* -- what the claimant has */
 

@@ -196,6 +196,30 @@ async def test_a_loss_of_which_the_answer_was_lost_is_told_again_and_nobody_serv
     assert await directory.acknowledged(one.replica, taking.session.id)
 
 
+@requirement("rep.store-down")
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_who_asks_while_a_lease_is_renewed_shares_the_next_renewal(is_away: bool, taking: Taking) -> None:
+    renew, begun, answers = taking.backend.directory.renew_lease, [0], asyncio.Event()
+
+    async def slow(*arguments: Any) -> list[str]:
+        begun[0] += 1
+        await answers.wait()
+        if is_away:
+            raise StoreUnavailable("away")
+        return await renew(*arguments)
+
+    taking.patch.setattr(taking.backend.directory, "renew_lease", slow)
+    beats = [asyncio.ensure_future(taking.one.beat()) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert begun == [1]
+    beats.append(asyncio.ensure_future(taking.one.beat()))
+    answers.set()
+    found = await asyncio.gather(*beats, return_exceptions=True)
+    assert [isinstance(each, StoreUnavailable) for each in found] == [is_away] * 6 and begun == [2]
+    await asyncio.gather(taking.one.beat(), return_exceptions=True)
+    assert begun == [3]
+
+
 @requirement("rep.takeover")
 async def test_a_claim_of_which_the_store_did_not_say_that_it_was_made_is_told_of_and_waited_for(
     taking: Taking,
