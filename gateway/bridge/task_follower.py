@@ -217,7 +217,8 @@ class TaskFollower(ABC):
         if self._process is not None and self._conversation.link is not self._process:
             self._is_over = True  # a later process may give the same id to another task
             raise LinkClosed(f"the process of server {self._conversation.name!r} has ended")
-        await self._conversation.ready()
+        if self._process is None or not self._conversation.is_open:
+            await self._conversation.ready()  # it also asks for tokens, but a timer keeps those of an open link current
         if not self._unsent:
             self._take(await self._conversation.ask("tasks/get", self._request()))
             return

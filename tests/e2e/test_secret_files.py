@@ -19,7 +19,7 @@ from tests.e2e.test_token_exchange import settings as exchange_settings
 from tests.requirements import requirement
 from tests.support.consenting_server import ConsentingServer, Person, consenting_server
 from tests.support.credentials import KEYS, bearer
-from tests.support.gateway_process import PROBE
+from tests.support.gateway_process import PROBE, TASKS
 from tests.support.gateway_process import server as command
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.issuer import Issuer, running_issuer
@@ -185,6 +185,25 @@ def test_what_the_authorization_server_refuses_has_no_file(
         assert subject_of(path.read_text()) == ("ada", AUDIENCE)
         stored = "".join(file.read_bytes().decode("latin-1") for file in tmp_path.glob("sessions.db*"))
     assert given not in stored
+
+
+@requirement("cred.refresh")
+def test_a_task_of_a_process_ends_with_its_result_although_there_is_no_token_meanwhile(
+    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
+) -> None:
+    token, own_issuer.lives_s = own_issuer.token("ada"), 1
+    servers = {"local": command((*TASKS, "modern"), env=SERVERS["local"]["env"])}
+    with (
+        in_process_gateway(servers, options=exchange_settings(own_issuer, tmp_path)) as gateway,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        client = Legacy(f"{gateway.base}/servers/local/mcp", http, headers=bearer(token)).open()
+        call = pool.submit(client.tool, "work", {"for_s": 2.5})
+        assert eventually(lambda: bool(own_issuer.exchanged))
+        own_issuer.revoked.add(token)
+        given = len(own_issuer.exchanged)
+        assert tool_text(call.result(60)) == "work is done"
+        assert len(own_issuer.exchanged) > given, "a token was refused while the process worked"
 
 
 @requirement("cred.refresh", "pol.sandbox")
