@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import re2
@@ -11,7 +11,7 @@ REDACTED: Final = "[redacted]"
 _BEHIND_CUT: Final = 2_000
 """Characters that are read beyond the cut of a text, so that a credential which begins before the cut is recognized."""
 _LEAST_SECRET: Final = 6
-"""The fewest characters of an environment variable's value that is redacted. Shorter values occur inside many words."""
+"""The fewest characters of a known value that is redacted. Shorter values occur inside many words."""
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|[-_.]pwd$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
@@ -137,11 +137,18 @@ def output_scrubber(
     """Return a function that redacts a program's output: the `secrets`, texts with the form of a credential, and values
     of environment variables whose name is in `secret_names` or says that they are secret."""
     values = {v for n, v in environment.items() if n in secret_names} | secret_values(environment) | {*secrets}
-    known = sorted((value for value in values if len(value) >= _LEAST_SECRET), key=len, reverse=True)
+    known = values_to_redact(values)
+    return lambda text: scrubbed_text(without_values(text, known))
 
-    def scrub(text: str) -> str:
-        for secret in known:
-            text = text.replace(secret, REDACTED)
-        return scrubbed_text(text)
 
-    return scrub
+def values_to_redact(values: Iterable[str]) -> list[str]:
+    """Return the values for `without_values`, without those of less than 6 characters. One that is part of another
+    comes behind it."""
+    return sorted({value for value in values if len(value) >= _LEAST_SECRET}, key=len, reverse=True)
+
+
+def without_values(text: str, values: Sequence[str]) -> str:
+    """Return the text with these values redacted, in their order."""
+    for value in values:
+        text = text.replace(value, REDACTED)
+    return text

@@ -6,16 +6,16 @@ request and, while a request is under way, before they expire. A token that is r
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from session_store.redaction import REDACTED
+from session_store.redaction import values_to_redact, without_values
 from transports.background_tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
@@ -26,9 +26,7 @@ _MISSING_S: Final = 1.0
 _LATE_S: Final = 0.1
 """The same for a token that should have been replaced already: another replica does that, and the end is near."""
 _HIDDEN: Final = 16
-"""Number of values that are hidden in what the process writes: a token is not forgotten when the next one comes."""
-_LEAST_SECRET: Final = 6
-"""The fewest characters of a value that is hidden. Shorter values occur inside many words."""
+"""Values of each secret that are hidden in what the process writes: it may have read a token before the present one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -59,9 +57,10 @@ class SecretFiles:
         self.folder = folder
         self.paths = {name: str(folder / str(number)) for number, name in enumerate(first.values)}
         self.renewed = frozenset(renewed)
-        self.known: deque[str] = deque(maxlen=_HIDDEN)
+        self.known: list[str] = []
         self._read, self._discard, self._clock = read, discard, clock
         self._written: dict[str, str] = {}
+        self._latest: dict[str, list[str]] = {}
         self._until = first.until
         self._begun = self._done = 0  # numbers of renewals
         self._is_needed: Callable[[], bool] | None = None
@@ -76,9 +75,7 @@ class SecretFiles:
 
     def hide(self, text: str) -> str:
         """Return a text of the process without the values of its files."""
-        for value in self.known:
-            text = text.replace(value, REDACTED)
-        return text
+        return without_values(text, self.known)
 
     async def renew(self) -> None:
         """Make the files current. If that fails, remove those that are renewed.
@@ -136,8 +133,9 @@ class SecretFiles:
         for name, value in values.items():
             if self._fd < 0 or self._written.get(name) == value:
                 continue
-            if value not in self.known and len(value) >= _LEAST_SECRET:
-                self.known.append(value)
+            former = [given for given in self._latest.get(name, ()) if given != value]
+            self._latest[name] = [*former, value][-_HIDDEN:]
+            self.known = values_to_redact(itertools.chain(*self._latest.values()))
             try:
                 self._replace(os.path.basename(self.paths[name]), value)
             except OSError as error:

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.config.auth import API_KEY_ISSUER
 from gateway.observability.escaped_text import visible
-from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
+from session_store.redaction import REDACTED, is_secret_name, scrubbed_text, values_to_redact, without_values
 from transports.jsonrpc import InvalidMessage, decode_exact
 
 MOST_CHARS: Final = 4_000
@@ -25,8 +25,6 @@ _OF_CREDENTIALS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 
 _MOST_NAME: Final = 100
 _MOST_DEPTH: Final = 12
-_LEAST_SECRET: Final = 6
-"""Minimum length of a value that `hide` accepts: a shorter value is part of many words."""
 
 _OPAQUE: Final = frozenset(
     {
@@ -53,8 +51,7 @@ class FrameBodies:
 
     def hide(self, values: Iterable[str]) -> None:
         """Add values to redact in everything that is shown later. Ignore values of less than 6 characters."""
-        known = {*self._hidden, *(value for value in values if len(value) >= _LEAST_SECRET)}
-        self._hidden = sorted(known, key=len, reverse=True)  # one that is part of another comes behind it
+        self._hidden = values_to_redact((*self._hidden, *values))
 
     def text(self, text: str, most: int = _MOST_TEXT) -> str:
         """Return a text with credentials redacted and control characters escaped. If it is cut at `most` characters,
@@ -62,9 +59,7 @@ class FrameBodies:
         scanned = text[:_SCANNED]
         if len(text) > _SCANNED:  # the beginning of a credential has no form
             scanned = scanned.rstrip(_OF_CREDENTIALS)
-        for value in self._hidden:
-            scanned = scanned.replace(value, REDACTED)
-        scanned = scrubbed_text(scanned)
+        scanned = scrubbed_text(without_values(scanned, self._hidden))
         more = f"… ({len(text)} characters)" if len(scanned) > most or len(text) > _SCANNED else ""
         return visible(f"{scanned[:most]}{more}")
 

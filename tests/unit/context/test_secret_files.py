@@ -80,6 +80,23 @@ async def test_a_file_is_private_and_is_replaced_as_a_whole(tokens: Tokens) -> N
     assert tokens.files.hide("x token-0 token-1 fixed") == f"x {REDACTED} {REDACTED} fixed", "too short"
 
 
+async def test_what_a_file_has_stays_hidden_however_often_others_are_renewed(folders: SessionFolders) -> None:
+    first = {f"name-{number}": f"secret-{number}" for number in range(20)}
+    tokens = (CurrentSecrets({"name-0": f"secret-0-{number}"}, 0.0) for number in range(30))
+
+    async def read() -> CurrentSecrets:
+        return next(tokens)
+
+    files = SecretFiles(folders.make(), CurrentSecrets(first, 0.0), {"name-0"}, read, folders.discard)
+    for _ in range(30):
+        await files.renew()
+    present = [text(path) for path in files.paths.values()]
+    assert present == ["secret-0-29", *[*first.values()][1:]]
+    assert files.hide(" ".join(present)) == " ".join([REDACTED] * 20), "one that is part of another, too"
+    assert files.hide("secret-0-28") == REDACTED and len(files.known) < 40, "the process may still use it"
+    files.close()
+
+
 async def test_what_the_process_puts_in_place_of_a_file_or_folder_leads_nowhere(
     tokens: Tokens, folders: SessionFolders, tmp_path: Path
 ) -> None:
