@@ -12,9 +12,9 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from gateway.context.session_folders import SessionFolders
 from session_store.redaction import values_to_redact, without_values
 from transports.background_tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
@@ -39,7 +39,8 @@ class CurrentSecrets:
 
 class SecretFiles:
     """The files of one process. `paths` has the path of each, by the secret's name. `renewed` are the secrets that
-    `read` returns again; it may leave out those that have to stay. `discard` removes the folder with all that is in it.
+    `read` returns again; it may leave out those that have to stay. Raises `OSError` if no folder can be made, and
+    `UpstreamUnavailable` if a file cannot be written.
 
     Files are written below an open descriptor of the folder, each under a new name that then replaces the old one. So
     a symlink that the process has put there leads nowhere.
@@ -47,18 +48,17 @@ class SecretFiles:
 
     def __init__(
         self,
-        folder: Path,
+        folders: SessionFolders,
         first: CurrentSecrets,
         renewed: Collection[str],
         read: Callable[[], Awaitable[CurrentSecrets]],
-        discard: Callable[[Path], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.folder = folder
-        self.paths = {name: str(folder / str(number)) for number, name in enumerate(first.values)}
+        self.folder = folders.make()
+        self.paths = {name: str(self.folder / str(number)) for number, name in enumerate(first.values)}
         self.renewed = frozenset(renewed)
         self.known: list[str] = []
-        self._read, self._discard, self._clock = read, discard, clock
+        self._read, self._discard, self._clock = read, folders.discard, clock
         self._written: dict[str, str] = {}
         self._latest: dict[str, list[str]] = {}
         self._until = first.until
@@ -66,8 +66,9 @@ class SecretFiles:
         self._is_needed: Callable[[], bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks("files of secrets")
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._fd = -1
         try:
+            self._fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             self._write(first.values)
         except BaseException:
             self.close()
@@ -163,12 +164,11 @@ class SecretFiles:
 
     def close(self) -> None:
         """Remove the files and their folder. Idempotent."""
-        if self._fd < 0:
-            return
         self._end_timer()
         if (renewal := self._tasks.running("renewal")) is not None:
             renewal.cancel()
-        self._remove(self.paths)
-        os.close(self._fd)
-        self._fd = -1
+        if self._fd >= 0:
+            self._remove(self.paths)
+            os.close(self._fd)
+            self._fd = -1
         self._discard(self.folder)

@@ -144,9 +144,8 @@ class SessionResources:
                 live.frames.hide(found.values.values())
             return found
 
-        folders = self.grants.folders
         try:
-            return SecretFiles(folders.make(), first, renewed, read, folders.discard)
+            return SecretFiles(self.grants.folders, first, renewed, read)
         except OSError as error:
             raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
 

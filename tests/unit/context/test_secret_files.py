@@ -1,9 +1,11 @@
 """Files of secrets: current, private, replaced as a whole, and gone with their token or their process."""
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ class Tokens:
         self.asked = 0
         self.lives_s = 100.0
         first = CurrentSecrets({"files": "token-0", "word": "fixed"}, self.clock() + self.lives_s)
-        self.files = SecretFiles(folders.make(), first, {"files"}, self.read, folders.discard, self.clock)
+        self.files = SecretFiles(folders, first, {"files"}, self.read, self.clock)
 
     @property
     def path(self) -> Path:
@@ -87,7 +89,7 @@ async def test_what_a_file_has_stays_hidden_however_often_others_are_renewed(fol
     async def read() -> CurrentSecrets:
         return next(tokens)
 
-    files = SecretFiles(folders.make(), CurrentSecrets(first, 0.0), {"name-0"}, read, folders.discard)
+    files = SecretFiles(folders, CurrentSecrets(first, 0.0), {"name-0"}, read)
     for _ in range(30):
         await files.renew()
     present = [text(path) for path in files.paths.values()]
@@ -185,15 +187,33 @@ async def test_a_token_is_renewed_before_it_expires_while_a_request_is_under_way
     await until(lambda: tokens.asked >= asked + 3)  # another replica is about to replace the token
 
 
-async def test_what_is_not_renewed_is_read_once(folders: SessionFolders) -> None:
-    async def read() -> CurrentSecrets:
-        raise AssertionError("it is not asked for")
+async def unread() -> CurrentSecrets:
+    raise AssertionError("it is not asked for")
 
-    files = SecretFiles(folders.make(), CurrentSecrets({"word": "fixed"}, 0.0), (), read, folders.discard)
+
+async def test_what_is_not_renewed_is_read_once(folders: SessionFolders) -> None:
+    files = SecretFiles(folders, CurrentSecrets({"word": "fixed"}, 0.0), (), unread)
     files.renew_while(lambda: True)
     await files.renew()
     assert text(files.paths["word"]) == "fixed"
     files.close()
+
+
+@pytest.mark.parametrize(("broken", "works"), [("open", 0), ("open", 1), ("replace", 0)])
+async def test_files_that_cannot_be_made_leave_no_folder(
+    folders: SessionFolders, broken: str, works: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real, left = folders.sockets.with_name("f"), getattr(os, broken), [True] * works
+
+    def fails(*given: Any, **more: Any) -> Any:
+        if left and left.pop():
+            return real(*given, **more)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched, pytest.raises((OSError, UpstreamUnavailable), match="Too many open files"):
+        patched.setattr(os, broken, fails)
+        SecretFiles(folders, CurrentSecrets({"word": "fixed"}, 0.0), (), unread)
+    await until(lambda: not os.listdir(folder))
 
 
 async def test_nothing_is_written_once_the_process_has_ended(tokens: Tokens) -> None:
