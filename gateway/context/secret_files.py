@@ -145,13 +145,14 @@ class SecretFiles:
             self._written[name] = value
 
     def _replace(self, file: str, value: str) -> None:
+        data = value.encode("utf-8", "surrogateescape")  # a variable of the gateway may have any bytes
         new = secrets.token_hex(8)
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         try:
-            with open(fd, "w", encoding="utf-8", newline="") as opened:
-                opened.write(value)
+            with open(fd, "wb") as opened:
+                opened.write(data)
             os.replace(new, file, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(new, dir_fd=self._fd)
             raise

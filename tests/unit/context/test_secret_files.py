@@ -50,7 +50,7 @@ class Tokens:
 
 
 def text(file: str) -> str:
-    return Path(file).read_text()
+    return os.fsdecode(Path(file).read_bytes())
 
 
 @pytest.fixture
@@ -196,6 +196,13 @@ async def test_what_is_not_renewed_is_read_once(folders: SessionFolders) -> None
     files.renew_while(lambda: True)
     await files.renew()
     assert text(files.paths["word"]) == "fixed"
+    files.close()
+
+
+async def test_a_file_has_the_bytes_of_its_secret(folders: SessionFolders) -> None:
+    value = os.fsdecode(b"caf\xe9 \r\n\xc3\xa9")
+    files = SecretFiles(folders, CurrentSecrets({"word": value}, 0.0), (), unread)
+    assert text(files.paths["word"]) == value and os.listdir(files.folder) == ["0"]
     files.close()
 
 
