@@ -62,6 +62,7 @@ class SecretFiles:
         self._written: dict[str, str] = {}
         self._latest: dict[str, list[str]] = {}
         self._until = first.until
+        self._fault: Exception | None = None
         self._begun = self._done = 0  # numbers of renewals
         self._is_needed: Callable[[], bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -90,12 +91,14 @@ class SecretFiles:
         number = self._begun
         try:
             found = await self._read()
-            if number > self._done:  # else a later renewal knows more
-                self._done, self._until = number, found.until
+            if number > self._done:
+                self._done, self._until, self._fault = number, found.until, None
                 self._write(found.values)
-        except Exception:
+            elif self._fault is not None:  # a later renewal knows more
+                raise self._fault
+        except Exception as error:
             if number >= self._done:
-                self._done, self._until = number, self._clock() + _MISSING_S
+                self._done, self._until, self._fault = number, self._clock() + _MISSING_S, error
                 self._remove(self.renewed)
             raise
         finally:

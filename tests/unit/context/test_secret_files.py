@@ -143,8 +143,9 @@ async def test_a_renewal_that_began_later_knows_more(tokens: Tokens, late: str |
     second.set()
     await asyncio.wait(renewals[1:])
     first.set()
-    await asyncio.gather(*renewals, return_exceptions=True)
+    ended = await asyncio.gather(*renewals, return_exceptions=True)
     assert (tokens.path.read_text() if tokens.path.exists() else REFUSED) == late
+    assert ended == ([REFUSED] * 2 if late is REFUSED else [None] * 2), "no request is sent whose token has no file"
 
 
 async def test_a_cancelled_renewal_keeps_no_other_from_being_written(tokens: Tokens) -> None:
