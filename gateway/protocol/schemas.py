@@ -71,7 +71,8 @@ MOST_COST: Final = 2_000_000
 MOST_REPORTED: Final = 100_000
 """Limit like `MOST_COST` for finding the error to report, which takes longer than a check."""
 MOST_SCAN_NS: Final = 1_000_000_000
-"""Limit for the time that the patterns of a schema, with its references followed, may take for the arguments."""
+"""Limit for the time that the patterns of a schema, with its references followed, may take for the arguments. The
+error to report is searched for only if the patterns take no longer with that."""
 HELD_BYTES: Final = 128 << 20
 """Maximum number of bytes of all compiled schemas in the cache. The schemas of one list may use half of it."""
 _READINGS: Final = 2
@@ -86,6 +87,8 @@ _SINGLE: Final = frozenset(
 _LISTS: Final = frozenset("allOf anyOf oneOf prefixItems items".split())
 _MAPS: Final = frozenset("properties patternProperties dependentSchemas dependencies".split())
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+_TRIED: Final = frozenset({"anyOf", "oneOf", "unevaluatedProperties", "unevaluatedItems"})
+"""Keywords whose parts a search for errors first checks, and then searches."""
 
 Problem = tuple[str, str]
 """A violation of a schema: the place in the arguments, and the error message."""
@@ -99,7 +102,8 @@ class _Weight:
     """Count the parts of a schema, with local references followed. A reference to an enclosing part counts as one part.
 
     Moves each `pattern` that does not run in linear time, or is too large, from the schema to `unchecked`.
-    `scan_ns`: the time that its patterns may take for a character.
+    `scan_ns`: the time that its patterns may take for a character. `tried`: how many keywords of `_TRIED` are in one
+    another.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -107,13 +111,13 @@ class _Weight:
         self._anchors: dict[str, Any] = {}
         self.unchecked: list[str] = []
         self.held = 0
-        self._known: dict[int, tuple[int, int]] = {}
+        self._known: dict[int, tuple[int, int, int]] = {}
         self._open: set[int] = set()
         self._scan_ns: dict[str, int] = {}
         self._patterns = 0
         self.cycles = 0
         self._look(schema, 0)
-        self.visits, self.scan_ns = self._weigh(schema, 0)
+        self.visits, self.scan_ns, self.tried = self._weigh(schema, 0)
 
     def _look(self, value: dict[str, Any] | list[Any], depth: int) -> bool:
         """Collect the anchors and patterns of a schema, at any depth. Return True if `value` contains a reference."""
@@ -155,27 +159,27 @@ class _Weight:
             return False
         raise UnusableSchema(f"the pattern {pattern[:128]!r} is not a regular expression, or is much too large")
 
-    def _weigh(self, node: Any, depth: int) -> tuple[int, int]:
+    def _weigh(self, node: Any, depth: int) -> tuple[int, int, int]:
         if not isinstance(node, dict):
-            return 1, 0
+            return 1, 0, 0
         if id(node) in self._open:
             self.cycles += 1
-            return 1, 0
+            return 1, 0, 0
         if id(node) in self._known:
             return self._known[id(node)]
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep, its references followed")
         self._open.add(id(node))
         visits = 1 + len(node) + sum(len(node[key]) for key in ("enum", "required") if isinstance(node.get(key), list))
-        scan_ns = sum(self._scan_ns[pattern] for pattern in _patterns(node))
+        scan_ns, tried = sum(self._scan_ns[pattern] for pattern in _patterns(node)), 0
         for part in self._parts(node):
-            more_visits, more_ns = self._weigh(part, depth + 1)
-            visits, scan_ns = visits + more_visits, scan_ns + more_ns
+            more_visits, more_ns, tried_there = self._weigh(part, depth + 1)
+            visits, scan_ns, tried = visits + more_visits, scan_ns + more_ns, max(tried, tried_there)
             if visits > MOST_VISITS:
                 raise UnusableSchema(f"it has more than {MOST_VISITS} parts, its references followed")
         self._open.discard(id(node))
-        self._known[id(node)] = visits, scan_ns
-        return visits, scan_ns
+        found = self._known[id(node)] = visits, scan_ns, tried + len(_TRIED & node.keys())
+        return found
 
     def _parts(self, node: dict[str, Any]) -> Iterator[Any]:
         for key, value in node.items():
@@ -236,6 +240,7 @@ class Checker:
     def __init__(self, schema: dict[str, Any], size: int) -> None:
         weight = _Weight(schema)
         self._visits, self._scan_ns = weight.visits, weight.scan_ns
+        self._search_ns = weight.scan_ns * (1 + (_READINGS + 1) * (2 + weight.tried))
         self._cycles = weight.cycles
         self.held = 1_024 + 16 * size + weight.held
         self.unchecked = tuple(weight.unchecked)
@@ -255,7 +260,7 @@ class Checker:
         try:
             if self._validator.is_valid(arguments):
                 return None
-            if self._cycles or parts * self._visits > MOST_REPORTED:
+            if self._cycles or parts * self._visits > MOST_REPORTED or len(raw) * self._search_ns > MOST_SCAN_NS:
                 return "arguments", "they are not what the tool's schema says"
             error = (
                 self._error_left(decode_exact(raw, bounded=True))
