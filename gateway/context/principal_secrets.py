@@ -59,7 +59,10 @@ def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_paths(values: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the values, with the placeholders of files replaced by their paths."""
+    """Return the values, with the placeholders of files replaced by their paths. Raises `UpstreamUnavailable`."""
+    if missing := secrets_in_files(values).keys() - paths:
+        # A reload has removed a rule that gave the variable another value, after the files were made.
+        raise UpstreamUnavailable(f"there is no file of credential {min(missing)!r} yet: send the request again")
     return {name: _FILE.sub(lambda found: paths[found[1]], value) for name, value in values.items()}
 
 

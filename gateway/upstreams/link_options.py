@@ -93,7 +93,7 @@ class SessionResources:
         if self.settings.kind == "object":
             return self.grants.for_object(session)
         with Held() as held:
-            files = await self._files(live, context) if self._secrets else None
+            files = await self._files(live, context, self.environment.overriding(session)) if self._secrets else None
             if files is not None:
                 held.add(files.close)
             paths = {} if files is None else files.paths
@@ -105,7 +105,7 @@ class SessionResources:
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
         principal = live.session.principal
-        own = dict((await self._filled(live, context)).values)
+        own = dict((await self._filled(live, context, self._secrets)).values)
         assertion, url = self.assertions.of, self.settings.url
 
         async def renew() -> None:
@@ -131,11 +131,14 @@ class SessionResources:
             )
         )
 
-    async def _files(self, live: LiveSession, context: Context) -> SecretFiles:
-        """Return the files of a process. Those of tokens are renewed, others keep their first values."""
+    async def _files(self, live: LiveSession, context: Context, overridden: Collection[str]) -> SecretFiles:
+        """Return the files of a process. Those of tokens are renewed, others keep their first values. `overridden`:
+        variables to which a rule gives other values, so that the process gets no files for them. It may then have none,
+        but its launcher can name their folder."""
+        secrets = secrets_in_files({n: value for n, value in self.settings.env.items() if n not in overridden})
         principal, current = live.session.principal, self.credentials.current
-        first = await self._filled(live, context)
-        renewed = {name for name, value in self._secrets.items() if any(self.credentials.sources({name: value}))}
+        first = await self._filled(live, context, secrets)
+        renewed = {name for name, value in secrets.items() if any(self.credentials.sources({name: value}))}
 
         async def read() -> CurrentSecrets:
             wanted = self._renewed(is_same=context == live.session.context)
@@ -163,12 +166,12 @@ class SessionResources:
             return {}
         return values if is_same else consented
 
-    async def _filled(self, live: LiveSession, context: Context) -> CurrentSecrets:
-        """Return the headers or files with secrets. A former server, which a session goes on with after a reload, gets
-        no token that a later configuration gives for another one."""
-        if not self._is_as_at_first():
+    async def _filled(self, live: LiveSession, context: Context, values: Mapping[str, str]) -> CurrentSecrets:
+        """Return these headers or files with secrets. A former server, which a session goes on with after a reload,
+        gets no token that a later configuration gives for another one."""
+        if not self._is_as_at_first() and values:
             raise UpstreamUnavailable(_ANEW)
-        return await self.credentials.current(self._secrets, live.session.principal, _token(live, context))
+        return await self.credentials.current(values, live.session.principal, _token(live, context))
 
     def _is_as_at_first(self) -> bool:
         """Return True if tokens in headers or files come from where they came from for the first link."""

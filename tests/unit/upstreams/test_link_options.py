@@ -147,6 +147,43 @@ async def test_the_file_of_a_process_gets_no_token_of_other_rights_or_of_a_later
         await resources.of(live, live.session.context, "", "")
 
 
+@requirement("cred.refresh")
+async def test_a_process_gets_no_file_for_a_variable_that_a_rule_replaces(folders: SessionFolders) -> None:
+    asked: list[str] = []
+    replaced: list[str] = []
+    given: list[LinkResources] = []
+
+    async def current(values: dict[str, str], *_: object) -> CurrentSecrets:
+        asked.extend(values)
+        return CurrentSecrets(dict.fromkeys(values, "secret of hers"), 0.0)
+
+    async def of(_session: object, _correlation: str, _token: object, files: dict[str, str]) -> dict[str, str]:
+        return files
+
+    async def for_child(*parts: Any) -> LinkResources:
+        given.append(LinkResources(given=ConnectOptions(env=parts[2]), files=parts[-1]))
+        return given[-1]
+
+    parts: Any = {
+        "assertions": None,
+        "grants": SimpleNamespace(folders=folders, for_child=for_child),
+        "credentials": SimpleNamespace(sources=lambda values: [None] * len(values), current=current),
+        "environment": SimpleNamespace(of=of, facts=lambda *_: {}, overriding=lambda _: frozenset(replaced)),
+        "quotas": SimpleNamespace(process=returning(lambda: None)),
+        "take_prestarted": lambda _: None,
+    }
+    settings = UpstreamSettings(command="cat", env={"A": "${secret_file:first}", "B": "${secret_file:second}"})
+    resources = SessionResources(settings, **parts, sandboxed=Enclosed(folders, "standard").sandboxed)
+    live: Any = SimpleNamespace(session=a_session(CLOCK), token="hers", frames=None)
+    for names, wanted in (["A"], ["second"]), (["A", "B"], []), ([], ["first", "second"]):
+        replaced[:] = names
+        link = await resources.of(live, live.session.context, "", "")
+        assert [*given[-1].given.env] == asked == wanted
+        assert link.files is not None and len([*link.files.folder.iterdir()]) == len(wanted)
+        link.close()
+        asked.clear()
+
+
 @requirement("cred.consent")
 async def test_the_token_that_was_sent_is_rejected_not_the_one_that_has_replaced_it() -> None:
     given = iter(("Bearer token-0", "Bearer token-1"))
