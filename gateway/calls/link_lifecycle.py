@@ -227,8 +227,7 @@ class LinkLifecycle:
 
     def secrets(self) -> set[str]:
         """Return the secret values in the options of the present or next link. They must be hidden in all output."""
-        files = self.resources.files
-        return self._source.secrets(self.resources.given) | (set() if files is None else {*files.known})
+        return self._source.secrets(self.resources.given) | self.resources.file_values
 
     @property
     def renews(self) -> bool:

@@ -28,6 +28,11 @@ class LinkResources:
     files: SecretFiles | None = None
     close: Callable[[], None] = lambda: None
 
+    @property
+    def file_values(self) -> set[str]:
+        """Return the values that its files have, or had not long ago."""
+        return set() if self.files is None else {*self.files.known}
+
 
 class Held:
     """Release what a link has taken, the last first: at once if the block fails, else by `close`. An `ExitStack` of

@@ -251,7 +251,7 @@ class SessionLinks:
         context = self._context if self._is_former else self._live.session.context
         found = await self._links.resources.of(self._live, context, self._correlation, resume)
         if self.frames is not None:
-            self.frames.hide(self.secrets(found.given))
+            self.frames.hide(self.secrets(found.given) | found.file_values)
         return found
 
     @property

@@ -1,0 +1,32 @@
+"""Links of a session, opened while an operator watches its messages."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.calls.watched_messages import WatchedMessages
+from gateway.context.link_resources import LinkResources
+from gateway.upstreams.link_opener import SessionLinks
+from gateway.upstreams.link_options import secrets_of_link
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.unit.upstreams.parts import returning
+from transports.era import Era
+from transports.upstream_port import ConnectOptions
+
+
+@requirement("ops.frames", "cred.refresh")
+@pytest.mark.anyio
+async def test_secrets_of_a_process_that_starts_are_hidden_from_who_watches_already() -> None:
+    files: Any = SimpleNamespace(known=["the token in a file"])
+    given = ConnectOptions(env={"WORD": "the word of a variable"})
+    frames = WatchedMessages("a session", "ops")
+    live: Any = SimpleNamespace(session=a_session(FakeClock()), renewals=0, frames=frames)
+    links: Any = SimpleNamespace(
+        resources=SimpleNamespace(of=returning(LinkResources(given=given, files=files)), secrets=secrets_of_link)
+    )
+    await SessionLinks(links, live, ("files", Era.MODERN, b"{}"), None, "").resources()
+    frames.line("files", "the word of a variable and the token in a file")
+    (line,), _ = frames.lines.behind(0, 1)
+    assert line.text == "[redacted] and [redacted]"
