@@ -173,7 +173,7 @@ class SecretSettings(Frozen):
 
     @property
     def clients(self) -> dict[str, TokenEndpoint | ConsentSettings]:
-        """Return what the gateway is a client of, by the names of the settings."""
+        """Return the settings of each authorization server, by setting name."""
         id_jag = None if self.exchange is None else self.exchange.id_jag
         found = {"exchange": self.exchange, "exchange.id_jag": id_jag, "consent": self.consent}
         return {name: client for name, client in found.items() if client is not None}

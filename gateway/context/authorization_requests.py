@@ -86,8 +86,8 @@ class Given(msgspec.Struct):
         is_text, kind = _TOKEN.fullmatch(self.access_token) is not None, self.token_type.lower()
         if wanted != ID_JAG:
             return is_text and kind == "bearer"
-        # A token of another type is meant for another server than the one that would get it.
         is_over = self.expires_in is not None and not self.expires_in > 0
+        # A token of another type is meant for another server than the one that would get it.
         return is_text and kind == "n_a" and self.issued_token_type == ID_JAG and not is_over
 
     @property

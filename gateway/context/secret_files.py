@@ -19,12 +19,12 @@ from session_store.redaction import values_to_redact, without_values
 from transports.background_tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
-_LOOK_S: Final = 10.0
-"""Seconds after which tokens are looked at again while a request is under way: a revoked one must not stay longer."""
+_LONGEST_S: Final = 10.0
+"""The longest time between renewals while a request is under way: a revoked token must not stay longer."""
 _MISSING_S: Final = 1.0
-"""The same if there is no token."""
+"""The time until the next renewal if there is no token."""
 _LATE_S: Final = 0.1
-"""The same for a token that should have been replaced already: another replica does that, and the end is near."""
+"""The same if the token should have been replaced already: another replica does that, and the end is near."""
 _HIDDEN: Final = 16
 """Values of each secret that are hidden in what the process writes: it may have read a token before the present one."""
 
@@ -64,7 +64,7 @@ class SecretFiles:
         self._until = first.until
         self._fault: Exception | None = None
         self._begun = self._done = 0  # numbers of renewals
-        self._is_needed: Callable[[], bool] | None = None
+        self._is_needed: Callable[[], bool] = bool
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks("files of secrets")
         self._fd = -1
@@ -102,33 +102,33 @@ class SecretFiles:
                 self._remove(self.renewed)
             raise
         finally:
-            self._wait()
+            self._start_timer()
 
     def renew_while(self, is_needed: Callable[[], bool]) -> None:
         """Renew the files in time, as long as `is_needed` returns True then."""
         self._is_needed = is_needed
-        self._wait()
+        self._start_timer()
 
-    def _wait(self) -> None:
-        """Start the timer of the next renewal, unless it ends early enough."""
-        if not self.renewed or self._is_needed is None or self._fd < 0:
+    def _start_timer(self) -> None:
+        """Start the timer of the next renewal, unless one ends before it would."""
+        if not self.renewed or self._fd < 0:
             return
         loop, left_s = asyncio.get_running_loop(), self._until - self._clock()
-        due = loop.time() + min(left_s if left_s > 0 else _LATE_S, _LOOK_S)
-        if self._timer is None or self._timer.when() > due:
-            self._end_timer()
-            self._timer = loop.call_at(due, self._due)
+        at = loop.time() + min(left_s if left_s > 0 else _LATE_S, _LONGEST_S)
+        if self._timer is None or self._timer.when() > at:
+            self._stop_timer()
+            self._timer = loop.call_at(at, self._renew_if_needed)
 
-    def _due(self) -> None:
+    def _renew_if_needed(self) -> None:
         self._timer = None
-        if self._is_needed is not None and self._is_needed():
+        if self._is_needed():
             self._tasks.start("renewal", self._renew_quietly)
 
     async def _renew_quietly(self) -> None:
         with contextlib.suppress(UpstreamUnavailable):  # the next request gets the error
             await self.renew()
 
-    def _end_timer(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -168,7 +168,7 @@ class SecretFiles:
 
     def close(self) -> None:
         """Remove the files and their folder. Idempotent."""
-        self._end_timer()
+        self._stop_timer()
         if (renewal := self._tasks.running("renewal")) is not None:
             renewal.cancel()
         if self._fd >= 0:
