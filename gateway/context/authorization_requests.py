@@ -137,10 +137,10 @@ class AuthorizationRequests:
         headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
         return httpx2.Response(response.status_code, headers=headers, content=data, request=request)
 
-    async def token(self, secret: str, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
-        """Return what a token endpoint gives. `secret` is the name of the secret that needs it, for log lines. Raises
+    async def token(self, named_by: str, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
+        """Return what a token endpoint gives. `named_by` is the setting that has it, for log lines. Raises
         `NoToken`."""
-        where = f"gateway.secrets.{secret}: the token endpoint of {urlsplit(endpoint).hostname}"
+        where = f"{named_by}: the token endpoint of {urlsplit(endpoint).hostname}"
         why, code = "the authorization server does not answer", ""
         try:
             given = await self.answer_to(endpoint, form, headers)

@@ -193,9 +193,10 @@ class ConsentFlow:
             "redirect_uri": pending.redirect_uri,
             "code_verifier": pending.verifier,
         }
+        named_by = f"gateway.secrets.{secret}.consent"
         try:
-            headers = client_headers(f"gateway.secrets.{secret}.consent", settings) or grant.headers
-            answer = await self._tokens.requests.token(secret, grant.endpoint, form, headers)
+            headers = client_headers(named_by, settings) or grant.headers
+            answer = await self._tokens.requests.token(named_by, grant.endpoint, form, headers)
         except NoToken as error:
             await self._tokens.forget_client(grant, error.code)
             raise ConsentFailed(str(error)) from None

@@ -232,9 +232,10 @@ class ConsentedTokens:
         from gateway.context.authorization_requests import ASKED_AGAIN_S, NoToken, client_headers
 
         form = {**grant.form, "grant_type": "refresh_token", "refresh_token": grant.refresh}
+        named_by = f"gateway.secrets.{grant.secret}.consent"
         try:
-            headers = client_headers(f"gateway.secrets.{grant.secret}.consent", settings) or grant.headers
-            given = await self.requests.token(grant.secret, grant.endpoint, form, headers)
+            headers = client_headers(named_by, settings) or grant.headers
+            given = await self.requests.token(named_by, grant.endpoint, form, headers)
         except NoToken as error:
             if error.code == "invalid_grant" or await self.forget_client(grant, error.code):
                 return None

@@ -101,7 +101,8 @@ class TokenExchange:
         return await self._send("exchange.id_jag", settings.id_jag, form | wanted)
 
     async def _send(self, setting: str, to: TokenEndpoint, form: dict[str, str]) -> Given:
-        headers = client_headers(f"gateway.secrets.{self._name}.{setting}", to)
+        named_by = f"gateway.secrets.{self._name}.{setting}"
+        headers = client_headers(named_by, to)
         # The SDK's server finds the client by the form, although the header names it.
         form = {name: value for name, value in form.items() if value} | {"client_id": to.client_id}
-        return await self._requests.token(self._name, to.token_endpoint, form, headers)
+        return await self._requests.token(named_by, to.token_endpoint, form, headers)

@@ -118,7 +118,7 @@ async def test_an_endpoint_that_is_none_is_told_as_what_it_does(
     endpoint.status = 404
     with pytest.raises(NoToken, match="answers with status 404"):
         await endpoint.exchange().token_for(ADA)
-    assert "is its URL right?" in caplog.text
+    assert "gateway.secrets.files.exchange: " in caplog.text and "is its URL right?" in caplog.text
 
 
 @requirement("cred.exchange", "ops.redact")
@@ -232,7 +232,8 @@ async def test_an_assertion_that_is_not_accepted_gives_no_token(
         with pytest.raises(NoToken, match=why) as failed:
             await exchange.token_for(ADA)
     assert len(endpoint.asked) == 2 and "an.id.jag" not in f"{failed.value} {caplog.text}"
-    assert "127.0.0.1" in caplog.text, "the operator learns which server it was"
+    where = "gateway.secrets.files.exchange.id_jag: the token endpoint of 127.0.0.1 "
+    assert where in caplog.text, "the operator learns which of the two it was"
 
 
 @requirement("cred.id-jag")
