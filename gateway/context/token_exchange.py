@@ -97,12 +97,14 @@ class TokenExchange:
         given = await self._send("exchange", settings, form | wanted)
         if settings.id_jag is None:
             return given
-        form = {"grant_type": _ASSERTION, "assertion": given.access_token}
+        # The authorization server of the MCP SDK finds the client by the form, although the header names it.
+        form = {"grant_type": _ASSERTION, "assertion": given.access_token, "client_id": settings.id_jag.client_id}
         return await self._send("exchange.id_jag", settings.id_jag, form | wanted)
 
     async def _send(self, setting: str, to: TokenEndpoint, form: dict[str, str]) -> Given:
         named_by = f"gateway.secrets.{self._name}.{setting}"
         headers = client_headers(named_by, to)
-        # The SDK's server finds the client by the form, although the header names it.
-        form = {name: value for name, value in form.items() if value} | {"client_id": to.client_id}
+        form = {name: value for name, value in form.items() if value}
+        if not headers:
+            form["client_id"] = to.client_id
         return await self._requests.token(named_by, to.token_endpoint, form, headers)

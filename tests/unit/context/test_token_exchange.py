@@ -156,6 +156,20 @@ async def test_an_answer_without_a_bearer_token_gives_none(
     assert (await exchange.token_for(ADA)).token == "good"
 
 
+@requirement("cred.exchange", "cred.id-jag")
+@pytest.mark.anyio
+async def test_a_client_with_a_secret_is_named_in_one_way_except_to_take_an_assertion(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    (secret := tmp_path / "secret").write_text("ours")
+    endpoint.asserts()
+    endpoint.later = [b'{"access_token": "one", "token_type": "Bearer"}']
+    second = {"token_endpoint": endpoint.url, "client_id": "us", "client_secret_file": secret}
+    exchange = endpoint.exchange(client_secret_file=secret, resource="https://files.example/mcp", id_jag=second)
+    assert (await exchange.token_for(ADA)).token == "one"
+    assert [parse_qs(body).get("client_id") for body in endpoint.asked] == [None, ["us"]]
+
+
 @requirement("cred.exchange")
 @pytest.mark.anyio
 async def test_without_its_secret_the_gateway_sends_no_token(endpoint: Endpoint, tmp_path: Path) -> None:
