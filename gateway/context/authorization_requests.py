@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"
 ID_JAG: Final = "urn:ietf:params:oauth:token-type:id-jag"
 """The types of tokens that token exchange gives (RFC 8693 §3, draft-ietf-oauth-identity-assertion-authz-grant)."""
+_NO_ACCESS: Final = (ID_JAG, "urn:ietf:params:oauth:token-type:refresh_token")
+"""Types of tokens for authorization servers. Other servers must not get them."""
 ANSWER_S: Final = 10.0
 """Seconds that an authorization server has to answer."""
 ASKED_AGAIN_S: Final = 5.0
@@ -85,7 +87,7 @@ class Given(msgspec.Struct):
         """Return True if this is a token of that type, and a header can hold it."""
         is_text, kind = _TOKEN.fullmatch(self.access_token) is not None, self.token_type.lower()
         if wanted != ID_JAG:
-            return is_text and kind == "bearer"
+            return is_text and kind == "bearer" and self.issued_token_type not in _NO_ACCESS
         is_over = self.expires_in is not None and not self.expires_in > 0
         # A token of another type is meant for another server than the one that would get it.
         return is_text and kind == "n_a" and self.issued_token_type == ID_JAG and not is_over
@@ -171,7 +173,7 @@ class AuthorizationRequests:
         if response.status_code == 200 and answer.is_of(wanted):
             return answer
         if response.status_code == 200 and not answer.error:
-            raise BadAnswer(f"gives no {'ID-JAG' if wanted == ID_JAG else 'bearer token that a header can hold'}")
+            raise BadAnswer(f"gives no {'ID-JAG' if wanted == ID_JAG else 'bearer token for a server'}")
         return Given(error=answer.error or "unknown error")
 
 

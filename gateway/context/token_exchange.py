@@ -8,6 +8,7 @@ It is kept in memory only, and is not used after the caller's token has expired.
 """
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
@@ -27,6 +28,8 @@ from gateway.context.authorization_requests import (
 )
 from gateway.identity.credential_claims import CallerToken
 from transports.background_tasks import Tasks
+
+logger = logging.getLogger(__name__)
 
 _MAX_CACHED: Final = 10_000
 _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -94,17 +97,21 @@ class TokenExchange:
             "requested_token_type": ACCESS_TOKEN if settings.id_jag is None else ID_JAG,
             "audience": settings.audience,
         }
-        given = await self._send("exchange", settings, form | wanted)
+        given = await self._send("exchange", settings, form | wanted, caller)
         if settings.id_jag is None:
             return given
         # The authorization server of the MCP SDK finds the client by the form, although the header names it.
         form = {"grant_type": _ASSERTION, "assertion": given.access_token, "client_id": settings.id_jag.client_id}
-        return await self._send("exchange.id_jag", settings.id_jag, form | wanted)
+        return await self._send("exchange.id_jag", settings.id_jag, form | wanted, caller)
 
-    async def _send(self, setting: str, to: TokenEndpoint, form: dict[str, str]) -> Given:
+    async def _send(self, setting: str, to: TokenEndpoint, form: dict[str, str], caller: CallerToken) -> Given:
         named_by = f"gateway.secrets.{self._name}.{setting}"
         headers = client_headers(named_by, to)
         form = {name: value for name, value in form.items() if value}
         if not headers:
             form["client_id"] = to.client_id
-        return await self._requests.token(named_by, to.token_endpoint, form, headers)
+        given = await self._requests.token(named_by, to.token_endpoint, form, headers)
+        if given.access_token in (caller.token, form.get("assertion")):  # no other server must get them
+            logger.warning("%s: the token endpoint gives back what it was sent", named_by)
+            raise NoToken("the authorization server gives back what it was sent")
+        return given

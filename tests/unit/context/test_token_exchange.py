@@ -170,6 +170,40 @@ async def test_a_client_with_a_secret_is_named_in_one_way_except_to_take_an_asse
     assert [parse_qs(body).get("client_id") for body in endpoint.asked] == [None, ["us"]]
 
 
+@requirement("cred.exchange", "cred.id-jag")
+@pytest.mark.anyio
+async def test_no_server_gets_what_an_authorization_server_was_sent(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.gives(access_token=ADA.token, token_type="bearer")
+    for _ in range(2):
+        with pytest.raises(NoToken, match="gives back what it was sent"):
+            await endpoint.exchange().token_for(ADA)
+    assert "gateway.secrets.files.exchange" in caplog.text and ADA.token not in caplog.text
+    endpoint.asked.clear()
+    endpoint.asserts(access_token=ADA.token)
+    with pytest.raises(NoToken, match="gives back what it was sent"):
+        await endpoint.two_steps().token_for(ADA)
+    assert len(endpoint.asked) == 1, "it is presented nowhere"
+    for token in ADA.token, "an.id.jag":
+        endpoint.asserts()
+        endpoint.later = [json.dumps({"access_token": token, "token_type": "bearer"}).encode()]
+        with pytest.raises(NoToken, match="gives back what it was sent"):
+            await endpoint.two_steps().token_for(ADA)
+
+
+@requirement("cred.exchange")
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [ID_JAG, "urn:ietf:params:oauth:token-type:refresh_token", ACCESS_TOKEN, ""])
+async def test_a_token_for_authorization_servers_goes_to_no_other_server(endpoint: Endpoint, kind: str) -> None:
+    endpoint.gives(access_token="one", token_type="Bearer", issued_token_type=kind)
+    if kind in (ACCESS_TOKEN, ""):
+        assert (await endpoint.exchange().token_for(ADA)).token == "one"
+    else:
+        with pytest.raises(NoToken, match="gives no bearer token for a server"):
+            await endpoint.exchange().token_for(ADA)
+
+
 @requirement("cred.exchange")
 @pytest.mark.anyio
 async def test_without_its_secret_the_gateway_sends_no_token(endpoint: Endpoint, tmp_path: Path) -> None:
