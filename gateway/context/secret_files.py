@@ -94,18 +94,18 @@ class SecretFiles:
             if number > self._done:
                 self._done, self._until, self._fault = number, found.until, None
                 self._write(found.values)
-            elif self._fault is not None:  # a later renewal knows more
+            elif self._fault is not None:
                 raise self._fault
         except Exception as error:
-            if number >= self._done:
-                self._done, self._until, self._fault = number, self._clock() + _MISSING_S, error
-                self._remove(self.renewed)
+            # Whatever has begun until now counts no more: it may have had the token from before it was refused.
+            self._done, self._until, self._fault = self._begun, self._clock() + _MISSING_S, error
+            self._remove(self.renewed)
             raise
         finally:
             self._start_timer()
 
     def renew_while(self, is_needed: Callable[[], bool]) -> None:
-        """Renew the files in time, as long as `is_needed` returns True then."""
+        """Renew the files in time as long as `is_needed` returns True then, and remove them when it does not."""
         self._is_needed = is_needed
         self._start_timer()
 
@@ -123,6 +123,8 @@ class SecretFiles:
         self._timer = None
         if self._is_needed():
             self._tasks.start("renewal", self._renew_quietly)
+        else:
+            self._remove(self.renewed)  # nobody looks whether it was revoked; the next request renews it
 
     async def _renew_quietly(self) -> None:
         with contextlib.suppress(UpstreamUnavailable):  # the next request gets the error

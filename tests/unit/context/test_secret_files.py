@@ -134,18 +134,23 @@ async def test_a_token_that_is_refused_has_no_file_until_there_is_one_again(toke
     assert tokens.path.read_text() == "token-0"
 
 
-@pytest.mark.parametrize("late", ["token-late", REFUSED])
-async def test_a_renewal_that_began_later_knows_more(tokens: Tokens, late: str | Exception) -> None:
+@pytest.mark.parametrize(
+    ("early", "late"), [("token-early", "token-late"), ("token-early", REFUSED), (REFUSED, "token-of-before")]
+)
+async def test_a_renewal_that_began_later_knows_more_but_a_refusal_counts_always(
+    tokens: Tokens, early: str | Exception, late: str | Exception
+) -> None:
     first, second = asyncio.Event(), asyncio.Event()
-    tokens.answers, tokens.gates = ["token-early", late], [first, second]
+    tokens.answers, tokens.gates = [early, late], [first, second]
     renewals = [asyncio.create_task(tokens.files.renew()) for _ in range(2)]
     await until(lambda: tokens.asked == 2)
     second.set()
     await asyncio.wait(renewals[1:])
     first.set()
     ended = await asyncio.gather(*renewals, return_exceptions=True)
-    assert (tokens.path.read_text() if tokens.path.exists() else REFUSED) == late
-    assert ended == ([REFUSED] * 2 if late is REFUSED else [None] * 2), "no request is sent whose token has no file"
+    is_refused = REFUSED in (early, late)
+    assert (tokens.path.read_text() if tokens.path.exists() else REFUSED) == (REFUSED if is_refused else late)
+    assert ended[0] == (REFUSED if is_refused else None), "no request is sent whose token has no file"
 
 
 async def test_a_cancelled_renewal_keeps_no_other_from_being_written(tokens: Tokens) -> None:
@@ -182,6 +187,7 @@ async def test_a_token_is_renewed_before_it_expires_while_a_request_is_under_way
     asked = tokens.asked
     await turns(100)
     assert tokens.asked == asked and not any(looked[looked.index(False) :]), "nobody needs it"
+    assert not tokens.path.exists(), "nobody would learn that it was revoked"
     is_busy, tokens.lives_s = True, -1.0
     monkeypatch.setattr("gateway.context.secret_files._LATE_S", 0.001)
     await tokens.files.renew()
