@@ -110,7 +110,7 @@ class HttpUpstream:
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                cookies=CookieJar(DefaultCookiePolicy(netscape=False, rfc2965=False)),  # parses none: some take long
                 follow_redirects=False,
             )
         return self._client

@@ -1,9 +1,11 @@
 """How an HTTP link tells requests of the two eras apart, and which failures it reports."""
 
 import asyncio
+import http.cookiejar
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import msgspec
@@ -494,3 +496,14 @@ async def test_only_a_link_that_is_told_to_brings_a_session_back() -> None:
             await events.until(lambda: len(events.answered) == 2)
             assert events.unsent_ids == [], "another link would be refused as well"
         assert gateway.seen == [("tools/call", sent)] * 2
+
+
+@requirement("ctx.isolated")
+async def test_cookies_of_a_server_are_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = Mock(return_value=[])
+    monkeypatch.setattr(http.cookiejar, "split_header_words", parse)
+    upstream = HttpUpstream(name="remote", url="http://remote/mcp", headers={}, max_event_bytes=1_000)
+    headers, request = {"set-cookie": "a=b", "set-cookie2": "a=b"}, httpx2.Request("GET", upstream.url)
+    upstream.client.cookies.extract_cookies(httpx2.Response(200, headers=headers, request=request))
+    assert not parse.called and not upstream.client.cookies
+    await upstream.close()
