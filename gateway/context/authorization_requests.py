@@ -10,6 +10,7 @@ import logging
 import re
 import ssl
 from functools import cached_property
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from math import isfinite
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -50,6 +51,8 @@ _MOST_AT_ONCE: Final = 16
 _MOST_SERVERS: Final = 256
 """Servers whose requests are counted."""
 _MOST_BYTES: Final = 64 << 10
+_MOST_PARTS: Final = 1_024
+"""Parts in which an answer comes: while many small ones are taken apart, nothing else runs."""
 _KEPT: Final = ("content-type", "www-authenticate")
 
 
@@ -123,12 +126,13 @@ class AuthorizationRequests:
             httpx2.HTTPError, OSError: there is no answer, or not in time. The text may contain what was sent.
         """
         data, uses_proxy = b"", not is_of_this_machine(str(request.url))
+        no_cookies = CookieJar(DefaultCookiePolicy(netscape=False, rfc2965=False))  # it parses none: some take long
         request.headers["accept-encoding"] = "identity"
         at_once = self._at_once.setdefault(request.url.netloc, asyncio.Semaphore(_MOST_AT_ONCE))
         async with (
             asyncio.timeout(ANSWER_S),  # the wait for others counts too: callers rely on the limit
             at_once,
-            httpx2.AsyncClient(timeout=ANSWER_S, trust_env=uses_proxy, verify=self._tls) as client,
+            httpx2.AsyncClient(timeout=ANSWER_S, trust_env=uses_proxy, verify=self._tls, cookies=no_cookies) as client,
         ):
             response = await client.send(request, stream=True)
             try:
@@ -178,11 +182,12 @@ class AuthorizationRequests:
 
 
 async def _limited(response: httpx2.Response) -> bytes:
-    """Return the content of a response, as it was sent. Raises `BadAnswer` if it is too large."""
-    data = b""
-    async for chunk in response.aiter_raw():
-        data += chunk
-        if len(data) > _MOST_BYTES:
+    """Return the content of a response, as it was sent. Raises `BadAnswer` if it is too large, or in too many parts."""
+    data, parts = b"", 0
+    async for part in response.aiter_raw():
+        data += part
+        parts += 1
+        if len(data) > _MOST_BYTES or parts > _MOST_PARTS:
             raise BadAnswer("sends too much")
     return data
 
