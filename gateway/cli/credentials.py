@@ -27,8 +27,12 @@ async def list_credentials(operators: Operators, in_json: JsonOption = False) ->
     found = await operators.credentials()
     if in_json:
         typer.echo(as_json({"credentials": msgspec.to_builtins(found)}))
-    else:
+    elif found:
         _out.print(credentials_table(found))
+    else:
+        _out.print(
+            "nobody has connected an account: secrets from files, variables, commands and exchanges are not listed here"
+        )
 
 
 @app.command("revoke")
