@@ -10,7 +10,7 @@ linear time, and so is one that is large once compiled. The rest of its schema i
 import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jsonschema_rs
 import msgspec
@@ -86,12 +86,16 @@ _SINGLE: Final = frozenset(
 )
 _LISTS: Final = frozenset("allOf anyOf oneOf prefixItems items".split())
 _MAPS: Final = frozenset("properties patternProperties dependentSchemas dependencies".split())
+_NAMED: Final = _MAPS | {"$defs", "definitions"}
+_DATA: Final = frozenset("default examples const enum".split())
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _TRIED: Final = frozenset({"anyOf", "oneOf", "unevaluatedProperties", "unevaluatedItems"})
 """Keywords whose parts a search for errors first checks, and then searches."""
 
 Problem = tuple[str, str]
 """A violation of a schema: the place in the arguments, and the error message."""
+_Kind = Literal["schema", "named", "data"]
+"""What a part of a schema is: a schema, or something with schemas in it; schemas by name; or data without a meaning."""
 
 
 class UnusableSchema(ValueError):
@@ -119,19 +123,19 @@ class _Weight:
         self._look(schema, 0)
         self.visits, self.scan_ns, self.tried = self._weigh(schema, 0)
 
-    def _look(self, value: dict[str, Any] | list[Any], depth: int) -> bool:
+    def _look(self, value: dict[str, Any] | list[Any], depth: int, kind: _Kind = "schema") -> bool:
         """Collect the anchors and patterns of a schema, at any depth. Return True if `value` contains a reference."""
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
         refers = False
-        if isinstance(value, dict):
-            for key in ("$anchor", "$dynamicAnchor"):
-                if isinstance(value.get(key), str):
-                    self._anchors[value[key]] = value
+        if isinstance(value, dict) and kind == "schema":
+            for anchor in ("$anchor", "$dynamicAnchor"):
+                if isinstance(value.get(anchor), str):
+                    self._anchors[value[anchor]] = value
             self._count(value)
             refers = not _REFERENCES.isdisjoint(value)
-        for part in value.values() if isinstance(value, dict) else value:
-            if isinstance(part, dict | list) and self._look(part, depth + 1):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(part, dict | list) and self._look(part, depth + 1, _kind_in(kind, key)):
                 refers = True
         if refers and depth and isinstance(value, dict) and isinstance(value.get("$id", value.get("id")), str):
             raise UnusableSchema("a part of it has an $id of its own, and refers from there")
@@ -201,13 +205,24 @@ class _Weight:
                 raise UnusableSchema(f"it refers to {reference[:128]!r}, which it does not have")
             return self._anchors[place]
         node: Any = self._root
+        kind: _Kind = "schema"
         for name in place.split("/")[1:]:
             key = name.replace("~1", "/").replace("~0", "~")
+            kind = _kind_in(kind, key)
             try:
                 node = node[int(key)] if isinstance(node, list) else node[key]
             except (KeyError, ValueError, IndexError, TypeError):
                 raise UnusableSchema(f"it refers to {reference[:128]!r}, which it does not have") from None
+        if kind != "schema":
+            raise UnusableSchema(f"it refers to {reference[:128]!r}, which is no schema")
         return node
+
+
+def _kind_in(kind: _Kind, key: str | int) -> _Kind:
+    """Return what the part at `key` of a part is. `kind`: what the outer part is."""
+    if kind == "data" or (kind == "schema" and key in _DATA):
+        return "data"
+    return "named" if kind == "schema" and key in _NAMED else "schema"
 
 
 def _patterns(node: dict[str, Any]) -> Iterator[str]:

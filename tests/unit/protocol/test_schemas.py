@@ -77,8 +77,13 @@ def test_a_check_takes_a_bounded_time(schema: Any, arguments: Any, is_good: bool
         json.loads('{"not":' * 200 + "{}" + "}" * 200),
         {"x": {"$id": "x", "y": json.loads('{"a":' * 600 + "1" + "}" * 600)}},
         {"properties": {"a": {"$id": "x", "$ref": "#"}}},
+        {"properties": {"a": {"default": {"pattern": "(a*){400}b"}, "$ref": "#/properties/a/default"}}},
+        {"$defs": {"pattern": "(a*){400}b"}, "$ref": "#/$defs"},
     ],
-    ids="patterns pattern-size name-size syntax size dangling look-around-names list depth ids refers-from-id".split(),
+    ids=(
+        "patterns pattern-size name-size syntax size dangling look-around-names list depth ids refers-from-id "
+        "refers-to-data refers-to-names"
+    ).split(),
 )
 def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
     began = time.process_time()
@@ -93,14 +98,26 @@ def test_identifiers_in_one_another_are_looked_at_once(monkeypatch: pytest.Monke
         schema = {"$id": "a", "a": schema}
     looked, look = 0, schemas._Weight._look
 
-    def counted(weight: Any, value: Any, depth: int) -> bool:
+    def counted(*parts: Any) -> bool:
         nonlocal looked
         looked += 1
-        return look(weight, value, depth)
+        return look(*parts)
 
     monkeypatch.setattr(schemas._Weight, "_look", counted)
     assert checker_of({"a": schema}).problem({}, b"{}") is None
     assert looked == 1 + 120 + 2 + 40_000  # each object and list of the schema once
+
+
+@pytest.mark.parametrize("keyword", ["default", "examples", "const", "enum"])
+def test_keywords_in_data_mean_nothing(keyword: str) -> None:
+    data = {"pattern": "(?=a)", "patternProperties": {"*.py": {}}, "$anchor": "b", "$id": "x", "a": {"$ref": "none"}}
+    schema = {keyword: data if keyword in ("default", "const") else [data]}
+    checker = checker_of({"properties": {"a": schema, "b": {"$anchor": "b", "type": "integer"}, "c": {"$ref": "#b"}}})
+    assert not checker.unchecked and checker.problem({"a": data, "c": 1}, b"{}") is None
+    assert checker.problem({"c": "x"}, b"{}") is not None
+    assert keyword not in ("const", "enum") or checker.problem({"a": {}}, b"{}") is not None
+    for outer in ("properties", "$defs"):
+        assert checker_of({outer: {keyword: {"pattern": "(?=a)"}}}).unchecked, "it is only called like the keyword"
 
 
 KEYWORDS = "a type properties items allOf anyOf not $ref $defs enum const pattern $id $anchor $dynamicRef required"
