@@ -62,8 +62,10 @@ MOST_PATTERNS: Final = 64
 SCAN_NS: Final = {512: 20, 4 << 10: 600, 16 << 10: 1_500, 64 << 10: 15_000}
 """Bytes of memory for one compiled pattern, and the nanoseconds that the worst pattern of that size takes to scan a
 character. Most patterns are in the first two classes. A pattern that is larger than the last is not checked."""
-PATTERN_BYTES, DFA_BYTES, READ_BYTES = max(SCAN_NS), 32 << 10, 1 << 20
-"""The limits of one compiled pattern, of its cache, and of one that is only told from what is no pattern, in bytes."""
+PATTERN_BYTES, DFA_BYTES = max(SCAN_NS), 32 << 10
+"""The limits of one compiled pattern, and of its cache, in bytes."""
+READ_BYTES: Final = 1 << 20
+"""Limit for deciding whether a pattern is a regular expression at all."""
 _FEW: Final = 256
 """Maximum number of parts of arguments that are counted exactly. One long string counts less than many parts."""
 MOST_COST: Final = 2_000_000
@@ -132,7 +134,7 @@ class _Weight:
             for anchor in ("$anchor", "$dynamicAnchor"):
                 if isinstance(value.get(anchor), str):
                     self._anchors[value[anchor]] = value
-            self._count(value)
+            self._move_unbounded(value)
             refers = not _REFERENCES.isdisjoint(value)
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(part, dict | list) and self._look(part, depth + 1, _kind_in(kind, key)):
@@ -141,7 +143,8 @@ class _Weight:
             raise UnusableSchema("a part of it has an $id of its own, and refers from there")
         return refers
 
-    def _count(self, value: dict[str, Any]) -> None:
+    def _move_unbounded(self, value: dict[str, Any]) -> None:
+        """Move the `pattern` of a schema to `unchecked`, unless it runs in linear time and is small."""
         for pattern in tuple(_patterns(value)):
             if self._is_bounded(pattern):
                 continue
@@ -151,6 +154,7 @@ class _Weight:
             del value["pattern"]
 
     def _is_bounded(self, pattern: str) -> bool:
+        """Count a pattern, with its memory and time, and return True; False if it is too large or has look-around."""
         self._patterns += 1
         if self._patterns > MOST_PATTERNS:
             raise UnusableSchema(f"it has more than {MOST_PATTERNS} patterns")
@@ -226,6 +230,7 @@ def _kind_in(kind: _Kind, key: str | int) -> _Kind:
 
 
 def _patterns(node: dict[str, Any]) -> Iterator[str]:
+    """Yield the patterns of a schema itself, without those of its parts."""
     pattern, properties = node.get("pattern"), node.get("patternProperties")
     if isinstance(pattern, str):
         yield pattern
