@@ -91,7 +91,9 @@ _MAPS: Final = frozenset("properties patternProperties dependentSchemas dependen
 _NAMED: Final = _MAPS | {"$defs", "definitions"}
 _DATA: Final = frozenset("default examples const enum".split())
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
-_TRIED: Final = frozenset({"anyOf", "oneOf", "unevaluatedProperties", "unevaluatedItems"})
+_UNEVALUATED: Final = frozenset({"unevaluatedProperties", "unevaluatedItems"})
+"""Keywords by which all other parts of their schema are checked twice."""
+_TRIED: Final = _UNEVALUATED | {"anyOf", "oneOf"}
 """Keywords whose parts a search for errors first checks, and then searches."""
 
 Problem = tuple[str, str]
@@ -186,7 +188,8 @@ class _Weight:
             if visits > MOST_VISITS:
                 raise UnusableSchema(f"it has more than {MOST_VISITS} parts, its references followed")
         self._open.discard(id(node))
-        found = self._known[id(node)] = visits, scan_ns, tried + len(_TRIED & node.keys())
+        times = 1 if _UNEVALUATED.isdisjoint(node) else 2
+        found = self._known[id(node)] = times * visits, times * scan_ns, tried + len(_TRIED & node.keys())
         return found
 
     def _parts(self, node: dict[str, Any]) -> Iterator[Any]:

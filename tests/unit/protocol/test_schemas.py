@@ -30,6 +30,9 @@ REFERRED = {
 TRIED: Any = {"pattern": "(a*){400}b"}
 for _ in range(40):
     TRIED = {"oneOf": [TRIED]}
+UNEVALUATED: Any = {"type": "string"}
+for _ in range(16):
+    UNEVALUATED = {"anyOf": [{"unevaluatedProperties": UNEVALUATED}], "unevaluatedProperties": False}
 LARGE = {"properties": {"a": {"pattern": "(a?){3000}b"}}}
 LOOKING = {"properties": {"a": {"pattern": "(?=a)(a+)+$"}}}
 
@@ -79,10 +82,11 @@ def test_a_check_takes_a_bounded_time(schema: Any, arguments: Any, is_good: bool
         {"properties": {"a": {"$id": "x", "$ref": "#"}}},
         {"properties": {"a": {"default": {"pattern": "(a*){400}b"}, "$ref": "#/properties/a/default"}}},
         {"$defs": {"pattern": "(a*){400}b"}, "$ref": "#/$defs"},
+        UNEVALUATED,
     ],
     ids=(
         "patterns pattern-size name-size syntax size dangling look-around-names list depth ids refers-from-id "
-        "refers-to-data refers-to-names"
+        "refers-to-data refers-to-names unevaluated"
     ).split(),
 )
 def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
