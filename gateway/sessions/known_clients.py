@@ -37,7 +37,10 @@ class Implementation:
 # The text in angle brackets is refused as a key (`client_chosen_keys.checked_key`) until somebody replaces it.
 _KEY: Final = "<A RANDOM UUID FOR EACH CLIENT>"
 _HEADER: Final = f"{{header}}: {_KEY}"
-_PYTHON: Final = 'httpx2.AsyncClient(headers={{**your_headers, "{header}": str(uuid.uuid4())}})'
+_PYTHON: Final = (
+    'httpx2.AsyncClient(headers={{**your_headers, "{header}": str(uuid.uuid4())}}, '
+    "timeout=httpx2.Timeout(30, read=300))"
+)
 _SCRIPT: Final = (
     "new StreamableHTTPClientTransport(url, "
     '{{ requestInit: {{ headers: {{ ...yourHeaders, "{header}": crypto.randomUUID() }} }} }})'

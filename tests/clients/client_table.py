@@ -71,7 +71,7 @@ def _mcp_remote(protocol: str) -> Command:
     return lambda: [*_npm_program("mcp-remote", "0.15.1", "mcp-remote/dist/proxy.js")(), protocol]
 
 
-_HTTPX: Final = "httpx2.AsyncClient(headers=headers)"
+_HTTPX: Final = "httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=300))"
 _SCRIPT: Final = "{ requestInit: { headers } }"
 _REMOTE: Final = "mcp-remote URL --header MCP-Gateway-Session-Key:KEY"
 _FORGETS: Final = (NEW, DEFAULT, LASTING)

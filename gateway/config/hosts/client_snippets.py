@@ -297,7 +297,8 @@ def _python(to: _Connection) -> Snippet:
         imports += ["import httpx2"]
         block = [
             f"    headers = {{{', '.join(written)}}}",
-            "    async with httpx2.AsyncClient(headers=headers) as http:",
+            "    timeout = httpx2.Timeout(30, read=300)  # as the SDK has it; httpx2 waits 5 s for a result",
+            "    async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:",
             f"        transport = streamable_http_client({_quoted(to.url)}, http_client=http)",
             "        async with Client(transport) as client:",
             f"            print({listed})",

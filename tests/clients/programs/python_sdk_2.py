@@ -15,7 +15,7 @@ MODE = sys.argv[2]
 @asynccontextmanager
 async def connect(url: str, headers: dict[str, str]) -> AsyncIterator[Call]:
     async with (
-        httpx2.AsyncClient(headers=headers) as http,
+        httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=300)) as http,
         Client(streamable_http_client(url, http_client=http), mode=MODE) as client,
     ):
 

@@ -48,6 +48,7 @@ def test_the_name_of_a_client_wins_over_its_http_library() -> None:
 def test_each_client_is_told_the_header_in_its_own_words(agent: str) -> None:
     line = mending_line(agent, "agent", "MCP-Gateway-Session-Key")
     assert "MCP-Gateway-Session-Key" in line and "{{" not in line
+    assert "AsyncClient" not in line or "timeout=httpx" in line, "a tool may take longer than the 5 s of httpx"
     if (left := re.search(r"<.*>", line)) is not None:
         with pytest.raises(Refused, match="placeholder"):
             checked_key(left[0])

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
 
 from gateway.config.hosts.client_snippets import (
     CLIENTS,
@@ -28,6 +29,7 @@ from tests.requirements import requirement
 pytestmark = requirement("first.clients")
 
 URL = "http://127.0.0.1:8080/mcp"
+SDK_TIMEOUT = f"httpx2.Timeout({MCP_DEFAULT_TIMEOUT:g}, read={MCP_DEFAULT_SSE_READ_TIMEOUT:g})"
 KEY = {"MCP-Gateway-Session-Key": "report-writer"}
 FULL: dict[str, Any] = {"needs_token": True, "session_key": "report-writer"}
 PLACE = Place(environ={CREDENTIAL_VARIABLE: "s3cret"}, folder=Path("/project"))
@@ -108,6 +110,7 @@ def test_programs_are_whole_programs() -> None:
         python = of("python", **more).text
         compile(python, "snippet", "exec")
         assert python.startswith("# pip install mcp\n")
+        assert not more or SDK_TIMEOUT in python, "a tool may take longer than the 5 s of httpx2"
     assert of("typescript").text.startswith("// npm install @modelcontextprotocol/client;")
 
 
