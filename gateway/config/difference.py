@@ -6,7 +6,7 @@ parts that live as long as the process. If they differ, they are named, and stay
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ _RELOADED: Final = frozenset(
 )
 """The settings of `gateway` that a reload applies."""
 
-_KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.last_output", "policy.lock"})
+KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.last_output", "policy.lock"})
 """Settings below those that need a restart nevertheless."""
 
 
@@ -57,8 +57,9 @@ class Difference:
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names) or "nothing changed"
 
 
-def difference(old: Settings, new: Settings) -> Difference:
-    """Return what the configuration `new` changes in a gateway that runs with `old`."""
+def difference(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Difference:
+    """Return what the configuration `new` changes in a gateway that runs with `old`. `restart`: settings that
+    need a restart here, below those that a reload applies."""
     found = [*_changed(old.gateway, new.gateway)]
     before, after = old.mcpServers, new.mcpServers
     secrets = {
@@ -74,8 +75,8 @@ def difference(old: Settings, new: Settings) -> Difference:
             for name, entry in after.items()
             if name in before and (entry != before[name] or _names_one_of(entry, secrets))
         ),
-        settings=tuple(f"gateway.{name}" for name in found if _is_reloaded(name)),
-        restart=tuple(f"gateway.{name}" for name in found if not _is_reloaded(name)),
+        settings=tuple(f"gateway.{name}" for name in found if _is_reloaded(name, restart)),
+        restart=tuple(f"gateway.{name}" for name in found if not _is_reloaded(name, restart)),
     )
 
 
@@ -90,8 +91,8 @@ def _changed(old: BaseModel, new: BaseModel, path: str = "", depth: int = 2) -> 
             yield f"{path}{name}{'.content' if isinstance(before, ToolsLock) and after is not None else ''}"
 
 
-def _is_reloaded(path: str) -> bool:
-    return path not in _KEPT and (path in _RELOADED or path.partition(".")[0] in _RELOADED)
+def _is_reloaded(path: str, restart: Set[str] = KEPT) -> bool:
+    return path not in restart and (path in _RELOADED or path.partition(".")[0] in _RELOADED)
 
 
 def _names_one_of(entry: UpstreamSettings, secrets: Iterable[str]) -> bool:
@@ -128,9 +129,9 @@ def _reloaded_in(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
-def applied(old: Settings, new: Settings) -> Settings:
+def applied(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Settings:
     """Return the configuration that a reload gives a gateway that runs with `old`: `new`, but with the old value of
-    each setting that needs a restart.
+    each setting that needs a restart (`restart` as in `difference`).
 
     Raises:
         ConfigurationError: what the two give together is invalid, or a reload must not do it.
@@ -150,7 +151,7 @@ def applied(old: Settings, new: Settings) -> Settings:
         value = getattr(kept, name)
         if name in _RELOADED:
             value = getattr(new.gateway, name)
-        update = _update(name, kept, new.gateway, paths)
+        update = _update(name, kept, new.gateway, paths, restart)
         if update:
             value = value.model_copy(update=update)
         if paths or name in kept.model_fields_set:
@@ -158,11 +159,13 @@ def applied(old: Settings, new: Settings) -> Settings:
     return _validated({"mcpServers": new.mcpServers, "gateway": given}, new.gateway.origins)
 
 
-def _update(name: str, old: GatewaySettings, new: GatewaySettings, paths: Iterable[str]) -> dict[str, Any]:
+def _update(
+    name: str, old: GatewaySettings, new: GatewaySettings, paths: Iterable[str], restart: Set[str]
+) -> dict[str, Any]:
     """Return the values of single settings in the object `name` that differ from the rest of the object: new ones in an
     object that is kept, and kept ones in an object that is new."""
     source = old if name in _RELOADED else new
-    moved = (path for path in paths if "." in path and _is_reloaded(path) is (name not in _RELOADED))
+    moved = (path for path in paths if "." in path and _is_reloaded(path, restart) is (name not in _RELOADED))
     return {(part := path.partition(".")[2]): getattr(getattr(source, name), part) for path in moved}
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.config.auth import API_KEY_ISSUER
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.difference import Difference, applied, difference, digest
+from gateway.config.difference import KEPT, Difference, applied, difference, digest
 from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
@@ -56,6 +56,8 @@ class Reload:
         self._parts = parts
         self._read = read
         self._settings = parts.foundation.settings
+        # The console and its paths are made at the start, if there is a way to sign in.
+        self._restart = KEPT if parts.operating.access.is_open else KEPT | {"admin.keys"}
         self._turn = asyncio.Lock()
 
     @property
@@ -92,8 +94,8 @@ class Reload:
             return found
 
     async def _to(self, settings: Settings) -> Difference:
-        old, new = self._settings, applied(self._settings, settings)
-        found = difference(old, settings)
+        old, new = self._settings, applied(self._settings, settings, self._restart)
+        found = difference(old, settings, self._restart)
         if found.is_empty:
             await self._accept(settings)  # the text may differ all the same, and is what replicas compare
             return found

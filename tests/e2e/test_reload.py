@@ -89,6 +89,15 @@ def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Cli
         assert [tool_text(client.tool("pid")) for client in kept] == pids
 
 
+@requirement("live.reload")
+def test_the_first_operators_key_waits_for_a_restart_because_there_is_no_console(http: httpx.Client) -> None:
+    servers = {"probe": server(PROBE)}
+    with edited(servers) as it:
+        told = it.edit(servers, {"admin": {"keys": {"ann": sha256("ann")}}})
+        assert "loaded again: unchanged until a restart: gateway.admin.keys" in told
+        assert http.get(f"{it.gateway.base}/admin/api/overview", headers=bearer("ann")).status_code == 404
+
+
 @requirement("live.epoch", "proc.reset-told")
 def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.difference import applied, difference, digest
+from gateway.config.difference import KEPT, applied, difference, digest
 from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.credentials import sha256
@@ -88,6 +88,15 @@ def test_what_needs_a_restart_is_named_and_keeps_its_value() -> None:
     assert made.admin.keys == {"a": (sha256("b"),)}
     left = difference(old, applied(old, new))
     assert left.settings == found.settings and left.restart == ()
+
+
+def test_the_first_operators_key_needs_a_restart_where_there_is_no_console() -> None:
+    old, new = settings(), settings(admin={"keys": {"a": sha256("a")}}, limits={"exchanges": 1})
+    restart = KEPT | {"admin.keys"}
+    found = difference(old, new, restart)
+    assert (found.settings, found.restart) == (("gateway.limits.exchanges",), ("gateway.admin.keys",))
+    made = applied(old, new, restart)
+    assert not made.gateway.admin.keys and difference(made, new, restart).restart == found.restart, "it is told again"
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, KEYS), (KEYS, {})])
