@@ -10,7 +10,8 @@ from typing import Final
 
 from gateway.admin.formatting import amount
 from gateway.calls.server_start_failures import with_output_tail
-from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.secrets import SecretSettings
+from gateway.config.settings import ConfigurationError, Settings, named_in
 from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.observability.process_memory import machine_memory, tree_bytes
@@ -40,7 +41,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
         asked = [asyncio.create_task(_ask(upstream, at_once)) for upstream in gateway.upstreams]
         for upstream, task in zip(gateway.upstreams, asked, strict=True):
             await task
-            yield _finding(upstream, gateway.parts.servers.packages.fetching(upstream.name))
+            yield _finding(upstream, gateway.parts.servers.packages.fetching(upstream.name), settings.gateway.secrets)
         yield await check_memory(gateway, settings)
         async for finding in _policy(gateway):
             yield finding
@@ -53,7 +54,7 @@ async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore) -> None
             await upstream.start_probe()
 
 
-def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
+def _finding(upstream: ConfiguredUpstream, package: str, secrets: Mapping[str, SecretSettings]) -> Finding:
     """Return what is found of a server. `package` is being fetched for it."""
     check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
     if package and state.state != "ok":
@@ -72,10 +73,16 @@ def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
     era = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
     tools = upstream.probed_tools
     summary = f"answers, speaks {era}, has {0 if tools is None else len(tools.listed)} tools"
-    if entry.kind == "command" and state.start_s > _SLOW_START_S and not entry.shared and not entry.warm:
+    if state.start_s > _SLOW_START_S and not entry.warm and _may_be_warm(entry, secrets):
         what = f"{summary}, and takes {state.start_s:.1f} s to start, which delays each session's first call"
         return warning(check, what, f"set mcpServers.{upstream.name}.warm to prestart processes")
     return ok(check, f"{summary}, starts in {state.start_s:.1f} s" if entry.kind == "command" else summary)
+
+
+def _may_be_warm(entry: UpstreamSettings, secrets: Mapping[str, SecretSettings]) -> bool:
+    """Return True if processes of the server can start before a session: `warm` is refused for others."""
+    waits = any("${secret_file:" in value for value in entry.env.values())
+    return entry.has_own_process and not waits and not any(secrets[name].tokens for name in named_in(entry.env))
 
 
 def _is_missing(entry: UpstreamSettings) -> bool:

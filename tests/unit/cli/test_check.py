@@ -87,7 +87,7 @@ async def test_check_names_servers_that_are_late(is_fetched: bool, line: str, mo
 
 
 def test_a_server_whose_package_is_fetched_is_no_error_of_the_doctor() -> None:
-    found = servers._finding(cast(Any, Fetching(ends=False)), "package-of-notes")
+    found = servers._finding(cast(Any, Fetching(ends=False)), "package-of-notes", {})
     assert found.state == "warning" and "package-of-notes is being fetched" in found.what and "check" in found.do
 
 

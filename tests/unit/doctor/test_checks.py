@@ -124,7 +124,7 @@ def test_a_program_is_looked_for_in_the_working_directory_of_its_server(tmp_path
     (tmp_path / "server").touch(mode=0o700)
     entry = Settings.model_validate({"mcpServers": {"a": {"command": command, "cwd": str(tmp_path)}}}).mcpServers["a"]
     failed = SimpleNamespace(name="a", settings=entry, state=ServerState("failing", "it exited"), is_left_out=False)
-    assert do in servers._finding(cast(Any, failed), "").do
+    assert do in servers._finding(cast(Any, failed), "", {}).do
 
 
 class Operators(Handler):

@@ -1,15 +1,20 @@
 """How many sessions the doctor says fit into the memory, and when it warns."""
 
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gateway.config.settings import Settings
+from gateway.doctor import servers
 from gateway.doctor.servers import forecast
 from gateway.policy.server_memory import MemoryState
+from gateway.upstreams.server_facts import ServerState
 from tests.requirements import requirement
 
 MIB = 1 << 20
+JWT = {"issuer": "https://id.example", "audience": "us", "jwks_url": "https://id.example/jwks"}
 SERVERS = {"files": {"command": "a"}, "notes": {"command": "b"}, "all": {"command": "c", "shared": True}}
 MEASURED = {"files": 10 * MIB, "notes": 30 * MIB, "all": 50 * MIB}
 STATE = MemoryState(292 * MIB, 4_100 * MIB, 100 * MIB)
@@ -65,6 +70,40 @@ def test_it_says_how_many_sessions_fit(
     found = forecast(settings, measured, state, machine * MIB)
     assert (found.check, found.state) == ("memory", level) and words in found.what
     assert bool(found.do) is (level == "warning")
+
+
+@requirement("ops.check", "proc.warm")
+@pytest.mark.parametrize(
+    ("env", "advised"),
+    [
+        ({"A": "${secret:known}"}, True),
+        ({"A": "${secret_file:known}"}, False),
+        ({"A": "${secret:exchanged}"}, False),
+        ({"A": "x"}, True),
+    ],
+)
+def test_prestarted_processes_are_advised_only_where_a_server_may_have_them(env: Any, *, advised: bool) -> None:
+    client = {"token_endpoint": "https://id.example/token", "client_id": "us", "client_secret_file": "/a"}
+    exchange = {**client, "audience": "https://a.example", "resource": "https://a.example/mcp", "id_jag": client}
+    auth = {"resource": "https://us.example/mcp", "jwt": [JWT]}
+    options = {"secrets": {"known": {"env": "A"}, "exchanged": {"exchange": exchange}}, "auth": auth}
+
+    def configured(**more: Any) -> Settings:
+        return Settings.model_validate({"mcpServers": {"a": {"command": "a", "env": env} | more}, "gateway": options})
+
+    settings = configured()
+    slow = SimpleNamespace(
+        name="a",
+        settings=settings.mcpServers["a"],
+        state=ServerState("ok", start_s=7.0),
+        is_left_out=False,
+        speaks_modern=True,
+        probed_tools=None,
+    )
+    found = servers._finding(cast(Any, slow), "", settings.gateway.secrets)
+    assert (found.do == "set mcpServers.a.warm to prestart processes") is advised and "7.0 s" in found.what
+    with nullcontext() if advised else pytest.raises(ValueError, match="warm"):
+        configured(warm=1)
 
 
 def test_servers_that_have_no_process_for_a_session_cost_none() -> None:
