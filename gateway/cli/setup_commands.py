@@ -23,7 +23,7 @@ from gateway.cli.error_exit import error_exit
 from gateway.cli.gateway_or_store import endpoint_here
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
-from gateway.config.addresses import base_url, is_of_this_machine
+from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.auth import DiscoverySettings
 from gateway.config.configuration_errors import did_you_mean
 from gateway.config.hosts.client_files import (
@@ -207,7 +207,21 @@ def add(
     if added:
         refuses = "refuses this change, and later ones, until nothing is missing for it"
         _out.print(f"A gateway that runs with this file {refuses if faults else 'loads it by itself'}.")
-    _out.print(f"Next: mcp-session-gateway run{_given(config)}")
+        if len(others := _others_in(config, name)) == 1:
+            _out.print(f"With a second server, {others[0]}'s tools are called {others[0]}__TOOL at /mcp.")
+    options = _gateway_of(config)
+    if _is_served(url := f"{url_here(options.host, options.port)}/mcp"):
+        _out.print(f"A gateway runs at {url} already.")
+    else:
+        _out.print(f"Next: mcp-session-gateway run{_given(config)}")
+
+
+def _others_in(file: Path, name: str) -> list[str]:
+    """Return the names of the other servers of the configuration; none if it cannot be used."""
+    try:
+        return [each for each in load(file).settings.mcpServers if each != name]
+    except ConfigurationError:
+        return []
 
 
 def _faults_of(name: str, file: Path) -> Iterable[str]:
@@ -306,16 +320,19 @@ def _endpoint(given: str, config: Path | None) -> str:
         raise error_exit(str(error)) from None
     if given:
         return url
-    here = local_gateways()
-    if others := ", ".join(one.endpoint for one in here if not one.is_at(url)):
+    if others := ", ".join(one.endpoint for one in local_gateways() if not one.is_at(url)):
         _err.print_labelled("ignored", f"{others}, where you run a gateway too: choose by --url")
-    if not any(one.is_at(url) for one in here):
-        from gateway.doctor.running_gateways import is_gateway
-
-        # A gateway that was not started at a terminal writes no file to find it.
-        if not asyncio.run(is_gateway(url)):
-            _err.print_labelled("warning", _NOT_RUNNING.format(url=url))
+    if not _is_served(url):
+        _err.print_labelled("warning", _NOT_RUNNING.format(url=url))
     return url
+
+
+def _is_served(url: str) -> bool:
+    """Return True if a gateway runs at the URL."""
+    from gateway.doctor.running_gateways import is_gateway
+
+    # A gateway that was not started at a terminal writes no file to find it.
+    return any(one.is_at(url) for one in local_gateways()) or asyncio.run(is_gateway(url))
 
 
 def _write(found: Snippet, url: str) -> None:

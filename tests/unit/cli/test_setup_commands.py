@@ -68,6 +68,20 @@ def test_init_writes_a_configuration_that_loads_and_add_extends_it(here: Path) -
 
 
 @requirement("first.init")
+def test_add_says_what_a_second_server_changes_and_where_a_gateway_runs(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_gateways, "is_gateway", gateways_at())
+    (here / "mcp.json").write_text('{"gateway": {"port": 9000}}')
+    one, two, three = (ran("add", name, "--", "true").output for name in ("reports", "notes", "files"))
+    assert "reports__TOOL at /mcp" in two and not any("__TOOL" in told for told in (one, three))
+    assert all("Next: mcp-session-gateway run" in told for told in (one, two, three))
+    monkeypatch.setattr(running_gateways, "is_gateway", gateways_at("http://127.0.0.1:9000/mcp"))
+    told = ran("add", "mail", "--", "true").output
+    assert "A gateway runs at http://127.0.0.1:9000/mcp already" in told and "Next" not in told
+
+
+@requirement("first.init")
 @pytest.mark.parametrize("entries", ['{"\\ud800": {"command": "x"}}', '{"a": {"command": "x", "args": ["\\ud800"]}}'])
 def test_half_a_character_in_a_clients_file_is_told(here: Path, entries: str) -> None:
     (here / ".mcp.json").write_text(f'{{"mcpServers": {entries}}}')
