@@ -13,9 +13,9 @@ from gateway.admin.report_types import HiddenTools, Origin, ServerEnvironment, S
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
+from gateway.config.secrets import secrets_in
 from gateway.config.sessions import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
-from gateway.context.principal_secrets import is_template, secrets_in
 from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims, own_setting
 from gateway.policy.decisions import Policy
@@ -125,9 +125,9 @@ def headers_of(configured: Mapping[str, str], where: str, assertion: str) -> lis
 
 
 def _configured(value: str, where: str, origin: Origin = "configuration") -> tuple[Origin, str]:
-    if not is_template(value):
+    if not (names := secrets_in(value)):
         return origin, where
-    return "secret", f"{where}, with {', '.join(f'gateway.secrets.{name}' for name in secrets_in(value))}"
+    return "secret", f"{where}, with {', '.join(f'gateway.secrets.{name}' for name in names)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

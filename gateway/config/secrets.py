@@ -3,8 +3,9 @@
 import contextlib
 import logging
 import os
+import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -17,6 +18,34 @@ from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.settings_base import Frozen
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 from transports.peer_tls import PeerTls
+
+_NAME: Final = r"[A-Za-z0-9_.-]+"
+PLACEHOLDER: Final = re.compile(rf"(\$?)\$\{{(secret|secret_file):({_NAME})\}}")
+"""The placeholder of a secret, or of its file. After another `$` it is the text itself."""
+_BEGIN: Final = re.compile(r"\$\{secret(?:_file)?:")
+
+
+def secrets_in(value: str, *kinds: str) -> tuple[str, ...]:
+    """Return the names of the secrets whose placeholders a value contains: those of these kinds, or of both."""
+    found = PLACEHOLDER.finditer(value)
+    return tuple(dict.fromkeys(one[3] for one in found if not one[1] and (not kinds or one[2] in kinds)))
+
+
+def fault_of_placeholders(values: Mapping[str, str], known: Collection[str]) -> str:
+    """Return what is wrong with the placeholders of secrets in these values; empty if nothing is. `known`: the names of
+    all secrets."""
+    for variable, value in values.items():
+        if _BEGIN.search(PLACEHOLDER.sub("", value)):
+            return f"{variable}: write ${{secret:NAME}} or ${{secret_file:NAME}}, with a name from gateway.secrets"
+        for name in secrets_in(value):
+            if name not in known:
+                return f"gateway.secrets has no entry {name!r}"
+    return ""
+
+
+def fault_of_name(name: str) -> str:
+    """Return why a secret cannot have this name; empty if it can."""
+    return "" if re.fullmatch(_NAME, name) else "a name has only letters, digits, '_', '.' and '-'"
 
 
 class TokenEndpoint(Frozen):

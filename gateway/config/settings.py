@@ -39,7 +39,15 @@ from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
-from gateway.config.secrets import PeerTlsSettings, SecretSettings, browser_url, fault_of_url
+from gateway.config.secrets import (
+    PeerTlsSettings,
+    SecretSettings,
+    browser_url,
+    fault_of_name,
+    fault_of_placeholders,
+    fault_of_url,
+    secrets_in,
+)
 from gateway.config.sessions import (
     BOUND,
     BUILT_IN,
@@ -289,6 +297,8 @@ class GatewaySettings(Frozen):
     def _secrets_have_one_owner(self) -> Self:
         issuers = self.issuers
         for name, secret in self.secrets.items():
+            if fault := fault_of_name(name):
+                raise ValueError(f"secrets: {name!r}: {fault}")
             if secret.issuer and secret.issuer not in issuers:
                 known = ", ".join(issuers) or "none"
                 raise ValueError(f"secrets.{name}: issuer is {secret.issuer!r}, but the configured issuers are {known}")
@@ -314,7 +324,7 @@ class GatewaySettings(Frozen):
 
 def named_in(values: Mapping[str, str]) -> list[str]:
     """Return the names of the secrets in these values."""
-    return [secret for value in values.values() for secret in re.findall(r"\$\{secret(?:_file)?:([^}]*)\}", value)]
+    return [secret for value in values.values() for secret in secrets_in(value)]
 
 
 class Settings(Frozen):
@@ -351,17 +361,17 @@ class Settings(Frozen):
     @model_validator(mode="after")
     def _secrets_are_declared(self) -> Self:
         for number, rule in enumerate(self.gateway.policy.rules):
-            if (secret := self._undeclared(rule.env)) is not None:
-                raise ValueError(f"gateway.policy.rules[{number}].env: gateway.secrets has no entry {secret!r}")
+            if fault := fault_of_placeholders(rule.env, self.gateway.secrets):
+                raise ValueError(f"gateway.policy.rules[{number}].env: {fault}")
             for server, values in rule.server_env.items():
                 where = f"gateway.policy.rules[{number}].server_env.{server}"
-                if (secret := self._undeclared(values)) is not None:
-                    raise ValueError(f"{where}: gateway.secrets has no entry {secret!r}")
+                if fault := fault_of_placeholders(values, self.gateway.secrets):
+                    raise ValueError(f"{where}: {fault}")
                 if (entry := self.mcpServers.get(server)) is None or not (entry.has_own_process or entry.faults):
                     raise ValueError(f"{where}: there is no server {server!r} with a process for each session")
         for name, entry in self.mcpServers.items():
-            if (secret := self._undeclared(entry.env | entry.headers)) is not None:
-                raise ServerFault(name, f"mcpServers.{name}: gateway.secrets has no entry {secret!r}")
+            if fault := fault_of_placeholders(entry.env | entry.headers, self.gateway.secrets):
+                raise ServerFault(name, f"mcpServers.{name}: {fault}")
             consents = {secret: self.gateway.secrets[secret].consent for secret in named_in(entry.headers)}
             if fault := fault_of_url(entry.url, consents):
                 raise ServerFault(name, f"mcpServers.{name}: {fault}")
@@ -372,10 +382,6 @@ class Settings(Frozen):
                     "`consent` have none: remove warm",
                 )
         return self
-
-    def _undeclared(self, values: Mapping[str, str]) -> str | None:
-        """Return the first secret in the values that is missing in `gateway.secrets`; None if none is."""
-        return next((secret for secret in named_in(values) if secret not in self.gateway.secrets), None)
 
     @model_validator(mode="after")
     def _serves_others(self) -> Self:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from gateway.config.configuration_errors import meant
 from gateway.config.sandbox import SandboxByTrust, SandboxTable
+from gateway.config.secrets import PLACEHOLDER, secrets_in
 from gateway.config.sessions import EnvironmentMap
 from gateway.config.settings_base import Frozen, Pattern, expression
 from gateway.protocol.methods import METHODS, SERVER_METHODS
@@ -19,8 +20,6 @@ _SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "reso
 
 _VISIBILITY: Final = ("direct_only", "permissions")
 """The settings that decide who sees a server."""
-
-_FILE: Final = "${secret_file:"
 
 
 def _text(value: Any) -> Any:
@@ -239,7 +238,7 @@ class UpstreamSettings(BaseModel):
     def _one_kind(self) -> Self:
         if sum(map(bool, (self.command, self.in_process, self.url))) > 1:
             raise ValueError("give one of command, url and in_process, not several")
-        if self.shared and any("${secret:" in value for value in (*self.env.values(), *self.headers.values())):
+        if self.shared and any(map(PLACEHOLDER.search, (*self.env.values(), *self.headers.values()))):
             raise ValueError("a shared server gets no secrets, because one process serves all principals")
         if self.handles and self.shared:
             raise ValueError("handles need a server with a process for each session, so the server must not be shared")
@@ -260,9 +259,10 @@ class UpstreamSettings(BaseModel):
 
     @model_validator(mode="after")
     def _files_are_of_own_processes(self) -> Self:
-        if any(_FILE in value for value in self.headers.values()):
+        if any(secrets_in(value, "secret_file") for value in self.headers.values()):
             raise ValueError("headers: ${secret_file:…} is the path of a file, which only processes read: use secret")
-        if any(_FILE in value for value in self.env.values()) and (not self.has_own_process or self.warm):
+        names_files = any(secrets_in(value, "secret_file") for value in self.env.values())
+        if names_files and (not self.has_own_process or self.warm):
             raise ValueError(
                 "env: ${secret_file:…} is a file of one session's process: the server needs a command, and must be "
                 "neither shared nor warm"

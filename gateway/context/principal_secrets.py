@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from cachetools import TTLCache
 
-from gateway.config.secrets import ConsentSettings, ExchangeSettings, SecretSettings
+from gateway.config.secrets import PLACEHOLDER, ConsentSettings, ExchangeSettings, SecretSettings, secrets_in
 from gateway.context.consented_tokens import ConsentedTokens
 from gateway.context.secret_files import CurrentSecrets
 from gateway.identity.credential_claims import CallerToken
@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 COMMAND_S: Final = 10.0
 CACHED_S: Final = 60.0
 _MOST_BYTES: Final = 64 << 10
-_TEMPLATE: Final = re.compile(r"\$\{secret(?:_file)?:([A-Za-z0-9_.-]+)\}")
-_FILE: Final = re.compile(r"\$\{secret_file:([A-Za-z0-9_.-]+)\}")
+_FILE: Final = "secret_file"
 # Subjects that are plain names in a path, a variable's name and a command's argument. None begins with `-`, `+` or `@`:
 # commands may read these as something else.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
@@ -44,18 +43,13 @@ _MAX_CACHED: Final = 1_024
 
 
 def is_template(value: str) -> bool:
-    """Return True if a value contains the placeholder of a secret."""
-    return _TEMPLATE.search(value) is not None
-
-
-def secrets_in(value: str) -> tuple[str, ...]:
-    """Return the names of the secrets whose placeholders a value contains."""
-    return tuple(dict.fromkeys(_TEMPLATE.findall(value)))
+    """Return True if a value contains the placeholder of a secret, or text that is written as `$` and a placeholder."""
+    return PLACEHOLDER.search(value) is not None
 
 
 def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets for whose files the values have a placeholder: the placeholder of its value, by its name."""
-    return {name: f"${{secret:{name}}}" for value in values.values() for name in _FILE.findall(value)}
+    return {name: f"${{secret:{name}}}" for value in values.values() for name in secrets_in(value, _FILE)}
 
 
 def with_paths(values: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, str]:
@@ -63,7 +57,11 @@ def with_paths(values: Mapping[str, str], paths: Mapping[str, str]) -> dict[str,
     if missing := secrets_in_files(values).keys() - paths:
         # A reload has removed a rule that gave the variable another value, after the files were made.
         raise UpstreamUnavailable(f"there is no file of credential {min(missing)!r} yet: send the request again")
-    return {name: _FILE.sub(lambda found: paths[found[1]], value) for name, value in values.items()}
+
+    def filled(found: re.Match[str]) -> str:
+        return paths[found[3]] if found[2] == _FILE and not found[1] else found[0]
+
+    return {name: PLACEHOLDER.sub(filled, value) for name, value in values.items()}
 
 
 class PrincipalSecrets:
@@ -116,13 +114,15 @@ class PrincipalSecrets:
     ) -> CurrentSecrets:
         """Return the values as `fill` does, and the time from which the tokens in them have to be renewed. Raises as
         `fill`."""
-        filled, until = dict(values), math.inf
-        for variable, value in values.items():
-            for name in secrets_in(value):
-                secret, its_until = await self._secret(name, principal, token)
-                filled[variable] = filled[variable].replace(f"${{secret:{name}}}", secret)
-                until = min(until, its_until)
-        return CurrentSecrets(filled, until)
+        own, until = dict[str, str](), math.inf
+        for name in dict.fromkeys(name for value in values.values() for name in secrets_in(value)):
+            own[name], its_until = await self._secret(name, principal, token)
+            until = min(until, its_until)
+
+        def filled(found: re.Match[str]) -> str:
+            return found[0][1:] if found[1] else own[found[3]]
+
+        return CurrentSecrets({name: PLACEHOLDER.sub(filled, value) for name, value in values.items()}, until)
 
     async def reject(self, values: Mapping[str, str], principal: Principal, sent: Collection[str]) -> None:
         """Have tokens replaced that the server does not accept. `sent`: the values that it was sent, which later

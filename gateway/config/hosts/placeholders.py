@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gateway.config.secrets import PLACEHOLDER
+
 _PLACEHOLDER: Final = re.compile(r"\$?\$\{([^{}]*)\}")
 _NAME: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 _LAST_WORD: Final = re.compile(r"(?<!\S)\$([A-Za-z_][A-Za-z0-9_]*)\Z")
@@ -68,7 +70,8 @@ def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool 
 
     def value(found: re.Match[str]) -> str:
         if found[0].startswith("$$"):
-            return found[0][1:]
+            # A secret's is made the text itself where those of secrets are replaced.
+            return found[0] if secrets and PLACEHOLDER.fullmatch(found[0]) else found[0][1:]
         if found[1].startswith((_SECRET, _SECRET_FILE)):
             if not secrets:
                 raise Unresolved("a secret of a principal can only be in env and headers, and its file only in env")

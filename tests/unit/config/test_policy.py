@@ -36,7 +36,13 @@ def test_what_cannot_be_is_said_at_start(refusal: Refusal) -> None:
     [
         ({"url": "https://a.example/mcp", "headers": {"X": "${secret_file:word}"}}, {}, "headers: .* use secret"),
         ({"url": "https://a.example/mcp", "env": {"T": "${secret_file:word}"}}, {}, "neither shared nor warm"),
-        ({"command": "x", "shared": True, "env": {"T": "${secret_file:word}"}}, {}, "neither shared nor warm"),
+        ({"command": "x", "shared": True, "env": {"T": "${secret_file:word}"}}, {}, "a shared server gets no secrets"),
+        ({"command": "x", "shared": True, "env": {"T": "$${secret:word}"}}, {}, "a shared server gets no secrets"),
+        *(
+            ({"command": "x", "env": {"T": text}}, {}, "T: write .*, with a name from gateway.secrets")
+            for text in ("${secret_file:word", "${secret:a b}", "x ${secret:}", "${secret_file:${secret:word}}")
+        ),
+        ({"command": "x"}, {"env": {"T": "${secret:word"}}, "T: write .*, with a name from gateway.secrets"),
         ({"command": "x", "warm": 1, "env": {"T": "--at=${secret_file:word}"}}, {}, "neither shared nor warm"),
         ({"command": "x", "env": {"T": "${secret_file:other}"}}, {}, "has no entry 'other'"),
         ({"command": "x"}, {"env": {"T": "${secret_file:word}"}}, "only be in the env of a server"),
@@ -50,6 +56,14 @@ def test_a_file_belongs_to_the_process_of_one_session(entry: Any, rule: Any, wha
     )
     with pytest.raises(ValueError, match=what):
         Settings.model_validate({"mcpServers": {"a": entry}, "gateway": {**gateway, "policy": {"rules": [rule]}}})
+
+
+@requirement("wall.secrets")
+def test_the_name_of_a_secret_is_one_that_a_placeholder_can_have() -> None:
+    for name in ("a b", "", "a}", "ä"):
+        with pytest.raises(ValueError, match=f"secrets: {name!r}: a name has only letters, digits"):
+            Settings.model_validate({"gateway": {"secrets": {name: {"env": "WORD"}}}})
+    assert Settings.model_validate({"gateway": {"secrets": {"A_b.c-1": {"env": "WORD"}}}})
 
 
 @requirement("wall.secrets", "ops.config")

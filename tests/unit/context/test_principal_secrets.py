@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.config.secrets import SecretSettings
-from gateway.context.principal_secrets import PrincipalSecrets, with_paths
+from gateway.context.principal_secrets import PrincipalSecrets, is_template, with_paths
 from session_store import Principal
 from tests.requirements import requirement
 from transports.upstream_port import UpstreamUnavailable
@@ -26,3 +26,21 @@ def test_a_process_does_not_start_without_a_file_that_its_variables_name() -> No
     assert with_paths(values, {"files": "/f/0", "more": "/f/1"}) == {"A": "/f/0", "B": "at /f/1!"}
     with pytest.raises(UpstreamUnavailable, match="no file of credential 'more'"):
         with_paths(values, {"files": "/f/0"})
+
+
+@requirement("wall.secrets")
+@pytest.mark.anyio
+async def test_a_placeholder_after_a_dollar_is_text_and_so_is_one_in_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORD", "${secret:other} $${secret:word}")
+    monkeypatch.setenv("OTHER", "other")
+    sources = {name: SecretSettings(env=name.upper()) for name in ("word", "other")}
+    secrets = PrincipalSecrets(sources, ["api-key"])
+    values = {"A": "$${secret:word} $${secret_file:none}", "B": "${secret:word}, ${secret:other}", "C": "$$$"}
+    assert is_template(values["A"]), "it has to be filled in, too"
+    paths = with_paths(values | {"D": "${secret_file:word}"}, {"word": "/f/0"})
+    assert await secrets.fill(paths, Principal(issuer="api-key", subject="ada")) == {
+        "A": "${secret:word} ${secret_file:none}",
+        "B": "${secret:other} $${secret:word}, other",
+        "C": "$$$",
+        "D": "/f/0",
+    }

@@ -64,6 +64,9 @@ def test_secrets_stay_for_later_and_never_come_out_of_a_variable() -> None:
     place = Place(environ={"SLY": "${secret:github}", "SLIER": "x ${secret_file:github}"}, folder=Path())
     for text in ("Bearer ${secret:github}", "${secret_file:github}"):
         assert expanded(text, place, secrets=True) == text
+    escaped = "$${secret:github} $${secret_file:github}"
+    assert expanded(escaped, place, secrets=True) == escaped, "it becomes the text where others become secrets"
+    assert expanded(escaped, place) == "${secret:github} ${secret_file:github}"
     for name in place.environ:
         with pytest.raises(Unresolved, match=f"the value of {name} contains"):
             expanded(f"${{{name}}}", place, secrets=True)
