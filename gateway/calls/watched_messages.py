@@ -110,9 +110,10 @@ class WatchedMessages:
     def extend(self, ends_at: float) -> None:
         self.ends_at = ends_at
 
-    def hide(self, values: Iterable[str]) -> None:
-        """Replace these secret values in everything that is recorded from now on."""
-        self._bodies.hide(values)
+    def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
+        """Replace these secret values in everything that is recorded from now on. `are_renewed`: a running link has got
+        them in place of earlier ones."""
+        self._bodies.hide(values, are_renewed=are_renewed)
 
     # -- messages
 

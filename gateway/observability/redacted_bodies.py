@@ -23,6 +23,9 @@ _SCANNED: Final = 4_000
 
 _OF_CREDENTIALS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/=-"
 
+_MOST_OF_LINKS, _MOST_RENEWED = 4_096, 256
+"""Maximum numbers of values that are redacted. Each of them is searched for in each text."""
+
 _MOST_NAME: Final = 100
 _MOST_DEPTH: Final = 12
 
@@ -47,11 +50,20 @@ class FrameBodies:
     """Redacts values that look like credentials, by their name or form, and all values that were passed to `hide`."""
 
     def __init__(self) -> None:
+        self._of_links: dict[str, None] = {}  # the newest last
+        self._renewed: dict[str, None] = {}
         self._hidden: list[str] = []
 
-    def hide(self, values: Iterable[str]) -> None:
-        """Add values to redact in everything that is shown later. Ignore values of less than 6 characters."""
-        self._hidden = values_to_redact((*self._hidden, *values))
+    def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
+        """Add values to redact in everything that is shown later. Ignore values of less than 6 characters. Of those of
+        links, and of those that a running link has renewed, redact the newest: a watch can outlast thousands."""
+        newest, most = (self._renewed, _MOST_RENEWED) if are_renewed else (self._of_links, _MOST_OF_LINKS)
+        for value in values_to_redact(values):
+            newest.pop(value, None)
+            newest[value] = None
+        for value in list(newest)[:-most]:
+            del newest[value]
+        self._hidden = values_to_redact((*self._of_links, *self._renewed))
 
     def text(self, text: str, most: int = _MOST_TEXT) -> str:
         """Return a text with credentials redacted and control characters escaped. If it is cut at `most` characters,

@@ -55,6 +55,19 @@ def test_a_value_that_is_hidden_is_found_however_json_writes_it() -> None:
     assert shown({"a": "short"}, "rt") == '{"a": "short"}'
 
 
+def test_of_renewed_values_the_newest_are_hidden_beside_those_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.observability.redacted_bodies._MOST_OF_LINKS", 500)
+    bodies = hiding("of the start")
+    for number in range(1_000):
+        bodies.hide([f"<token {number}>", "of the start"], are_renewed=True)
+    assert bodies.text("of the start <token 999> <token 900>") == " ".join(["[redacted]"] * 3)
+    assert bodies.text("<token 1>") == "<token 1>", "each hidden value takes time in each text"
+    for number in range(1_000):
+        bodies.hide([f"<link {number}>"])
+    assert bodies.text("<link 999> <link 600> <token 999>") == " ".join(["[redacted]"] * 3)
+    assert bodies.text("<link 1>") == "<link 1>"
+
+
 def test_the_name_of_an_api_key_stays_where_it_is_the_principal() -> None:
     assert shown({"principal": "api-key:alice"}) == '{"principal": "api-key:alice"}'
     assert "hunter2" not in shown({"principal": "api-key:token=hunter2", "other": "api-key:hunter2"})
