@@ -113,10 +113,18 @@ def test_a_fast_call_and_one_without_the_extension_get_their_answer(
     assert capabilities["extensions"]["io.modelcontextprotocol/tasks"] == {}
 
 
+def begun(client: TaskClient, folder: Path, tool: str, **arguments: Any) -> str:
+    """The handle of the task that a call has become, whose server goes on from now on."""
+    goes_on = folder / f"{tool}-goes-on"
+    task = client.begin(tool, goes_on=str(goes_on), **arguments)
+    goes_on.touch()
+    return task
+
+
 @requirement("task.make")
 @pytest.mark.parametrize("era", ERAS)
-def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
-    task = client.begin(f"{era}__ask", seconds=SLOW)
+def test_a_server_asks_during_its_task(client: TaskClient, era: str, tmp_path: Path) -> None:
+    task = begun(client, tmp_path, f"{era}__ask")
     earlier: list[str] = []
     for number in range(2):
         questions = asked(client, task, earlier)
@@ -145,11 +153,11 @@ def test_what_is_asked_before_the_task_is_asked_by_the_call(patient: InProcessGa
 
 @requirement("task.make")
 @pytest.mark.parametrize("era", ERAS)
-def test_what_goes_wrong_is_the_error_of_the_task(client: TaskClient, era: str) -> None:
-    wrong = client.until(client.begin(f"{era}__wrong", seconds=SLOW), "failed")
+def test_what_goes_wrong_is_the_error_of_the_task(client: TaskClient, era: str, tmp_path: Path) -> None:
+    wrong = client.until(begun(client, tmp_path, f"{era}__wrong"), "failed")
     assert wrong["error"]["code"] == 4711 and wrong["error"]["message"] == "there is no such thing"
     assert wrong["error"]["data"]["kind"] == "lookup" and wrong["statusMessage"] == "there is no such thing"
-    large = client.until(client.begin(f"{era}__large", seconds=SLOW, size=5_000), "failed")
+    large = client.until(begun(client, tmp_path, f"{era}__large", size=5_000), "failed")
     assert large["error"]["code"] == -32603 and "gateway.tasks.result_bytes" in large["error"]["message"]
 
 
@@ -418,8 +426,8 @@ def test_a_client_that_listens_is_notified_of_its_task(tasked: RunningGateway, h
 
 
 @requirement("task.make")
-def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient) -> None:
-    task = client.begin("modern__late", seconds=SLOW)
+def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient, tmp_path: Path) -> None:
+    task = begun(client, tmp_path, "modern__late")
     client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "late"}})
     done = client.until(task, "completed")
     assert json.loads(text(done))["content"] == {"name": "late"}
@@ -428,7 +436,7 @@ def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient) -> No
 @requirement("task.make")
 def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Path) -> None:
     withdraws, end = tmp_path / "withdraws", tmp_path / "end"
-    task = client.begin("legacy__give_up", seconds=SLOW, withdraws=str(withdraws), until=str(end))
+    task = begun(client, tmp_path, "legacy__give_up", withdraws=str(withdraws), until=str(end))
     asked(client, task)
     withdraws.touch()
     client.until(task, "working")

@@ -70,7 +70,7 @@ class Call:
         """Work, then ask: twice, one after the other. Says what was answered."""
         if ERA == "modern":
             return self._ask_in_rounds()
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("goes_on")
         heard = []
         for number in range(int(self.arguments.get("times", 2))):
             name = f"ask-{self.number}-{number}"
@@ -81,7 +81,7 @@ class Call:
         state = json.loads(self.params.get("requestState", "[]"))
         heard = [*state, *(self.params.get("inputResponses") or {}).values()]
         if not heard:
-            time.sleep(float(self.arguments.get("seconds", 0)))
+            self.wait("goes_on")
         if len(heard) < int(self.arguments.get("times", 2)):
             # The key of each round is the same: nothing forbids that.
             asked = {"name": question(len(heard))}
@@ -90,7 +90,7 @@ class Call:
 
     def give_up(self) -> Any:
         """Work, ask, and withdraw the question."""
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("goes_on")
         server.send({"id": "withdrawn", **question(0)})
         self.wait("withdraws")
         server.notify("notifications/cancelled", requestId="withdrawn")
@@ -99,15 +99,15 @@ class Call:
 
     def late(self) -> Any:
         """Work, then make a task of the call after all, as a server of 2026-07-28 may."""
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("goes_on")
         return {"resultType": "task", **own_task()}
 
     def large(self) -> Any:
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("goes_on")
         return "x" * int(self.arguments["size"])
 
     def wrong(self) -> Any:
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("goes_on")
         raise Refusal(4711, "there is no such thing", data={"kind": "lookup"})
 
 
