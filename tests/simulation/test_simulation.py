@@ -35,5 +35,5 @@ def test_a_seed_does_the_same_again() -> None:
 @pytest.mark.parametrize("mutant", ["RESENT", "NO_COMPARE", "NOT_ACKNOWLEDGED"])
 @pytest.mark.requirement("proof.simulation")
 def test_a_missing_rule_is_found_and_its_seed_is_named(mutant: str) -> None:
-    ran = _simulated("--seeds", "100", "--mutant", mutant, "--until-found")
+    ran = _simulated("--seeds", "400", "--mutant", mutant, "--until-found")
     assert ran.returncode == 1 and re.search(r"^seed \d+: ", ran.stdout, re.MULTILINE), ran.stdout[-2_000:]
