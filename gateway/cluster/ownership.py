@@ -20,6 +20,7 @@ from cachetools import TTLCache
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
+from transports.background_tasks import Tasks
 from transports.inbound_port import OwnedByPeer
 
 logger = logging.getLogger(__name__)
@@ -204,9 +205,7 @@ class Cluster:
         self._formers: TTLCache[str, _Former] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
-        self._beating = asyncio.Lock()
-        self._beats = 0
-        self._beat_failed = False
+        self._tasks = Tasks("cluster")
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
@@ -218,15 +217,9 @@ class Cluster:
         The lease counts as renewed, and the store is told that the losses were handled, when all of them are closed:
         from then on, another replica serves them. All who ask while a renewal is under way share the next one.
         """
-        asked = self._beats
-        async with self._beating:
-            if self._beats != asked:
-                if self._beat_failed:
-                    raise StoreUnavailable("the lease was not renewed")
-                return
-            self._beats, self._beat_failed = asked + 1, True
-            await self._beat()
-            self._beat_failed = False
+        if (under_way := self._tasks.running(BEAT)) is not None:
+            await asyncio.wait((under_way,))
+        await self._tasks.share(BEAT, self._beat)
 
     async def _beat(self) -> None:
         began, address = monotonic(), self.address if self.is_reachable else ""
@@ -314,6 +307,7 @@ class Cluster:
 
     async def leave(self) -> None:
         """End the lease of this replica."""
+        await self._tasks.settled()  # a renewal that comes later would begin it anew
         await self.configuration.renew(holds=False)
         await self._directory.end_lease(self.replica)
 

@@ -17,6 +17,7 @@ from gateway.cluster.ownership import Cluster
 from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
+from tests.unit.calls.parts import turns
 from transports.inbound_port import OwnedByPeer
 
 pytestmark = [pytest.mark.anyio, requirement("rep.fence")]
@@ -91,7 +92,7 @@ class Taking:
         self.meanwhile: Callable[[], Any] = lambda: None
         self.patch = monkeypatch
         monkeypatch.setattr(
-            module, "asyncio", SimpleNamespace(sleep=self.passes, Event=asyncio.Event, Lock=asyncio.Lock)
+            module, "asyncio", SimpleNamespace(sleep=self.passes, Event=asyncio.Event, wait=asyncio.wait)
         )
         for each in (module, lease_module):
             monkeypatch.setattr(each, "monotonic", self.clock)
@@ -210,7 +211,7 @@ async def test_who_asks_while_a_lease_is_renewed_shares_the_next_renewal(is_away
 
     taking.patch.setattr(taking.backend.directory, "renew_lease", slow)
     beats = [asyncio.ensure_future(taking.one.beat()) for _ in range(5)]
-    await asyncio.sleep(0)
+    await turns()
     assert begun == [1]
     beats.append(asyncio.ensure_future(taking.one.beat()))
     answers.set()
