@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.load import Origins, explained
+from gateway.config.secrets import secrets_in
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import UpstreamSettings
@@ -97,8 +98,7 @@ def _is_reloaded(path: str, restart: Set[str] = KEPT) -> bool:
 
 def _names_one_of(entry: UpstreamSettings, secrets: Iterable[str]) -> bool:
     values = (*entry.env.values(), *entry.headers.values())
-    placeholders = [f"${{{kind}:{name}}}" for name in secrets for kind in ("secret", "secret_file")]
-    return any(placeholder in value for placeholder in placeholders for value in values)
+    return not {*secrets}.isdisjoint(name for value in values for name in secrets_in(value))
 
 
 def digest(settings: Settings) -> str:

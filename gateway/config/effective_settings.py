@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gateway.config.load import Origins
+from gateway.config.secrets import PLACEHOLDER
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import shown as without_password
@@ -158,8 +159,8 @@ def _redacted(text: str, secrets: set[str]) -> str:
 
 def _hidden(value: Any) -> str:
     """Return the text that replaces a credential. A reference to a secret is returned unchanged."""
-    is_reference = isinstance(value, str) and value.startswith(("${secret:", "${secret_file:")) and value.endswith("}")
-    return value if is_reference and value.count("$") == 1 else _HIDDEN
+    found = PLACEHOLDER.fullmatch(value) if isinstance(value, str) else None
+    return found[0] if found and not found[1] else _HIDDEN
 
 
 def _count(digests: Any) -> str:
