@@ -325,7 +325,8 @@ class LinkLifecycle:
         self.has_answered = False
         self.resources = await self._source.resources()
         if (files := self.resources.files) is not None:
-            files.renew_while(lambda: not self._user.is_idle)
+            # While the process starts, it may read them, too.
+            files.renew_while(lambda: self.state is not LinkState.OPEN or not self._user.is_idle)
         options = self.resources.given
         if self._loss is Loss.FORGOTTEN:
             options = replace(options, resume="")

@@ -325,14 +325,26 @@ class Files:
         self.goes_on = asyncio.Event()
         self.error: Exception | None = None
         self.is_needed: Callable[[], bool] = bool
+        self.were_needed_at_the_start = False
 
     def renew_while(self, is_needed: Callable[[], bool]) -> None:
         self.is_needed = is_needed
+        self.were_needed_at_the_start = is_needed()
 
     async def renew(self) -> None:
         await self.goes_on.wait()
         if self.error is not None:
             raise self.error
+
+
+@requirement("cred.refresh")
+async def test_the_files_of_a_process_are_needed_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream, files = FakeUpstream(), Files()
+    given: Any = LinkResources(files=cast("SecretFiles", files))
+    monkeypatch.setattr(upstream, "resources", returning(given))
+    files.goes_on.set()
+    await upstream.conversation.ready()
+    assert files.were_needed_at_the_start and not files.is_needed(), "nobody has called it yet"
 
 
 @requirement("cred.refresh")
