@@ -44,8 +44,8 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
 
 def without_consent(params: Object) -> Object:
     """Return the params of a request, which have `inputResponses`, without the client's answer to the question: that is
-    for the gateway. The rest stays, though empty: who has answered is not asked again, since to accept is to open the
-    page, and clients go on at once.
+    for the gateway. Keep `inputResponses` even if it is empty: it shows that the client was asked. Clients accept as
+    soon as the page is open, so to ask again would be to ask on and on.
 
     Raises:
         Refused: the person does not consent. To ask again would be without end.

@@ -107,11 +107,8 @@ class ConsentFlow:
         except NoToken as error:
             raise ConsentFailed(str(error)) from None
         context, metadata = found.context(settings.resource, client), found.metadata
-        pkce, state, redirect_uri = (
-            PKCEParameters.generate(),
-            secrets.token_urlsafe(32),
-            self._tokens.base + CALLBACK + secret,
-        )
+        pkce, state = PKCEParameters.generate(), secrets.token_urlsafe(32)
+        redirect_uri = self._tokens.base + CALLBACK + secret
         form = {"client_id": client.client_id, "resource": settings.resource}
         if not headers:
             form, headers = context.prepare_token_auth(form, {})
