@@ -12,6 +12,9 @@ WITHIN_S: Final = 8.0
 """Faults begin in the first seconds of a run."""
 
 _LASTS_S: Final = (0.3, 1.0, 1.4, 1.8, 2.5, 4.0, 6.0, 8.0)
+_CUT_S: Final = (*_LASTS_S, 24.0)
+"""The longest is longer than a call may take."""
+
 _OUTAGE_S: Final = (0.3, 1.0, 1.8, 2.5)
 _LAGS_S: Final = (0.05, 0.3, 1.0, 2.0)
 _SLOW_S: Final = (0.02, 0.2, 0.8)
@@ -100,6 +103,16 @@ async def reset(world: World, replica: Replica) -> str:
     return "lost its connections"
 
 
+async def repeated(world: World, replica: Replica) -> str:
+    """Let a quarter of what a replica and the others write to each other arrive twice."""
+    return await _spoil(world, replica, 2, "arrived twice")
+
+
+async def swallowed(world: World, replica: Replica) -> str:
+    """Lose a quarter of what a replica and the others write to each other, without a word to either."""
+    return await _spoil(world, replica, 0, "were lost")
+
+
 async def outage(world: World, replica: Replica) -> str:
     """Let the store answer nobody for a while."""
     world.loop.pause(STORE)
@@ -137,7 +150,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     fault.__name__: fault
     for fault in (
         *(killed, lost, paused, drained, cut_off, cut_in_two, apart, alone, slow, reset, outage, failed_over),
-        *(reloaded, jumped),
+        *(repeated, swallowed, reloaded, jumped),
     )
 }
 
@@ -148,10 +161,20 @@ def _ways(world: World, replica: Replica) -> Iterator[tuple[str, str]]:
     return ((a, b) for a, b in permutations(hosts, 2) if replica.host in (a, b))
 
 
+async def _spoil(world: World, replica: Replica, times: int, what: str) -> str:
+    """Spoil the ways between replicas. The store trusts its connections, as all do whose protocol is not sealed."""
+    ways = [way for way in _ways(world, replica) if STORE not in way]
+    world.network.spoilt.update(dict.fromkeys(ways, times))
+    lasts_s = await _lasting(world)
+    for way in ways:
+        world.network.spoilt.pop(way, None)
+    return f"writes of channels {what} for {lasts_s} s"
+
+
 async def _cut(world: World, ways: list[tuple[str, str]], whom: str) -> str:
     for way in ways:
         world.network.cut(*way)
-    lasts_s = await _lasting(world)
+    lasts_s = await _lasting(world, _CUT_S)
     for way in ways:
         world.network.mend(*way)
     return f"cut off from {whom} for {lasts_s} s ({len(ways)} ways)"

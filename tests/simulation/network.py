@@ -1,6 +1,7 @@
 """A simulated network: connections in memory, with delays, cuts and resets.
 
-A connection keeps what it carries in order and loses nothing, as TCP does. Where it is cut, its bytes wait.
+A connection keeps what it carries in order and loses nothing, as TCP does. Where it is cut, its bytes wait. Only where
+a way is spoilt, as by a faulty proxy, a write is lost or arrives twice.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ DELAY_S: Final = 0.0005
 """The most that a message takes where the network is not slow."""
 
 _END: Final = b""
+_HIT: Final = 0.25
 _PORTS_FROM: Final = 40_000
 
 
@@ -26,6 +28,8 @@ class Network:
         self.listening: dict[Address, tuple[str, Callable[[], asyncio.Protocol]]] = {}
         self.cuts: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}
+        self.spoilt: dict[tuple[str, str], int] = {}
+        """How often a write arrives, if it is one of the quarter that is hit: never (0) or twice."""
         self.ends: dict[str, dict[End, None]] = {}
         self._port = _PORTS_FROM
         self._waiting: dict[tuple[str, str], dict[End, None]] = {}
@@ -175,7 +179,10 @@ class End(asyncio.Transport):
     def write(self, data: Any) -> None:
         if self._is_closing or not data:
             return
-        self._send(bytes(data))
+        way, random = (self.host, self.other.host), self._network.loop.random
+        is_hit = way in self._network.spoilt and random.random() < _HIT
+        for _ in range(self._network.spoilt[way] if is_hit else 1):
+            self._send(bytes(data))
 
     def _send(self, piece: bytes | None) -> None:
         self.other.queue.append(piece)
