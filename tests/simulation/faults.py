@@ -13,7 +13,7 @@ WITHIN_S: Final = 8.0
 
 _LASTS_S: Final = (0.3, 1.0, 1.4, 1.8, 2.5, 4.0, 6.0, 8.0)
 _CUT_S: Final = (*_LASTS_S, 24.0)
-"""The longest is longer than a call may take."""
+"""Of cuts between replicas. The longest is longer than a call may take."""
 
 _OUTAGE_S: Final = (0.3, 1.0, 1.8, 2.5)
 _LAGS_S: Final = (0.05, 0.3, 1.0, 2.0)
@@ -66,14 +66,14 @@ async def drained(world: World, replica: Replica) -> str:
 
 async def cut_off(world: World, replica: Replica) -> str:
     """Cut a replica off from all others, but not from the store."""
-    return await _cut(world, [way for way in _ways(world, replica) if STORE not in way], "the others")
+    return await _cut(world, [way for way in _ways(world, replica) if STORE not in way], "the others", _CUT_S)
 
 
 async def cut_in_two(world: World, replica: Replica) -> str:
     """Cut a replica off from one other."""
     other = world.loop.random.choice([each for each in world.replicas if each is not replica])
     both = [(replica.host, other.host), (other.host, replica.host)]
-    return await _cut(world, both[: world.loop.random.choice((1, 2, 2))], other.host)
+    return await _cut(world, both[: world.loop.random.choice((1, 2, 2))], other.host, _CUT_S)
 
 
 async def apart(world: World, replica: Replica) -> str:
@@ -171,10 +171,10 @@ async def _spoil(world: World, replica: Replica, times: int, what: str) -> str:
     return f"writes of channels {what} for {lasts_s} s"
 
 
-async def _cut(world: World, ways: list[tuple[str, str]], whom: str) -> str:
+async def _cut(world: World, ways: list[tuple[str, str]], whom: str, choice: tuple[float, ...] = _LASTS_S) -> str:
     for way in ways:
         world.network.cut(*way)
-    lasts_s = await _lasting(world, _CUT_S)
+    lasts_s = await _lasting(world, choice)
     for way in ways:
         world.network.mend(*way)
     return f"cut off from {whom} for {lasts_s} s ({len(ways)} ways)"
