@@ -5,13 +5,11 @@ or with a credential of the gateway. Then this browser alone can end what it has
 of the gateway nor one of the authorization server is of use to another person (MCP 2026-07-28, Elicitation §Phishing).
 """
 
-import base64
 import functools
 import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -27,19 +25,17 @@ from gateway.identity.authenticate import Identity
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from gateway.policy.rate_limits import RateLimits
+from gateway.serving.pages.html_pages import page_headers, rendered
 from session_store import ANONYMOUS, Principal, StoreError
 from transports.inbound.http import Guard, peer_of, read_body
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_REQUEST
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-
     from gateway.context.consent_flow import ConsentFlow
 
 logger = logging.getLogger(__name__)
 
-_FOLDER: Final = files("gateway.serving") / "templates"
 _MOST_BYTES: Final = 16 << 10
 _MOST_FIELDS: Final = 8
 _STATE_CHARS: Final = 12
@@ -71,16 +67,8 @@ class ConsentPages:
         self._is_known = is_known
         self._is_secure = tokens.base.startswith("https:")
         self._attempts = SignInAttempts()
-        self._style = (_FOLDER / "home.css").read_text(encoding="utf-8")
-        digest = base64.b64encode(hashlib.sha256(self._style.encode()).digest()).decode()
-        self._headers = {
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": (
-                f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'; base-uri 'none'"
-            ),
-            "Referrer-Policy": "same-origin",  # with `no-referrer`, browsers send the form without its origin
-            "X-Content-Type-Options": "nosniff",
-        }
+        # With `no-referrer`, browsers send the form without its origin.
+        self._headers = page_headers(referrer="same-origin")
 
     @property
     def routes(self) -> list[BaseRoute]:
@@ -97,18 +85,11 @@ class ConsentPages:
 
         return ConsentFlow(self._tokens)
 
-    @functools.cached_property
-    def _template(self) -> "Template":
-        from jinja2 import Environment, StrictUndefined
-
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string((_FOLDER / "consent.html").read_text(encoding="utf-8"))
-
     def _page(
         self, text: str, status: int = 200, *, title: str = _TITLE, server: str = "", key: bool = False
     ) -> Response:
         facts = {"title": title, "text": text, "asks": bool(server), "server": server, "needs_credential": key}
-        return HTMLResponse(self._template.render(style=self._style, **facts), status, self._headers)
+        return HTMLResponse(rendered("consent.html", **facts), status, self._headers)
 
     def _checked(
         self, page: Callable[[Request, dict[str, str]], Awaitable[Response]]
@@ -201,7 +182,7 @@ class ConsentPages:
         except ConsentFailed as error:
             logger.warning("gateway.secrets.%s: nobody can consent: %s", link.secret, error)
             return self._page(f"The server cannot be asked: {error}.", 502)
-        response = RedirectResponse(url, 303, {**self._headers})
+        response = RedirectResponse(url, 303, self._headers)
         response.set_cookie(
             self._cookie(state),
             browser,

@@ -5,30 +5,24 @@ text at `/` only, because endpoints answer programs as MCP demands. Page and tex
 set no cookie and open no session.
 """
 
-import base64
 import functools
-import hashlib
 from collections.abc import Callable, Mapping
-from importlib.resources import files
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, snippets
 from gateway.policy.rate_limits import RateLimits
+from gateway.serving.pages.html_pages import page_headers, rendered
 from gateway.serving.url_paths import ALL, HEALTH, HOME, READY
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import Refused
 
-if TYPE_CHECKING:
-    from jinja2 import Template  # with the first page
-
 _HOST_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:[]")
 _MOST_HOST: Final = 255
 _CACHED: Final = 32
 _ACCEPT: Final = b"accept"
-_FOLDER: Final = files("gateway.serving") / "templates"
 
 
 def is_for_people(scope: Scope) -> bool:
@@ -55,19 +49,7 @@ class HomePage:
         self._guard = guard
         self._rates = rates
         self._facts = {"needs_token": needs_token, "has_console": has_console, "variable": CREDENTIAL_VARIABLE}
-        style = (_FOLDER / "home.css").read_text(encoding="utf-8")
-        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        self._style = style
-        self._headers = {
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": (
-                f"default-src 'none'; style-src 'sha256-{digest}'; form-action 'none'; frame-ancestors 'none'; "
-                "base-uri 'none'"
-            ),
-            "Referrer-Policy": "no-referrer",
-            "Vary": "Accept",
-            "X-Content-Type-Options": "nosniff",
-        }
+        self._headers = page_headers("form-action 'none'", referrer="no-referrer") | {"Vary": "Accept"}
         self._html = functools.lru_cache(maxsize=_CACHED)(self._rendered)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, *, serves: bool, as_text: bool = False) -> None:
@@ -120,16 +102,9 @@ class HomePage:
             host = "HOST"
         return f"http{'s' if self._guard.is_secure(scope, headers) else ''}://{host}{scope.get('root_path', '')}"
 
-    @functools.cached_property
-    def _template(self) -> "Template":
-        from jinja2 import Environment, StrictUndefined  # with the first page
-
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string((_FOLDER / "home.html").read_text(encoding="utf-8"))
-
     def _rendered(self, base: str, root: str, path: str, serves: bool) -> str:
         is_endpoint = path not in HOME
         url = base + (path if is_endpoint else ALL)
         found = snippets(url, needs_token=bool(self._facts["needs_token"]))
         facts = {"url": url, "root": root, "serves": serves, "is_endpoint": is_endpoint, "snippets": found}
-        return self._template.render(style=self._style, **facts, **self._facts)
+        return rendered("home.html", **facts, **self._facts)
