@@ -17,7 +17,6 @@ from gateway.config.load import Origins, explained
 from gateway.config.secrets import secrets_in
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.tools_lock import ToolsLock
-from gateway.config.upstreams import UpstreamSettings
 
 _RELOADED: Final = frozenset(
     {"api_keys", "secrets", "policy", "admin.keys", "limits.exchanges", "limits.former_server_s"}
@@ -74,7 +73,11 @@ def difference(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Differ
         changed=tuple(
             name
             for name, entry in after.items()
-            if name in before and (entry != before[name] or _names_one_of(entry, secrets))
+            if name in before
+            and (
+                entry != before[name]
+                or not secrets.isdisjoint(secrets_in(*entry.env.values(), *entry.headers.values()))
+            )
         ),
         settings=tuple(f"gateway.{name}" for name in found if _is_reloaded(name, restart)),
         restart=tuple(f"gateway.{name}" for name in found if not _is_reloaded(name, restart)),
@@ -94,11 +97,6 @@ def _changed(old: BaseModel, new: BaseModel, path: str = "", depth: int = 2) -> 
 
 def _is_reloaded(path: str, restart: Set[str] = KEPT) -> bool:
     return path not in restart and (path in _RELOADED or path.partition(".")[0] in _RELOADED)
-
-
-def _names_one_of(entry: UpstreamSettings, secrets: Iterable[str]) -> bool:
-    values = (*entry.env.values(), *entry.headers.values())
-    return not {*secrets}.isdisjoint(name for value in values for name in secrets_in(value))
 
 
 def digest(settings: Settings) -> str:

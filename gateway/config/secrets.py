@@ -25,10 +25,10 @@ PLACEHOLDER: Final = re.compile(rf"(\$?)\$\{{(secret|secret_file):({_NAME})\}}")
 _BEGIN: Final = re.compile(r"\$\{secret(?:_file)?:")
 
 
-def secrets_in(value: str, *kinds: str) -> tuple[str, ...]:
-    """Return the names of the secrets whose placeholders a value contains: those of these kinds, or of both."""
-    found = PLACEHOLDER.finditer(value)
-    return tuple(dict.fromkeys(one[3] for one in found if not one[1] and (not kinds or one[2] in kinds)))
+def secrets_in(*values: str, kind: str = "") -> tuple[str, ...]:
+    """Return the names of the secrets whose placeholders these values contain: those of one kind, or of both."""
+    found = (one for value in values for one in PLACEHOLDER.finditer(value))
+    return tuple(dict.fromkeys(one[3] for one in found if not one[1] and kind in ("", one[2])))
 
 
 def fault_of_placeholders(values: Mapping[str, str], known: Collection[str]) -> str:

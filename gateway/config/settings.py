@@ -322,11 +322,6 @@ class GatewaySettings(Frozen):
         return self
 
 
-def named_in(values: Mapping[str, str]) -> list[str]:
-    """Return the names of the secrets in these values."""
-    return [secret for value in values.values() for secret in secrets_in(value)]
-
-
 class Settings(Frozen):
     """Everything an operator can set."""
 
@@ -372,10 +367,10 @@ class Settings(Frozen):
         for name, entry in self.mcpServers.items():
             if fault := fault_of_placeholders(entry.env | entry.headers, self.gateway.secrets):
                 raise ServerFault(name, f"mcpServers.{name}: {fault}")
-            consents = {secret: self.gateway.secrets[secret].consent for secret in named_in(entry.headers)}
+            consents = {secret: self.gateway.secrets[secret].consent for secret in secrets_in(*entry.headers.values())}
             if fault := fault_of_url(entry.url, consents):
                 raise ServerFault(name, f"mcpServers.{name}: {fault}")
-            if entry.warm and any(self.gateway.secrets[secret].tokens for secret in named_in(entry.env)):
+            if entry.warm and any(self.gateway.secrets[secret].tokens for secret in secrets_in(*entry.env.values())):
                 raise ServerFault(
                     name,
                     f"mcpServers.{name}: warm needs secrets that are known before a client comes, and `exchange` and "

@@ -259,10 +259,9 @@ class UpstreamSettings(BaseModel):
 
     @model_validator(mode="after")
     def _files_are_of_own_processes(self) -> Self:
-        if any(secrets_in(value, "secret_file") for value in self.headers.values()):
+        if secrets_in(*self.headers.values(), kind="secret_file"):
             raise ValueError("headers: ${secret_file:…} is the path of a file, which only processes read: use secret")
-        names_files = any(secrets_in(value, "secret_file") for value in self.env.values())
-        if names_files and (not self.has_own_process or self.warm):
+        if secrets_in(*self.env.values(), kind="secret_file") and (not self.has_own_process or self.warm):
             raise ValueError(
                 "env: ${secret_file:…} is a file of one session's process: the server needs a command, and must be "
                 "neither shared nor warm"

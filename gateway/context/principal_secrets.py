@@ -49,7 +49,7 @@ def is_template(value: str) -> bool:
 
 def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets for whose files the values have a placeholder: the placeholder of its value, by its name."""
-    return {name: f"${{secret:{name}}}" for value in values.values() for name in secrets_in(value, _FILE)}
+    return {name: f"${{secret:{name}}}" for name in secrets_in(*values.values(), kind=_FILE)}
 
 
 def with_paths(values: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, str]:
@@ -86,7 +86,7 @@ class PrincipalSecrets:
 
     def sources(self, values: Mapping[str, str]) -> list[ExchangeSettings | ConsentSettings | None]:
         """Return where the tokens in the values come from, in their order; None for each other secret."""
-        named = (self._secrets.get(name) for value in values.values() for name in secrets_in(value))
+        named = map(self._secrets.get, secrets_in(*values.values()))
         return [None if settings is None else settings.tokens for settings in named]
 
     def asks_for_consent(self, name: str = "") -> bool:
@@ -115,7 +115,7 @@ class PrincipalSecrets:
         """Return the values as `fill` does, and the time from which the tokens in them have to be renewed. Raises as
         `fill`."""
         own, until = dict[str, str](), math.inf
-        for name in dict.fromkeys(name for value in values.values() for name in secrets_in(value)):
+        for name in secrets_in(*values.values()):
             own[name], its_until = await self._secret(name, principal, token)
             until = min(until, its_until)
 
@@ -127,7 +127,7 @@ class PrincipalSecrets:
     async def reject(self, values: Mapping[str, str], principal: Principal, sent: Collection[str]) -> None:
         """Have tokens replaced that the server does not accept. `sent`: the values that it was sent, which later
         ones may have replaced."""
-        for name in [name for value in values.values() for name in secrets_in(value)]:
+        for name in secrets_in(*values.values()):
             settings = self.consent_of(name, principal)
             if settings is not None and self._consented is not None:
                 await self._consented.reject(name, settings, principal, sent)

@@ -11,7 +11,7 @@ from typing import Final
 from gateway.admin.formatting import amount
 from gateway.calls.server_start_failures import with_output_tail
 from gateway.config.secrets import SecretSettings, secrets_in
-from gateway.config.settings import ConfigurationError, Settings, named_in
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.observability.process_memory import machine_memory, tree_bytes
@@ -81,8 +81,9 @@ def _finding(upstream: ConfiguredUpstream, package: str, secrets: Mapping[str, S
 
 def _may_be_warm(entry: UpstreamSettings, secrets: Mapping[str, SecretSettings]) -> bool:
     """Return True if processes of the server can start before a session: `warm` is refused for others."""
-    waits = any(secrets_in(value, "secret_file") for value in entry.env.values())
-    return entry.has_own_process and not waits and not any(secrets[name].tokens for name in named_in(entry.env))
+    values = entry.env.values()
+    waits = secrets_in(*values, kind="secret_file") or any(secrets[name].tokens for name in secrets_in(*values))
+    return entry.has_own_process and not waits
 
 
 def _is_missing(entry: UpstreamSettings) -> bool:
