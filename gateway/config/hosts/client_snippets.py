@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NotRequired, TypedDict
 from urllib.parse import quote
 
 from gateway.config.addresses import is_of_this_machine
@@ -103,6 +103,15 @@ class _Connection:
         return more | ({"headers": headers} if headers else {})
 
 
+class _Way(TypedDict):
+    """How one client connects: the fields of its `Snippet`."""
+
+    language: Language
+    text: str
+    file: NotRequired[ClientFile]
+    link: NotRequired[str]
+
+
 def name_for(url: str) -> str:
     """Return a name for the server at a URL: `files` for `/servers/files/mcp`, `gateway` for other URLs."""
     found = re.search(r"/servers/([A-Za-z0-9._-]+)/mcp$", url)
@@ -133,18 +142,14 @@ def snippet(
     Raises:
         KeyError: there is no such client.
     """
-    return _CLIENTS[client](
-        _Connection(
-            url=url, name=name or name_for(url), needs_token=needs_token, session_key=session_key, program=program
-        )
-    )
+    title, documentation, way = _CLIENTS[client]
+    name = name or name_for(url)
+    found = way(_Connection(url=url, name=name, needs_token=needs_token, session_key=session_key, program=program))
+    return Snippet(client=client, title=title, documentation=documentation, **found)
 
 
-def _claude_code(to: _Connection) -> Snippet:
-    return Snippet(
-        client="claude-code",
-        title="Claude Code",
-        documentation="https://code.claude.com/docs/en/mcp",
+def _claude_code(to: _Connection) -> _Way:
+    return _Way(
         language="sh",
         text=f"claude mcp add --transport http {shlex.quote(to.name)} {shlex.quote(to.url)}{to.options()}\n",
         file=ClientFile(
@@ -155,17 +160,14 @@ def _claude_code(to: _Connection) -> Snippet:
     )
 
 
-def _cursor(to: _Connection) -> Snippet:
+def _cursor(to: _Connection) -> _Way:
     file = ClientFile(
         path="~/.cursor/mcp.json",
         at=("mcpServers", to.name),
         entry=to.entry(f"${{env:{CREDENTIAL_VARIABLE}}}", url=to.url),
     )
     config = quote(base64.b64encode(_compact(file.entry).encode()).decode(), safe="")
-    return Snippet(
-        client="cursor",
-        title="Cursor",
-        documentation="https://cursor.com/docs/mcp",
+    return _Way(
         language="json",
         text=file.text,
         file=file,
@@ -173,13 +175,10 @@ def _cursor(to: _Connection) -> Snippet:
     )
 
 
-def _vscode(to: _Connection) -> Snippet:
+def _vscode(to: _Connection) -> _Way:
     entry = to.entry(f"${{env:{CREDENTIAL_VARIABLE}}}", type="http", url=to.url)
     named = _compact({"name": to.name} | entry)
-    return Snippet(
-        client="vscode",
-        title="VS Code",
-        documentation="https://code.visualstudio.com/docs/copilot/reference/mcp-configuration",
+    return _Way(
         language="sh",
         text=f"code --add-mcp {shlex.quote(named)}\n",
         file=ClientFile(path=".vscode/mcp.json", at=("servers", to.name), entry=entry),
@@ -187,7 +186,7 @@ def _vscode(to: _Connection) -> Snippet:
     )
 
 
-def _codex(to: _Connection) -> Snippet:
+def _codex(to: _Connection) -> _Way:
     entry: dict[str, Any] = {"url": to.url}
     if to.needs_token:
         entry["bearer_token_env_var"] = CREDENTIAL_VARIABLE
@@ -196,10 +195,7 @@ def _codex(to: _Connection) -> Snippet:
     file = ClientFile(path="~/.codex/config.toml", at=("mcp_servers", to.name), entry=entry, language="toml")
     credential = f" --bearer-token-env-var {CREDENTIAL_VARIABLE}" if to.needs_token else ""
     command = f"codex mcp add {shlex.quote(to.name)} --url {shlex.quote(to.url)}{credential}\n"
-    return Snippet(
-        client="codex",
-        title="Codex",
-        documentation="https://developers.openai.com/codex/mcp",
+    return _Way(
         # The command has no option for headers.
         language="toml" if to.headers else "sh",
         text=file.text if to.headers else command,
@@ -207,11 +203,8 @@ def _codex(to: _Connection) -> Snippet:
     )
 
 
-def _gemini(to: _Connection) -> Snippet:
-    return Snippet(
-        client="gemini",
-        title="Gemini CLI",
-        documentation="https://geminicli.com/docs/tools/mcp-server/",
+def _gemini(to: _Connection) -> _Way:
+    return _Way(
         language="sh",
         text=f"gemini mcp add --transport http{to.options()} {shlex.quote(to.name)} {shlex.quote(to.url)}\n",
         file=ClientFile(
@@ -222,18 +215,15 @@ def _gemini(to: _Connection) -> Snippet:
     )
 
 
-def _in_file(client: str, title: str, documentation: str, file: ClientFile) -> Snippet:
-    """Return the snippet of a client that can be configured only by its file."""
-    return Snippet(client=client, title=title, documentation=documentation, language="json", text=file.text, file=file)
+def _in_file(file: ClientFile) -> _Way:
+    """Return how a client connects that can be configured only by its file."""
+    return _Way(language="json", text=file.text, file=file)
 
 
-def _claude_desktop(to: _Connection) -> Snippet:
+def _claude_desktop(to: _Connection) -> _Way:
     folder = "Library/Application Support" if sys.platform == "darwin" else ".config"
-    file = ClientFile(
-        path=f"~/{folder}/Claude/claude_desktop_config.json", at=("mcpServers", to.name), entry=_started(to)
-    )
     return _in_file(
-        "claude-desktop", "Claude Desktop", "https://modelcontextprotocol.io/docs/develop/connect-local-servers", file
+        ClientFile(path=f"~/{folder}/Claude/claude_desktop_config.json", at=("mcpServers", to.name), entry=_started(to))
     )
 
 
@@ -252,40 +242,40 @@ def _started(to: _Connection) -> dict[str, Any]:
     return {"command": command, "args": args} | ({"env": env} if env else {})
 
 
-def _zed(to: _Connection) -> Snippet:
-    file = ClientFile(
-        path="~/.config/zed/settings.json", at=("context_servers", to.name), entry=to.entry(PLACEHOLDER, url=to.url)
+def _zed(to: _Connection) -> _Way:
+    return _in_file(
+        ClientFile(
+            path="~/.config/zed/settings.json", at=("context_servers", to.name), entry=to.entry(PLACEHOLDER, url=to.url)
+        )
     )
-    return _in_file("zed", "Zed", "https://zed.dev/docs/ai/mcp", file)
 
 
-def _windsurf(to: _Connection) -> Snippet:
-    file = ClientFile(
-        path="~/.codeium/windsurf/mcp_config.json",
-        at=("mcpServers", to.name),
-        entry=to.entry(f"${{env:{CREDENTIAL_VARIABLE}}}", serverUrl=to.url),
+def _windsurf(to: _Connection) -> _Way:
+    return _in_file(
+        ClientFile(
+            path="~/.codeium/windsurf/mcp_config.json",
+            at=("mcpServers", to.name),
+            entry=to.entry(f"${{env:{CREDENTIAL_VARIABLE}}}", serverUrl=to.url),
+        )
     )
-    return _in_file("windsurf", "Windsurf", "https://docs.windsurf.com/windsurf/cascade/mcp", file)
 
 
-def _lm_studio(to: _Connection) -> Snippet:
-    file = ClientFile(path="~/.lmstudio/mcp.json", at=("mcpServers", to.name), entry=to.entry(PLACEHOLDER, url=to.url))
-    return _in_file("lm-studio", "LM Studio", "https://lmstudio.ai/docs/app/mcp", file)
+def _lm_studio(to: _Connection) -> _Way:
+    return _in_file(
+        ClientFile(path="~/.lmstudio/mcp.json", at=("mcpServers", to.name), entry=to.entry(PLACEHOLDER, url=to.url))
+    )
 
 
-def _inspector(to: _Connection) -> Snippet:
+def _inspector(to: _Connection) -> _Way:
     # On an old Node, npx would choose an old version without these options instead of saying what is wrong.
     program = "npx -y @modelcontextprotocol/inspector@latest"
-    return Snippet(
-        client="inspector",
-        title="MCP Inspector (Node 22.19 or later)",
-        documentation="https://modelcontextprotocol.io/docs/tools/inspector",
+    return _Way(
         language="sh",
         text=f"{program} --transport http --server-url {shlex.quote(to.url)}{to.options()}\n",
     )
 
 
-def _python(to: _Connection) -> Snippet:
+def _python(to: _Connection) -> _Way:
     headers = to.headers_with("")
     imports = ["import asyncio", *(["import os"] if to.needs_token else []), ""]
     opened, listed = f"Client({_quoted(to.url)})", "[tool.name for tool in (await client.list_tools()).tools]"
@@ -307,16 +297,10 @@ def _python(to: _Connection) -> Snippet:
     if headers:
         imports += ["from mcp.client.streamable_http import streamable_http_client"]
     lines = ["# pip install mcp", *imports, "", "", "async def main():", *block, "", "", "asyncio.run(main())"]
-    return Snippet(
-        client="python",
-        title="Python",
-        documentation="https://github.com/modelcontextprotocol/python-sdk",
-        language="python",
-        text="\n".join(lines) + "\n",
-    )
+    return _Way(language="python", text="\n".join(lines) + "\n")
 
 
-def _typescript(to: _Connection) -> Snippet:
+def _typescript(to: _Connection) -> _Way:
     headers = [f"{_quoted(key)}: {_quoted(value)}" for key, value in to.headers.items()]
     if to.needs_token:
         headers.insert(0, f"Authorization: `Bearer ${{process.env.{CREDENTIAL_VARIABLE}}}`")
@@ -334,29 +318,32 @@ def _typescript(to: _Connection) -> Snippet:
         "console.log((await client.listTools()).tools.map((tool) => tool.name));",
         "await client.close();",
     ]
-    return Snippet(
-        client="typescript",
-        title="TypeScript",
-        documentation="https://github.com/modelcontextprotocol/typescript-sdk",
-        language="typescript",
-        text="\n".join(lines) + "\n",
-    )
+    return _Way(language="typescript", text="\n".join(lines) + "\n")
 
 
-_CLIENTS: Final[Mapping[str, Callable[[_Connection], Snippet]]] = {
-    "claude-code": _claude_code,
-    "cursor": _cursor,
-    "vscode": _vscode,
-    "codex": _codex,
-    "gemini": _gemini,
-    "claude-desktop": _claude_desktop,
-    "zed": _zed,
-    "windsurf": _windsurf,
-    "lm-studio": _lm_studio,
-    "inspector": _inspector,
-    "python": _python,
-    "typescript": _typescript,
+_CLIENTS: Final[Mapping[str, tuple[str, str, Callable[[_Connection], _Way]]]] = {
+    "claude-code": ("Claude Code", "https://code.claude.com/docs/en/mcp", _claude_code),
+    "cursor": ("Cursor", "https://cursor.com/docs/mcp", _cursor),
+    "vscode": ("VS Code", "https://code.visualstudio.com/docs/copilot/reference/mcp-configuration", _vscode),
+    "codex": ("Codex", "https://developers.openai.com/codex/mcp", _codex),
+    "gemini": ("Gemini CLI", "https://geminicli.com/docs/tools/mcp-server/", _gemini),
+    "claude-desktop": (
+        "Claude Desktop",
+        "https://modelcontextprotocol.io/docs/develop/connect-local-servers",
+        _claude_desktop,
+    ),
+    "zed": ("Zed", "https://zed.dev/docs/ai/mcp", _zed),
+    "windsurf": ("Windsurf", "https://docs.windsurf.com/windsurf/cascade/mcp", _windsurf),
+    "lm-studio": ("LM Studio", "https://lmstudio.ai/docs/app/mcp", _lm_studio),
+    "inspector": (
+        "MCP Inspector (Node 22.19 or later)",
+        "https://modelcontextprotocol.io/docs/tools/inspector",
+        _inspector,
+    ),
+    "python": ("Python", "https://github.com/modelcontextprotocol/python-sdk", _python),
+    "typescript": ("TypeScript", "https://github.com/modelcontextprotocol/typescript-sdk", _typescript),
 }
+"""The title of each client, its documentation, and how it connects."""
 CLIENTS: Final = tuple(_CLIENTS)
 """The names of the clients, in the order in which they are shown."""
 
