@@ -35,6 +35,7 @@ from gateway.calls.watched_messages import SeenFrame, StderrLine
 from gateway.cluster.ownership import Cluster
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import Difference
+from gateway.observability.activity import Activity
 from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.server_memory import ServerMemory
@@ -110,25 +111,6 @@ class Serving(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSources:
-    """The parts of this process that supply the reports of `Replica`. A session is named by the beginning of its id.
-
-    `environments` describes variables, folders and sandboxes of a session's servers. `warnings` returns clients that
-    need a session key, `refused` what sandboxes have refused to a session. `unwritten` returns the part of a timeline
-    that is not in the store yet. `write_activity` writes counts and the timelines of ended sessions to the store.
-    `watches` records the messages of sessions.
-    """
-
-    environments: SessionEnvironments
-    warnings: Callable[[], list[ClientWarning]]
-    refused: Callable[[str], list[RefusedRow]]
-    unwritten: Callable[[str], TimelinePart | None]
-    write_activity: Callable[[], Awaitable[None]]
-    watches: FrameWatches
-    memory: ServerMemory
-
-
 class ReplicaCounts(msgspec.Struct):
     """Counts of a replica: sessions, those without a workspace, exchanges in flight, those that are suspended,
     standalone streams, and running processes by server."""
@@ -141,31 +123,30 @@ class ReplicaCounts(msgspec.Struct):
     streams: int = 0
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Replica:
-    """Answer operators' queries about one gateway process, and carry out operators' orders in it."""
+    """Answer operators' queries about one gateway process, and carry out operators' orders in it.
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        live: LiveSessions,
-        upstreams: Iterable[ConfiguredUpstream],
-        metrics: Metrics,
-        cluster: Cluster | None,
-        serving: Serving,
-        seen: ReplicaSources,
-        cancel_task: Callable[[str, str], bool],
-    ) -> None:
-        self.name = name
-        self.environments = seen.environments
-        self.metrics = metrics
-        self.replace(upstreams)
-        self.memory = seen.memory
-        self._live = live
-        self._cluster = cluster
-        self._serving = serving
-        self._seen = seen
-        self._cancel_task = cancel_task
+    A session is named by the beginning of its id for `refused`, which returns what its sandboxes have refused.
+    `warnings` returns clients that need a session key. `stop_task` cancels a task.
+    """
+
+    name: str
+    live: LiveSessions
+    upstreams: Sequence[ConfiguredUpstream]
+    metrics: Metrics
+    memory: ServerMemory
+    activity: Activity
+    cluster: Cluster | None
+    serving: Serving
+    environments: SessionEnvironments
+    watches: FrameWatches
+    warnings: Callable[[], list[ClientWarning]]
+    refused: Callable[[str], list[RefusedRow]]
+    stop_task: Callable[[str, str], bool]
+
+    def __post_init__(self) -> None:
+        self.replace(self.upstreams)
         self._began = time()
         self._reload: Reloads = _no_reload
 
@@ -175,12 +156,12 @@ class Replica:
 
     @property
     def is_draining(self) -> bool:
-        return self._serving.is_draining
+        return self.serving.is_draining
 
     @property
     def is_outdated(self) -> bool:
         """Return True if another replica has a newer configuration file."""
-        return self._cluster is not None and self._cluster.configuration.is_outdated
+        return self.cluster is not None and self.cluster.configuration.is_outdated
 
     async def answer(self, what: str, args: Any) -> Any:
         """Answer a query of another replica: call the method that is registered for `what`.
@@ -202,11 +183,11 @@ class Replica:
         held = await self.held()
         return ReplicaReport(
             replica=self.name,
-            address="" if self._cluster is None else self._cluster.address,
+            address="" if self.cluster is None else self.cluster.address,
             pid=os.getpid(),
             version=__version__,
             up_s=round(time() - self._began, 1),
-            ready=await self._serving.is_ready(),
+            ready=await self.serving.is_ready(),
             draining=self.is_draining,
             sessions=held.sessions,
             in_flight=held.in_flight,
@@ -216,14 +197,14 @@ class Replica:
             server_memory=dict(self.memory.by_server()),
             most_memory=self.memory.state().most,
             memory_short=self.memory.is_short,
-            configuration_number=0 if self._cluster is None else self._cluster.configuration.own,
+            configuration_number=0 if self.cluster is None else self.cluster.configuration.own,
             outdated=self.is_outdated,
             calls=self.metrics.calls,
             failed=self.metrics.failed,
             forwarded=self.metrics.forwarded["answered"],
             restarts=sum(upstream.restarts.total() for upstream in self.upstreams),
             history=list(self.metrics.history.samples),
-            warnings=self._seen.warnings()[:_MOST_WARNINGS],
+            warnings=self.warnings()[:_MOST_WARNINGS],
             unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )
 
@@ -231,7 +212,7 @@ class Replica:
         """Count sessions, exchanges, streams and processes of this replica. Work in steps, so that calls do not
         wait."""
         held = ReplicaCounts(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
-        for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
+        for some in slices(list(self.live), SCANNED_AT_ONCE // 2):
             for live in some:
                 held.sessions += 1
                 held.without_workspace += not live.session.context.workspace
@@ -249,7 +230,7 @@ class Replica:
     async def servers(self) -> list[ServerPart]:
         """Return what this replica knows of each server. Work in steps, so that calls do not wait."""
         links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in self.upstreams}
-        for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
+        for some in slices(list(self.live), SCANNED_AT_ONCE // 2):
             for live in some:
                 for one in live.every_conversation():
                     links.setdefault(one.name, []).append((redact(live.session.id), one))
@@ -264,12 +245,12 @@ class Replica:
         """Return facts about the given sessions, with processes and refusals. Leave out sessions that this replica does
         not serve."""
         lines = MOST_LINES if len(session_ids) == 1 else _LISTED_LINES
-        found = [live for one in session_ids if (live := self._live.get(one)) is not None]
+        found = [live for one in session_ids if (live := self.live.get(one)) is not None]
         return [
             msgspec.structs.replace(
                 part_of(live, self.memory),
                 processes=[self._process(live, conversation, lines) for conversation in live.every_conversation()],
-                refused=self._seen.refused(redact(live.session.id)),
+                refused=self.refused(redact(live.session.id)),
             )
             for live in found
         ]
@@ -289,28 +270,28 @@ class Replica:
     @question("brief parts")
     async def brief_parts(self, session_ids: list[str]) -> list[SessionPart]:
         """Return facts about the given sessions that this replica serves, without processes and refusals."""
-        return [part_of(live, self.memory) for one in session_ids if (live := self._live.get(one)) is not None]
+        return [part_of(live, self.memory) for one in session_ids if (live := self.live.get(one)) is not None]
 
     @question("held")
     async def serves(self, session_ids: list[str]) -> list[str]:
         """Return the given ids without those of sessions that this replica does not serve."""
-        return [one for one in session_ids if self._live.get(one) is not None]
+        return [one for one in session_ids if self.live.get(one) is not None]
 
     @question("listing")
     async def listing(self, query: SessionQuery) -> ListingPage:
         """Return the first of this replica's sessions that match the query, and totals of all that match."""
-        return await listing_page(self._live, query, time, self.memory)
+        return await listing_page(self.live, query, time, self.memory)
 
     @question("timeline")
     async def unwritten(self, name: str) -> TimelinePart | None:
         """Return the part of a session's timeline that is not in the store yet. `name` is the beginning of the
         session's id."""
-        return self._seen.unwritten(name)
+        return self.activity.unwritten(name)
 
     @question("write activity")
     async def write_activity(self) -> None:
         """Write counts, and the timelines of ended sessions, to the store."""
-        await self._seen.write_activity()
+        await self.activity.write_seen()
 
     @question("environment")
     async def environment(self, session_id: str) -> SessionEnvironment | None:
@@ -322,10 +303,10 @@ class Replica:
     async def watch(self, session_id: str, by: str) -> FrameReport | None:
         """Watch a session for the operator `by`: record its messages and stderr. Return None if this replica does not
         serve it."""
-        live = self._live.get(session_id)
+        live = self.live.get(session_id)
         if live is None:
             return None
-        if not self._seen.watches.start(live, by):
+        if not self.watches.start(live, by):
             return FrameReport(
                 problem=f"{MOST_WATCHED} sessions are watched on this session's replica already: switch one of them off"
             )
@@ -334,28 +315,28 @@ class Replica:
     @question("unwatch")
     async def unwatch(self, session_id: str) -> bool | None:
         """Stop watching a session, and return whether it was watched. Return None if this replica does not serve it."""
-        live = self._live.get(session_id)
+        live = self.live.get(session_id)
         if live is None:
             return None
         was_watched = live.frames is not None
-        self._seen.watches.stop(live)
+        self.watches.stop(live)
         return was_watched
 
     @question("frames")
     async def frames(self, query: FrameQuery) -> FrameReport | None:
         """Return the recorded messages and lines of a session. Return None if this replica does not serve it."""
-        live = self._live.get(query.session)
+        live = self.live.get(query.session)
         return None if live is None else _seen_of(live, query)
 
     @question("cancel task")
     async def cancel_task(self, name: str, reason: str) -> bool:
         """Cancel the task with that `Task.name`. Return False if this replica does not run it."""
-        return self._cancel_task(name, reason)
+        return self.stop_task(name, reason)
 
     @question("drain")
     async def drain(self) -> None:
         """Hand the sessions to other replicas and take no new ones. Return when that is done."""
-        await self._serving.drain()
+        await self.serving.drain()
 
     def reload_with(self, reload: Reloads) -> None:
         """Use this function to load the configuration again."""
@@ -372,7 +353,7 @@ class Replica:
     @question("admit")
     async def admit(self) -> None:
         """End the drain: take sessions again."""
-        self._serving.admit()
+        self.serving.admit()
 
 
 def _reason(upstream: ConfiguredUpstream) -> str:

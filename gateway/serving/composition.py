@@ -11,7 +11,7 @@ from gateway.admin.replica_queries import PeerQueries, Replicas
 from gateway.admin.routes import operator_routes
 from gateway.admin.session_environments import EnvironmentSources, SessionEnvironments
 from gateway.admin.session_list import SessionFinder
-from gateway.admin.this_replica import Replica, ReplicaSources
+from gateway.admin.this_replica import Replica
 from gateway.admin.verb_handlers import Operations
 from gateway.config.addresses import is_loopback
 from gateway.config.secrets import key_ring
@@ -84,18 +84,15 @@ class Operating:
             live=base.live,
             upstreams=servers.upstreams,
             metrics=base.metrics,
+            memory=base.memory,
+            activity=base.activity,
             cluster=base.cluster,
             serving=parts.drain,
-            seen=ReplicaSources(
-                environments=self.environments,
-                warnings=parts.resolution.returns.warnings,
-                refused=servers.refused.of,
-                unwritten=base.activity.unwritten,
-                write_activity=base.activity.write_seen,
-                watches=base.watches,
-                memory=base.memory,
-            ),
-            cancel_task=parts.http.tasks.table.cancel,
+            environments=self.environments,
+            watches=base.watches,
+            warnings=parts.resolution.returns.warnings,
+            refused=servers.refused.of,
+            stop_task=parts.http.tasks.table.cancel,
         )
         self.catalog = ToolCatalog(
             servers.upstreams,
