@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from time import time
 from typing import Final
@@ -80,6 +80,7 @@ class _Failure:
     count: int
 
 
+@dataclass(eq=False, repr=False)
 class Packages:
     """Fetch packages and store them, for all servers of one gateway.
 
@@ -87,18 +88,13 @@ class Packages:
     for at most `wait_s`; the fetch then goes on. `clock` returns Unix time.
     """
 
-    def __init__(
-        self,
-        settings: PackageSettings,
-        fetcher: PackageFetcher,
-        clock: Callable[[], float] = time,
-        *,
-        wait_s: float = 600.0,
-    ) -> None:
-        self._settings = settings
-        self._fetcher = fetcher
-        self._clock = clock
-        self._wait_s = wait_s
+    settings: PackageSettings
+    fetcher: PackageFetcher
+    clock: Callable[[], float] = time
+    _: KW_ONLY
+    wait_s: float = 600.0
+
+    def __post_init__(self) -> None:
         self._wanted: dict[str, tuple[str, str]] = {}  # folder and package of the last fetch, by server
         self._tasks = Tasks("packages")
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -114,7 +110,7 @@ class Packages:
         Raises:
             UpstreamUnavailable: the package could not be fetched, or not in time.
         """
-        place = _place(self._settings, argv, env)
+        place = _place(self.settings, argv, env)
         if place is None:
             return None
         folder, request = place
@@ -130,7 +126,7 @@ class Packages:
                 release = folder.use(package)
             except OSError:
                 continue
-            if not command.is_pinned and not 0 <= self._clock() - package.fetched_at < _FRESH_S:
+            if not command.is_pinned and not 0 <= self.clock() - package.fetched_at < _FRESH_S:
                 name = folder.path.name
                 if self._error(name) is None:  # else a fetch was tried in vain a short time ago
                     self._tasks.start(name, partial(self._fetch, server, folder, request))
@@ -184,7 +180,7 @@ class Packages:
         if self._error(name) is None:
             self._wanted[server] = name, request.command.package
             try:
-                async with asyncio.timeout(self._wait_s):
+                async with asyncio.timeout(self.wait_s):
                     await self._tasks.share(name, lambda: self._fetch(server, folder, request))
             except TimeoutError:
                 raise UpstreamUnavailable(
@@ -201,7 +197,7 @@ class Packages:
     def _error(self, name: str) -> _Failure | None:
         """Return the last failure of a fetch if it must not be retried yet; otherwise None."""
         failure = self._failures.get(name)
-        return failure if failure is not None and self._clock() < failure.again_at else None
+        return failure if failure is not None and self.clock() < failure.again_at else None
 
     async def _fetch(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
         name, package = folder.path.name, request.command.package
@@ -215,7 +211,7 @@ class Packages:
             reason_text = str(error) if isinstance(error, FetchFailed) else f"{folder.path}: {error.strerror or error}"
             count = self._failures[name].count + 1 if name in self._failures else 1
             delay_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** (min(count, 16) - 1))
-            self._failures[name] = _Failure(reason_text, self._clock() + delay_s, count)
+            self._failures[name] = _Failure(reason_text, self.clock() + delay_s, count)
             logger.warning(
                 "server %r: the package %s could not be fetched; next attempt after %.0f s: %s",
                 *(server, package, delay_s, reason_text),
@@ -236,14 +232,14 @@ class Packages:
         if wrong:
             raise FetchFailed(f"the folder of packages cannot be used: {wrong}")
         folder.make()
-        started_at = self._clock()
+        started_at = self.clock()
         lock = await _lock_of(folder)
         try:
             before = folder.current()
             if before is not None and before.fetched_at >= started_at:
                 return  # another gateway has fetched it meanwhile
             logger.info("server %r: fetching the package %s", server, request.command.package)
-            package = await self._fetcher.fetch(request, folder.new_copy(), started_at)
+            package = await self.fetcher.fetch(request, folder.new_copy(), started_at)
             if before is not None and before.content == package.content:  # nothing new: the new copy is removed
                 package = replace(before, fetched_at=started_at)
             await _done(partial(folder.publish, package))

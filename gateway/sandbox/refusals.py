@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -156,33 +157,28 @@ def sentence(server: str, refused: Refusal, package: str = "") -> str:
     return visible_line(said)
 
 
+@dataclass(eq=False, repr=False)
 class Refusals:
     """Report the refusals of all servers of this gateway. `blocked` records an event of a session. `shown` stores rows
     for the session's page. `touched` is called with kind and name of each thing that a process touches, if its sandbox
     watches everything."""
 
-    def __init__(
-        self,
-        counts: Counter[Any],
-        blocked: BlockedEvent,
-        clock: Callable[[], float],
-        shown: SessionRefusals,
-        touched: Callable[[str, str], None] = lambda kind, what: None,
-    ) -> None:
-        self.clock = clock
-        self.touched = touched
-        self._shown = shown
-        self._counts = counts
-        self._blocked = blocked
-        self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, clock)
+    counts: Counter[Any]
+    blocked: BlockedEvent
+    clock: Callable[[], float]
+    shown: SessionRefusals
+    touched: Callable[[str, str], None] = lambda kind, what: None
+
+    def __post_init__(self) -> None:
+        self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, self.clock)
 
     def count(self, fields: Mapping[str, Any], refused: Refusal) -> None:
         """Count a refusal, and store it for the page of the session."""
-        self._counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
+        self.counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
         if session := str(fields.get("session", "")):
             server, allows = str(fields.get("server", "")), allowed_by(refused)
             row = RefusedRow(0.0, server, refused.kind, refused.what, refused.why, allows, refused.count)
-            self._shown.add(session, row)
+            self.shown.add(session, row)
 
     def tell(self, fields: Mapping[str, Any], refused: Refusal) -> None:
         """Record an event of the session, and log the refusal unless the same line was logged lately."""
@@ -192,7 +188,7 @@ class Refusals:
         if key not in self._logged:
             self._logged[key] = True
             logger.warning("%s", said, extra=dict(fields))
-        self._blocked(session=str(fields.get("session", "")), server=server, reason=said, count=refused.count)
+        self.blocked(session=str(fields.get("session", "")), server=server, reason=said, count=refused.count)
 
 
 class ProcessRefusals:

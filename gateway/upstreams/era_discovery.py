@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -132,6 +132,7 @@ def _of_versions(data: dict[str, Any]) -> Discovery:
     return Discovery(MODERN, reason=f"it supports MCP {shown} only, and this gateway supports {ours}")
 
 
+@dataclass(eq=False, repr=False)
 class SessionDiscovery:
     """Ask one server for its era, with the credentials of sessions. `known` has the facts about the server so far.
     `learn` is called with facts that a session has found.
@@ -140,30 +141,25 @@ class SessionDiscovery:
     it may be meant only for the owner of the credentials.
     """
 
-    def __init__(
-        self,
-        name: str,
-        known: KnownFacts,
-        learn: Callable[[ServerFacts], None],
-        *,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._name = name
-        self._known = known
-        self._learn = learn
-        self._clock = clock
+    name: str
+    known: KnownFacts
+    learn: Callable[[ServerFacts], None]
+    _: KW_ONLY
+    clock: Callable[[], float] = monotonic
+
+    def __post_init__(self) -> None:
         self._turn = asyncio.Semaphore(_MOST)
         self._legacy_until = float("-inf")
         self._again_at: WeakKeyDictionary[LiveSession, float] = WeakKeyDictionary()
         self._reported = ""
-        self._tasks = Tasks(f"discovery of {name} by sessions")
+        self._tasks = Tasks(f"discovery of {self.name} by sessions")
 
     def is_wanted(self, live: LiveSession) -> bool:
         """Return True if the server must now be asked for its era with the credentials of this session."""
-        facts = self._known.latest
+        facts = self.known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
             return False
-        now = self._clock()
+        now = self.clock()
         return now >= self._legacy_until and now >= self._again_at.get(live, now)
 
     async def ask(self, live: LiveSession, conversation: Conversation) -> None:
@@ -196,24 +192,24 @@ class SessionDiscovery:
         if found.result is not None:
             self._learn_from(found.result)
         elif found.era is LEGACY:
-            self._legacy_until = self._clock() + LEGACY_S
+            self._legacy_until = self.clock() + LEGACY_S
         else:
-            self._again_at[live] = self._clock() + AGAIN_S
+            self._again_at[live] = self.clock() + AGAIN_S
             if found.era is MODERN and found.reason != self._reported:
                 self._reported = found.reason
-                logger.warning("server %s cannot be used: %s", self._name, found.reason, extra={"server": self._name})
+                logger.warning("server %s cannot be used: %s", self.name, found.reason, extra={"server": self.name})
 
     def _learn_from(self, result: bytes) -> None:
-        facts = self._known.latest
+        facts = self.known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
             return  # the probe or another session has learned it meanwhile
-        logger.info("server %s answers sessions with credentials, and speaks MCP 2026-07-28", self._name)
-        shared = discovery_for_all(result, self._name)
-        self._learn(ServerFacts(discover=shared, needs_credentials=True, at=self._clock()))
+        logger.info("server %s answers sessions with credentials, and speaks MCP 2026-07-28", self.name)
+        shared = discovery_for_all(result, self.name)
+        self.learn(ServerFacts(discover=shared, needs_credentials=True, at=self.clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
         """Close the conversation unless the server is known to be modern: later calls would go out in the wrong era."""
-        facts = self._known.latest
+        facts = self.known.latest
         if facts is not None and facts.discover is not None:
             return
         for key in [key for key, each in live.conversations.items() if each is conversation]:

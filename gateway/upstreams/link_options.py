@@ -201,7 +201,7 @@ class SessionResources:
 
     async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, also if memory is short."""
-        if self.sandboxed.is_memory_short:
+        if self.sandboxed.memory.is_short:  # what is left is for processes that a client waits for
             raise UpstreamUnavailable("memory is short")
         correlation = new_correlation_id()
         env = await self.environment.of(session, correlation)

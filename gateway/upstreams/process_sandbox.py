@@ -3,7 +3,7 @@ private folder, and the package that it is started from."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,31 +26,21 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class SandboxedResources:
     """Put the processes of the server `name` into a sandbox. `sandbox` returns the sandbox for sessions of a trust
     level. `package` fetches the package that the server's command names, if any. `memory` decides if there is enough
     memory for another process."""
 
-    def __init__(
-        self,
-        name: str,
-        by_trust: SandboxesByTrust,
-        folders: SessionFolders,
-        package: Callable[[], Awaitable[PackageInUse | None]],
-        memory: ServerMemory,
-    ) -> None:
-        self._name = name
-        self._by_trust = by_trust
-        self._folders = folders
-        self._package = package
-        self._memory = memory
-        self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
-        self.sandbox = by_trust.sandbox
+    name: str
+    by_trust: SandboxesByTrust
+    folders: SessionFolders
+    package: Callable[[], Awaitable[PackageInUse | None]]
+    memory: ServerMemory
 
-    @property
-    def is_memory_short(self) -> bool:
-        """Return True while memory is short: then only processes that a client waits for are started."""
-        return self._memory.is_short
+    def __post_init__(self) -> None:
+        self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
+        self.sandbox = self.by_trust.sandbox
 
     async def shared(self, env: Mapping[str, str]) -> LinkResources:
         """Return the resources, with walls and the variables `env`, of a link that belongs to no session, or to many.
@@ -59,7 +49,7 @@ class SandboxedResources:
             UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is free for the process.
         """
         try:
-            return await self.of_session(LinkResources(given=ConnectOptions(env=env)), "", self._by_trust.shared)
+            return await self.of_session(LinkResources(given=ConnectOptions(env=env)), "", self.by_trust.shared)
         except Refused as refused:
             raise StartRefused(refused) from None
 
@@ -74,24 +64,24 @@ class SandboxedResources:
         given = resources.given
         with Held() as held:
             held.add(resources.close)
-            process = self._memory.begin(self._name, session_id)
+            process = self.memory.begin(self.name, session_id)
             held.add(process.ended)
-            enclosure = self._by_trust.enclosure(sandbox)
+            enclosure = self.by_trust.enclosure(sandbox)
             if enclosure is None:
                 given = structs.replace(given, launcher=(*given.launcher, *sandbox.prlimit))
             else:
                 code: tuple[str, ...] = ()
-                if (package := await self._package()) is not None:
+                if (package := await self.package()) is not None:
                     held.add(package.release)
                     env = {**package.env, **given.env}
                     given, code = structs.replace(given, argv=package.argv, path=package.path, env=env), package.code
                 try:
-                    own = OwnFolder(self._folders.use_own(session_id, self._name))
+                    own = OwnFolder(self.folders.use_own(session_id, self.name))
                 except OSError as error:
                     raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
-                held.add(partial(self._folders.release, session_id))
+                held.add(partial(self.folders.release, session_id))
                 read = () if resources.files is None else (str(resources.files.folder),)
-                given = self._walled(given, enclosure, own, str(self._folders.path(session_id)), code, read)
+                given = self._walled(given, enclosure, own, str(self.folders.path(session_id)), code, read)
             given = structs.replace(given, began=_began(given, process))
             return replace(resources, given=given, close=held.close)
 
@@ -126,13 +116,13 @@ class SandboxedResources:
             UpstreamUnavailable: they give access to such a file. The log names the file, the message to clients does
                 not.
         """
-        refused = list(opened(walls, self._by_trust.private))
+        refused = list(opened(walls, self.by_trust.private))
         for grant, file in refused if refused != self._refused.get(sandbox) else ():
             logger.error(
                 "server %s is not started: its sandbox grants %s, and with it %s, which holds keys or sessions of the "
                 "gateway; move the file out of what is granted, or name a narrower folder",
-                *(self._name, grant, file),
-                extra={"server": self._name},
+                *(self.name, grant, file),
+                extra={"server": self.name},
             )
         self._refused[sandbox] = refused
         if refused:

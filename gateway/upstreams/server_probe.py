@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from time import monotonic
 from typing import Final
 
@@ -48,6 +48,7 @@ the next probe, so that a server that recovers is found even while a load balanc
 _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 
 
+@dataclass(eq=False, repr=False)
 class Probe:
     """Probe one server for its eras and tools. One probe runs at a time, and concurrent callers share its result.
 
@@ -57,25 +58,17 @@ class Probe:
     if none runs. `answered` is set once the server has answered.
     """
 
-    def __init__(
-        self,
-        name: str,
-        known: KnownFacts,
-        shared: SharedConversations,
-        *,
-        start_s: float,
-        is_remote: bool = False,
-        results: ResultCache | None = None,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._results = results
+    name: str
+    known: KnownFacts
+    shared: SharedConversations
+    _: KW_ONLY
+    start_s: float
+    is_remote: bool = False
+    results: ResultCache | None = None
+    clock: Callable[[], float] = monotonic
+
+    def __post_init__(self) -> None:
         self._refreshed_at = float("-inf")
-        self._name = name
-        self._known = known
-        self._shared = shared
-        self._start_s = start_s
-        self._is_remote = is_remote
-        self._clock = clock
         self.failures = Backoff()
         self._guesses = Backoff()
         self.took_s = self.started_s = 0.0
@@ -84,7 +77,7 @@ class Probe:
         self._again: asyncio.TimerHandle | None = None
         self._accepts_handshake: bool | None = None
         self._logs_first_answer = False
-        self._tasks = Tasks(f"probe of {name}")
+        self._tasks = Tasks(f"probe of {self.name}")
 
     def start(self) -> asyncio.Task[ServerFacts]:
         """Run the probe in the background, unless it runs already. Return its task."""
@@ -96,12 +89,12 @@ class Probe:
 
         A server that has not answered in this time counts as legacy, so that its clients need not wait longer.
         """
-        facts = self._known.latest
+        facts = self.known.latest
         if facts is not None:
-            if facts.failure and self._clock() >= self.failures.failed_at + AGAIN_S:
+            if facts.failure and self.clock() >= self.failures.failed_at + AGAIN_S:
                 self.start()
             return facts
-        waited_s = 0.0 if self.began_at is None else self._clock() - self.began_at
+        waited_s = 0.0 if self.began_at is None else self.clock() - self.began_at
         if waited_s >= WAIT_S:
             return ServerFacts()
         try:
@@ -118,7 +111,7 @@ class Probe:
         ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
         if not ttl_ms or facts.discover is None:
             return facts.discovery
-        now = self._clock()
+        now = self.clock()
         left_ms = int(ttl_ms - (now - facts.at) * 1_000)
         if left_ms <= 0 and now >= self._refreshed_at + AGAIN_S:
             self._refreshed_at = now
@@ -128,20 +121,20 @@ class Probe:
     async def _refresh(self, facts: ServerFacts) -> None:
         """Send `server/discover` to a modern server again. If it does not answer, its last answer stays."""
         with contextlib.suppress(UpstreamUnavailable, HandshakeRefused):
-            found = await ask_discovery(self._shared.of(Era.MODERN), within_s=self._start_s, is_remote=self._is_remote)
-            if found.result is not None and self._known.latest is facts:
-                self._known.learn(replace(facts, discover=found.result, at=self._clock()))
+            found = await ask_discovery(self.shared.of(Era.MODERN), within_s=self.start_s, is_remote=self.is_remote)
+            if found.result is not None and self.known.latest is facts:
+                self.known.learn(replace(facts, discover=found.result, at=self.clock()))
 
     @property
     def waited_s(self) -> float:
         """Return the seconds that the last probe took, or the time of the running probe so far if that is longer."""
-        return self.took_s if self.began_at is None else max(self.took_s, self._clock() - self.began_at)
+        return self.took_s if self.began_at is None else max(self.took_s, self.clock() - self.began_at)
 
     # -- eras
 
     def era_now(self, client: Era) -> Era | None:
         """Return the era in which to send requests of a client (of era `client`) to the server; None while unknown."""
-        return era_of(self._known.latest, client, accepts_handshake=self._accepts_handshake)
+        return era_of(self.known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
         """Return the era in which to send requests of a client (of era `client`) to the server. Wait for the probe. If
@@ -159,7 +152,7 @@ class Probe:
     async def _try_handshake(self) -> None:
         """Test if a modern server accepts a handshake, with a process of its own: a server that speaks both eras
         chooses one by the first message."""
-        trial = self._shared.trial()
+        trial = self.shared.trial()
         try:
             await self._learn_from(trial)
         finally:
@@ -183,32 +176,32 @@ class Probe:
             await conversation.ready()
             # Some servers answer every method. Only an answer in a version of this era accepts the handshake.
             self._accepts_handshake = version_of(conversation.initialize_result or b"{}") in HANDSHAKE_VERSIONS
-            self._known.changed()
+            self.known.changed()
         except UpstreamUnavailable as error:
-            logger.warning("the handshake with server %s could not be tried: %s", self._name, error)
+            logger.warning("the handshake with server %s could not be tried: %s", self.name, error)
         except HandshakeRefused as error:
             # Any other error refuses this handshake only.
             self._accepts_handshake = error_code(error.error) not in _NO_HANDSHAKE
-            self._known.changed()
+            self.known.changed()
 
     # -- asking
 
     async def _probe(self) -> ServerFacts:
         self._cancel_timer()
-        began = self.began_at = self._clock()
+        began = self.began_at = self.clock()
         try:
-            facts = self._known.kept(await self._asked())
+            facts = self.known.kept(await self._asked())
             self._keep(facts)
         finally:
             self.began_at = None
-            self.took_s = self._clock() - began
+            self.took_s = self.clock() - began
         if facts.has_answered:
             if self.failures.count and self.answered.is_set():
-                logger.info("server %s answers again", self._name)
+                logger.info("server %s answers again", self.name)
             self.failures = Backoff()
             self.answered.set()
             if not facts.is_certain:
-                self._guesses.fail("", self._clock())
+                self._guesses.fail("", self.clock())
                 self._ask_later(self._guesses.delay_s)
         else:
             self._failed(facts.failure or "it supports no MCP version of this gateway", facts.output_tail)
@@ -220,7 +213,7 @@ class Probe:
 
     def give_up(self, reason: str) -> None:
         """Mark the server as failed for good: it is never asked. `reason` is shown to clients."""
-        self._known.learn(ServerFacts(failure=reason))
+        self.known.learn(ServerFacts(failure=reason))
         self.failures.fail(reason, math.inf)
 
     def learn(self, facts: ServerFacts) -> None:
@@ -233,20 +226,20 @@ class Probe:
     def _keep(self, facts: ServerFacts) -> None:
         """Store the facts of a probe. Log that the server is ready if that is wanted, and a warning if it declares too
         many extensions."""
-        self._known.learn(facts)
+        self.known.learn(facts)
         if facts.has_answered and self._logs_first_answer:
-            self._logs_first_answer, tools = False, self._known.tools()
+            self._logs_first_answer, tools = False, self.known.tools()
             count = "" if tools is None else f": {len(tools.listed)} tool{'' if len(tools.listed) == 1 else 's'}"
-            logger.info("server %s is ready%s", self._name, count)
+            logger.info("server %s is ready%s", self.name, count)
         if facts.has_answered and facts.declared.left_off:
-            logger.warning(_TOO_MANY, self._name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)
+            logger.warning(_TOO_MANY, self.name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)
 
     def _failed(self, reason: str, output_tail: Sequence[str]) -> None:
         """Record a failed probe, log it, and schedule the next one."""
         level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
         told = with_output_tail(reason, output_tail)
-        logger.log(level, "server %s cannot be used yet: %s", self._name, told, extra={"server": self._name})
-        self.failures.fail(reason, self._clock())
+        logger.log(level, "server %s cannot be used yet: %s", self.name, told, extra={"server": self.name})
+        self.failures.fail(reason, self.clock())
         self._ask_later(self.failures.delay_s)
 
     def _ask_later(self, delay_s: float) -> None:
@@ -265,34 +258,34 @@ class Probe:
         except Exception as error:
             reason = f"the gateway could not ask it ({type(error).__name__})"
             if reason != self.failures.reason:
-                logger.exception("the probe of server %s failed", self._name, extra={"server": self._name})
-            return self._known.guessed or ServerFacts(failure=reason)
+                logger.exception("the probe of server %s failed", self.name, extra={"server": self.name})
+            return self.known.guessed or ServerFacts(failure=reason)
 
     async def _ask(self) -> ServerFacts:
-        began = self._clock()
-        conversation = self._shared.of(Era.MODERN)
+        began = self.clock()
+        conversation = self.shared.of(Era.MODERN)
         try:
-            found = await ask_discovery(conversation, within_s=self._start_s, is_remote=self._is_remote)
+            found = await ask_discovery(conversation, within_s=self.start_s, is_remote=self.is_remote)
         except (UpstreamUnavailable, HandshakeRefused) as error:
-            if (known := self._known.guessed) is not None:
+            if (known := self.known.guessed) is not None:
                 return known
             return ServerFacts(failure=str(error), output_tail=tuple(conversation.output_tail))
         if found.result is not None:
-            self.started_s = self._clock() - began
-            at = self._clock()
+            self.started_s = self.clock() - began
+            at = self.clock()
             return ServerFacts(discover=found.result, tools=await self._tools(conversation), at=at)
-        await self._shared.discard(Era.MODERN)
+        await self.shared.discard(Era.MODERN)
         if found.era is Era.MODERN:
-            return ServerFacts(failure=f"server {self._name!r} cannot be used: {found.reason}")
-        if (known := self._known.guessed) is not None:
+            return ServerFacts(failure=f"server {self.name!r} cannot be used: {found.reason}")
+        if (known := self.known.guessed) is not None:
             return known if found.era is None else replace(known, is_certain=True)
         facts = await self._ask_legacy(found)
-        return replace(facts, needs_credentials=found.is_refused and self._is_remote and not facts.has_answered)
+        return replace(facts, needs_credentials=found.is_refused and self.is_remote and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
         """Make a handshake with a server, and return the facts. Called if `server/discover` has proved a legacy server
         or no era."""
-        conversation, began = self._shared.of(Era.LEGACY), self._clock()
+        conversation, began = self.shared.of(Era.LEGACY), self.clock()
         is_certain = found.era is not None
         try:
             await conversation.ready()
@@ -300,26 +293,26 @@ class Probe:
             return ServerFacts(failure=str(error), output_tail=tuple(conversation.output_tail))
         except HandshakeRefused:
             return ServerFacts(failure="" if is_certain else found.reason)
-        self.started_s = self._clock() - began
+        self.started_s = self.clock() - began
         if is_certain:
-            logger.info("server %s speaks the legacy era only", self._name)
+            logger.info("server %s speaks the legacy era only", self.name)
         else:
             logger.warning(
                 "server %s accepts a handshake, and is asked again whether it speaks MCP 2026-07-28: %s",
-                self._name,
+                self.name,
                 found.reason,
-                extra={"server": self._name},
+                extra={"server": self.name},
             )
         tools = await self._tools(conversation)
         return ServerFacts(initialize=conversation.initialize_result, tools=tools, is_certain=is_certain)
 
     async def _tools(self, conversation: Conversation) -> Tools:
         """Return the tools that the server lists; no tools if it cannot list them within `start_s`."""
-        if not self._known.has_tools:
+        if not self.known.has_tools:
             return Tools()
         with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
-            async with asyncio.timeout(self._start_s):
-                return Tools(await all_items("tools/list", conversation, self._results))
+            async with asyncio.timeout(self.start_s):
+                return Tools(await all_items("tools/list", conversation, self.results))
         return Tools()
 
     async def close(self) -> None:

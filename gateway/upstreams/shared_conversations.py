@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
@@ -13,19 +14,16 @@ from gateway.upstreams.link_opener import SharedLinks, UpstreamLinks
 from transports.era import Era
 
 
+@dataclass(eq=False, repr=False)
 class SharedConversations:
     """Hold one shared conversation for each era, created when it is first needed. `on_change` is called when the server
     notifies of a change."""
 
-    def __init__(
-        self,
-        links: UpstreamLinks,
-        deadlines: Deadlines,
-        on_change: Callable[[Method], None] = lambda change: None,
-    ) -> None:
-        self._links = links
-        self._deadlines = deadlines
-        self._on_change = on_change
+    links: UpstreamLinks
+    deadlines: Deadlines
+    on_change: Callable[[Method], None] = lambda change: None
+
+    def __post_init__(self) -> None:
         self._open: dict[Era, Conversation] = {}
         self._discarded_words: tuple[str, ...] = ()
 
@@ -36,8 +34,8 @@ class SharedConversations:
         """Return the shared conversation in `era`; create it if there is none."""
         conversation = self._open.get(era)
         if conversation is None:
-            source = SharedLinks(self._links, era)
-            conversation = self._open[era] = Conversation(source, SharedRouter(self._on_change), self._deadlines)
+            source = SharedLinks(self.links, era)
+            conversation = self._open[era] = Conversation(source, SharedRouter(self.on_change), self.deadlines)
         return conversation
 
     async def discard(self, era: Era) -> None:
@@ -59,7 +57,7 @@ class SharedConversations:
 
     def trial(self) -> Conversation:
         """Return a new legacy conversation with a link of its own, to try a handshake. The caller closes it."""
-        return Conversation(SharedLinks(self._links, Era.LEGACY, is_trial=True), SharedRouter(), self._deadlines)
+        return Conversation(SharedLinks(self.links, Era.LEGACY, is_trial=True), SharedRouter(), self.deadlines)
 
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended from the users of all conversations."""

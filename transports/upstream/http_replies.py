@@ -8,6 +8,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from typing import Final
 
@@ -81,26 +82,19 @@ _CHALLENGE = re.compile(r'\b(?:error="[a-z_]{1,64}"|scope="[A-Za-z0-9_.:* -]{1,1
 _MOST_SKIMMED_BYTES, _MOST_SKIMMED_S = 64 << 10, 2.0
 
 
+@dataclass(eq=False, repr=False)
 class ReplyReader:
     """Read the responses of server `name`. Pass messages to `deliver`, and report unusable answers to `events`.
 
     Raises `TooLarge` for an event or a body of more than `max_bytes`, and the errors of the HTTP client.
     """
 
-    def __init__(
-        self,
-        name: str,
-        max_bytes: int,
-        *,
-        deliver: Callable[[Message, int | str], None],
-        events: LinkEvents,
-        budget: LineBudget,
-    ) -> None:
-        self._name = name
-        self._max_bytes = max_bytes
-        self._deliver = deliver
-        self._events = events
-        self._budget = budget
+    name: str
+    max_bytes: int
+    _: KW_ONLY
+    deliver: Callable[[Message, int | str], None]
+    events: LinkEvents
+    budget: LineBudget
 
     async def read(self, response: httpx2.Response, message: Message, place: StreamPlace) -> bool:
         """Read the response to a request. Return False if it is a stream that ended before the answer."""
@@ -117,19 +111,19 @@ class ReplyReader:
         if answer is not None and answer.is_response and (answer.id == message.id or answer.id is None):
             if answer.id is None:  # the server could not read the id of the request
                 answer = msgspec.structs.replace(answer, id=message.id)
-            self._deliver(answer, message.id)
+            self.deliver(answer, message.id)
         elif response.status_code in (200, 202):
-            self._events.unreadable(message.id, f"server {self._name!r} sent a response that is not an answer")
+            self.events.unreadable(message.id, f"server {self.name!r} sent a response that is not an answer")
         else:
             loop = _LOOP if response.status_code == 508 else ""
-            reason = f"server {self._name!r} answered {refusal_text(response)}{loop}"
-            self._events.refused(message.id, reason, response.status_code)
+            reason = f"server {self.name!r} answered {refusal_text(response)}{loop}"
+            self.events.refused(message.id, reason, response.status_code)
         return True
 
     async def stream(self, response: httpx2.Response, request_id: int | str | None, place: StreamPlace) -> bool:
         """Deliver the messages of an event stream, and record in `place` how far it was read. Return True as soon as
         the answer to the request has come."""
-        decoder = EventDecoder(self._max_bytes)
+        decoder = EventDecoder(self.max_bytes)
         async for chunk in response.aiter_bytes():
             for event in decoder.feed(chunk):
                 place.read(event.id)
@@ -143,8 +137,8 @@ class ReplyReader:
         parts, size = [], 0
         async for chunk in response.aiter_bytes():
             size += len(chunk)
-            if size > self._max_bytes:
-                raise TooLarge(f"an answer of more than {self._max_bytes} bytes")
+            if size > self.max_bytes:
+                raise TooLarge(f"an answer of more than {self.max_bytes} bytes")
             parts.append(chunk)
         return b"".join(parts)
 
@@ -153,16 +147,16 @@ class ReplyReader:
         try:
             message = parse(data, is_lenient=True)
         except InvalidMessage as error:
-            before = self._budget.add("event", str(error), now=monotonic())
-            what = f"server {self._name} sent something that is not a JSON-RPC message"
-            log_line(logger, before, what, f": {error}", self._events.log_fields)
+            before = self.budget.add("event", str(error), now=monotonic())
+            what = f"server {self.name} sent something that is not a JSON-RPC message"
+            log_line(logger, before, what, f": {error}", self.events.log_fields)
             meant = meant_by(data)
             if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
                 return False
-            reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
-            self._events.unreadable(request_id, reason)
+            reason = f"server {self.name!r} sent an answer that cannot be read: {error}"
+            self.events.unreadable(request_id, reason)
             return True
-        self._deliver(message, STANDALONE if request_id is None else request_id)
+        self.deliver(message, STANDALONE if request_id is None else request_id)
         return message.is_response and message.id == request_id
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final
 
@@ -50,26 +50,19 @@ _NOISY_LINES: Final = 3
 counted."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StdioUpstream:
     """Start the child processes of one configured server. `scrubber` takes the environment of a child, and returns a
     function that redacts credentials in the child's output."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        command: Command,
-        fork_server: ForkServer,
-        max_line_bytes: int,
-        grace_s: float,
-        scrubber: Callable[[Mapping[str, str]], Callable[[str], str]],
-    ) -> None:
-        self._name = name
-        self._command = command
-        self._fork_server = fork_server
-        self._max_line_bytes = max_line_bytes
-        self._grace_s = grace_s
-        self._scrubber = scrubber
+    name: str
+    command: Command
+    fork_server: ForkServer
+    max_line_bytes: int
+    grace_s: float
+    scrubber: Callable[[Mapping[str, str]], Callable[[str], str]]
+
+    def __post_init__(self) -> None:
         self._budget = LineBudget()
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
@@ -80,7 +73,7 @@ class StdioUpstream:
             return await self._start(given, events)
         if not started.is_unheard:
             await started.close()
-            raise UpstreamUnavailable(f"server {self._name!r} has ended before a session could use it")
+            raise UpstreamUnavailable(f"server {self.name!r} has ended before a session could use it")
         started.heard_by(events)
         return started
 
@@ -91,28 +84,28 @@ class StdioUpstream:
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """Start a child. Its environment is made of inherited variables, `given.env` and the operator's configuration;
         later ones win. Variables named in `given.overriding` always come from `given.env`."""
-        own = {**given.env, **self._command.env, **{name: given.env[name] for name in given.overriding}}
+        own = {**given.env, **self.command.env, **{name: given.env[name] for name in given.overriding}}
         env = {**inherited(), **own}
         if given.path:
             env["PATH"] = os.pathsep.join([*given.path, env.get("PATH", os.defpath)])
-        cwd = self._command.cwd if given.cwd is None else given.cwd
+        cwd = self.command.cwd if given.cwd is None else given.cwd
         command = replace(
-            self._command,
-            argv=(*given.launcher, *(given.argv or self._command.argv)),
+            self.command,
+            argv=(*given.launcher, *(given.argv or self.command.argv)),
             env=env,
             cwd=env.get("HOME") if cwd == HOME else cwd,
             walls=given.walls,
         )
-        scrub, most = self._scrubber(own), self._max_line_bytes
+        scrub, most = self.scrubber(own), self.max_line_bytes
         link = StdioLink(
-            self._name, events, self._grace_s, lambda line: scrub(given.hide(line)), self._budget, max_line_bytes=most
+            self.name, events, self.grace_s, lambda line: scrub(given.hide(line)), self._budget, max_line_bytes=most
         )
         try:
-            process = await self._fork_server.spawn(
+            process = await self.fork_server.spawn(
                 command, link, max_line_bytes=most, stderr=link.stderr, fields=link.log_fields
             )
         except ProcessFailed as error:
-            raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
+            raise UpstreamUnavailable(f"server {self.name!r} could not be started: {error}") from error
         given.began(process.pid)
         link.attach(process)
         return link

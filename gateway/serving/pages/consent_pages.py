@@ -10,6 +10,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -43,29 +44,22 @@ _TITLE: Final = "Connect your account"
 _OLD: Final = "This link is not valid any more. Repeat the request in your client, which gets a new one."
 
 
+@dataclass(eq=False, repr=False)
 class ConsentPages:
     """Answer browsers of people who consent. `credentials` has the settings of the secrets in effect. `is_known`
     returns True for the principals of the configuration in effect."""
 
-    def __init__(
-        self,
-        tokens: ConsentedTokens,
-        credentials: PrincipalSecrets,
-        *,
-        identity: Identity,
-        guard: Guard,
-        rates: RateLimits,
-        audit: Audit,
-        is_known: Callable[[Principal], bool],
-    ) -> None:
-        self._tokens = tokens
-        self._credentials = credentials
-        self._identity = identity
-        self._guard = guard
-        self._rates = rates
-        self._audit = audit
-        self._is_known = is_known
-        self._is_secure = tokens.base.startswith("https:")
+    tokens: ConsentedTokens
+    credentials: PrincipalSecrets
+    _: KW_ONLY
+    identity: Identity
+    guard: Guard
+    rates: RateLimits
+    audit: Audit
+    is_known: Callable[[Principal], bool]
+
+    def __post_init__(self) -> None:
+        self._is_secure = self.tokens.base.startswith("https:")
         self._attempts = SignInAttempts()
         # With `no-referrer`, browsers send the form without its origin.
         self._headers = page_headers(referrer="same-origin")
@@ -83,7 +77,7 @@ class ConsentPages:
     def _flow(self) -> "ConsentFlow":
         from gateway.context.consent_flow import ConsentFlow  # loads the SDK
 
-        return ConsentFlow(self._tokens)
+        return ConsentFlow(self.tokens)
 
     def _page(
         self, text: str, status: int = 200, *, title: str = _TITLE, server: str = "", key: bool = False
@@ -97,13 +91,13 @@ class ConsentPages:
         """Return an endpoint that checks headers and rate first, as for clients without a credential."""
 
         async def answer(request: Request) -> Response:
-            if not self._credentials.asks_for_consent() or request.method == "HEAD":
+            if not self.credentials.asks_for_consent() or request.method == "HEAD":
                 return PlainTextResponse("Not Found", 404)
             try:
-                headers = self._guard.headers(request.scope)
-                self._guard.check(headers)
-                CLIENT.set(self._guard.client(request.scope, headers))
-                await self._rates.message(ANONYMOUS, CLIENT.get())
+                headers = self.guard.headers(request.scope)
+                self.guard.check(headers)
+                CLIENT.set(self.guard.client(request.scope, headers))
+                await self.rates.message(ANONYMOUS, CLIENT.get())
                 return await page(request, headers)
             except Refused as refused:
                 return self._page(str(refused), refused.status)
@@ -117,11 +111,11 @@ class ConsentPages:
     # -- who opens the link
 
     async def _connect(self, request: Request, headers: dict[str, str]) -> Response:
-        link = self._tokens.link_in(request.path_params["link"])
+        link = self.tokens.link_in(request.path_params["link"])
         if link is None:
             return self._page(_OLD, 404)
         is_answer = request.method == "POST"
-        if is_answer and not self._guard.same_site(headers):
+        if is_answer and not self.guard.same_site(headers):
             return self._page("Open the link itself, not by way of another page.", 403)
         if is_answer and (credential := (await _form(request)).get("credential", "").strip()):
             headers["authorization"] = f"Bearer {credential}"
@@ -137,7 +131,7 @@ class ConsentPages:
             return self._page("Whose request was it? The gateway has to know that it is yours.", server="…", key=True)
         settings = self._settings_for(link, principal)
         if settings is None:
-            self._audit.record("refused", principal=str(principal), reason="a link to consent is of somebody else")
+            self.audit.record("refused", principal=str(principal), reason="a link to consent is of somebody else")
             return self._page("This link belongs to a request of somebody else. Nothing has happened.", 403)
         if is_answer:
             return await self._begin(request, headers, link, settings, principal)
@@ -154,18 +148,18 @@ class ConsentPages:
         """
         peer = peer_of(request.scope)
         try:
-            who = self._identity.known(headers, peer)
-            return (await self._identity.verify(headers, peer) if who is None else who).principal
+            who = self.identity.known(headers, peer)
+            return (await self.identity.verify(headers, peer) if who is None else who).principal
         except Refused:
             if "authorization" in headers:
                 self._attempts.check(CLIENT.get())
                 self._attempts.wrong(CLIENT.get())
-                self._audit.record("refused", reason="unknown credential on a page for consent")
+                self.audit.record("refused", reason="unknown credential on a page for consent")
             raise
 
     def _settings_for(self, link: Link, principal: Principal) -> ConsentSettings | None:
         """Return the settings of a link's secret; None if the link is not the principal's."""
-        settings = self._credentials.consent_of(link.secret, principal)
+        settings = self.credentials.consent_of(link.secret, principal)
         is_own = settings is not None and grant_name(link.secret, settings, principal) == link.grant
         return settings if is_own else None
 
@@ -203,21 +197,21 @@ class ConsentPages:
         except ConsentFailed as error:
             return self._page(f"Your account is not connected: {error}.", 400, title="Not connected")
         reason = f"an account was connected for the secret {grant.secret!r}"
-        self._audit.record("operated", principal=str(grant.principal), reason=reason)
+        self.audit.record("operated", principal=str(grant.principal), reason=reason)
         response = self._page("Go back to your client, and repeat the request.", title="Connected")
         response.delete_cookie(name, secure=self._is_secure, httponly=True, samesite="lax")
         return response
 
     def _known_settings(self, secret: str, principal: Principal) -> ConsentSettings | None:
         """Return the settings by which a principal consents; None if there are none, or the principal is gone."""
-        return self._credentials.consent_of(secret, principal) if self._is_known(principal) else None
+        return self.credentials.consent_of(secret, principal) if self.is_known(principal) else None
 
     async def _client(self, request: Request, headers: dict[str, str]) -> Response:
         """Answer authorization servers that read the gateway's metadata (OAuth Client ID Metadata Document)."""
         from gateway.context.consent_flow import client_metadata, client_url
 
-        base, secret = self._tokens.base, request.path_params["secret"]
-        if not self._credentials.asks_for_consent(secret):
+        base, secret = self.tokens.base, request.path_params["secret"]
+        if not self.credentials.asks_for_consent(secret):
             return PlainTextResponse("Not Found", 404)
         return JSONResponse({"client_id": client_url(base, secret), **client_metadata(base, secret)})
 
