@@ -96,8 +96,8 @@ def shown(url: str) -> str:
 
 
 def store_place(url: str) -> str:
-    """Return where a URL keeps sessions, for people: the whole path of a file, and whether it is still to be made. Of
-    another store, return `shown`."""
+    """Describe for people where a URL keeps sessions: the absolute path of an SQLite file, with a note if the file is
+    new; for another store, the URL without its password."""
     if urlsplit(url).scheme != "sqlite":
         return shown(url)
     file = sqlite_path(url).absolute()

@@ -66,8 +66,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def may_be_secret_name(name: str) -> bool:
-    """Return True if a value with this name may be a credential. For data that is kept for long: it redacts too
-    much."""
+    """Return True if a value with this name may be a credential. Also true of some harmless names: meant for data that
+    is kept for long."""
     return name not in _HARMLESS and _DOUBTFUL_NAME.search(_WORD_BEGINS.sub("_", name)) is not None
 
 
@@ -142,13 +142,12 @@ def output_scrubber(
 
 
 def values_to_redact(values: Iterable[str]) -> list[str]:
-    """Return the values for `without_values`, without those of less than 6 characters. One that is part of another
-    comes behind it."""
+    """Return the values of at least 6 characters, the longest first, for `without_values`."""
     return sorted({value for value in values if len(value) >= _LEAST_SECRET}, key=len, reverse=True)
 
 
 def without_values(text: str, values: Sequence[str]) -> str:
-    """Return the text with these values redacted, in their order."""
+    """Redact these values in the text. A value that contains another one must come first."""
     for value in values:
         text = text.replace(value, REDACTED)
     return text

@@ -54,7 +54,7 @@ def origin_of(network: str) -> str:
 
 def token_hash_of(authorization: str) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of the credential in an `Authorization` header; empty if
-    there is none. They distinguish credentials in logs and tools, and cannot be used as one."""
+    there is none. The digits distinguish credentials in logs and tools, and are no credential."""
     credential = authorization.partition(" ")[2].strip()
     return hashlib.sha256(credential.encode("utf-8", "replace")).hexdigest()[:16] if credential else ""
 
@@ -127,7 +127,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     The client may announce `workspace` and some `fields`. Everything else comes from the operator or the authenticated
     principal, unless the operator's rules let an announced workspace grant permissions. `fields` inform and never
     grant. In a `read_only` session there are no tools that write or evaluate. `rights` is a digest of the rights in the
-    client's access token, if servers get tokens in exchange for it: servers of other rights are other processes.
+    client's access token, if servers get tokens in exchange for it. Each such digest has server processes of its own.
 
     Raises:
         InvalidContext: the workspace is too long or contains control characters.
@@ -167,13 +167,13 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The durable record of one session of a client. All times are seconds since the epoch.
 
-    `links` are the upstreams that the session has used, so that a later process can report what was lost. `remote`
-    are its sessions at upstreams that have sessions of their own, which a later process can resume. A session that
-    was opened within another one names it as its `parent`, which lists it in `children`. `origin` distinguishes
-    anonymous clients. `token_hash` is that of the credential that opened the session (`token_hash_of`). `counted` has
-    the counts of earlier owners up to the last hand-over, and `shown` the tools that servers have listed to the
-    session, in formats of their own. The directory sets `owner` and `epoch`. The store sets `version`, which tells
-    whether a copy of the record is current.
+    `links` are the upstreams that the session has used, so that a later process can report what was lost. `remote` are
+    its sessions at upstreams that have sessions of their own, which a later process can resume. A session that was
+    opened within another session has that one as its `parent`; the parent lists it in `children`. `origin`
+    distinguishes anonymous clients. `token_hash` is that of the credential that opened the session (`token_hash_of`).
+    `counted` has the counts of earlier owners up to the last hand-over, and `shown` the tools that servers have listed
+    to the session, in formats of their own. The directory sets `owner` and `epoch`. The store sets `version`, which
+    tells whether a copy of the record is current.
     """
 
     id: str
@@ -230,7 +230,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)
 
     def is_but_used(self, earlier: "Session") -> bool:
-        """Return True if this record differs from an earlier one at most by the time of the last use."""
+        """Return True if this record equals `earlier` in everything but the time of the last use."""
         return self.version == earlier.version and msgspec.structs.replace(self, used_at=earlier.used_at) == earlier
 
 

@@ -172,8 +172,8 @@ class ToolSession:
 
     @property
     def correlation_id(self) -> str:
-        """Return the correlation id of the call that this code serves. In a child process, return that of the call that
-        started the process; later calls have theirs in `_meta`."""
+        """Return the correlation id of the call that this code serves. In a child process, return the id of the call
+        that started the process; later calls have their ids in `_meta`."""
         return self.read_correlation()
 
     async def last_active_at(self) -> float:

@@ -40,7 +40,7 @@ _FORGET_EVERY_S: Final = 10.0
 
 
 class MemoryQuotas:
-    """Store the names that are held under each key, until the key expires."""
+    """Limit quotas. Keep the names that are held under each key until the key expires."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ _MOST: Final = 10_000
 
 
 class MemoryExpiringFlags:
-    """Store names that expire. Beyond `_MOST` names, the least recently used are dropped."""
+    """Keep flags until they expire. Beyond `_MOST` flags, the least recently used are dropped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -160,7 +160,7 @@ _heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
 class MemoryTimelines:
-    """Store the most recently written timelines, encoded: that of an idle session takes a few hundred bytes."""
+    """Store the most recently written timelines, encoded. The timeline of an idle session takes a few hundred bytes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -25,7 +25,7 @@ def sequence_of(nonce: str, event_id: str) -> int:
 
 @dataclass(slots=True)
 class _Log:
-    """The event log of one session. All its event ids contain its nonce, so ids of other sessions are not found."""
+    """The event log of one session. Its event ids contain its nonce, so ids of other sessions are not found."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     last: int = 0

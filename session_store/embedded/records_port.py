@@ -30,7 +30,7 @@ class Records(ABC):
 
     @abstractmethod
     def remove(self, session_id: str) -> None:
-        """Delete the record, its alias unless another session has it now, and its values."""
+        """Delete the session's record and values, and its alias unless another session has taken it over."""
 
     @abstractmethod
     def scan(self, after: str = "") -> Iterable[Session]:
@@ -42,7 +42,7 @@ class Records(ABC):
 
     @abstractmethod
     def set_alias(self, alias: str, session_id: str) -> None:
-        """Give the session an alias; it has none yet. Take the alias away from another session that has it."""
+        """Give the alias to a session that has none yet. Another session that has this alias loses it."""
 
     @abstractmethod
     def value(self, session_id: str, key: str) -> bytes | None:
@@ -58,7 +58,7 @@ class Records(ABC):
 
     @abstractmethod
     def record_status(self, session_id: str, status: SessionStatus, at: float) -> None:
-        """Record how a session has ended, at the time `at`. Called when it is removed. Old entries may be dropped."""
+        """Record how a removed session ended, and when (`at`, seconds since the epoch). Old entries may be dropped."""
 
     @abstractmethod
     def status(self, session_id: str) -> SessionStatus:
@@ -67,7 +67,7 @@ class Records(ABC):
     # -- Correct for every backend. A backend that can do them faster overrides them.
 
     def use(self, session: Session) -> None:
-        """Write the record of a session that was just used. A backend that evicts sessions updates the order of use
+        """Write the record of a session that was just used. A backend that evicts by last use updates that order
         here."""
         self.write(session)
 
@@ -81,7 +81,7 @@ class Records(ABC):
         return [session.id for session in self.scan() if session.is_expired(now)]
 
     def prune(self, now: float) -> None:  # noqa: B027  # optional
-        """Delete old statuses; optional. Called after each sweep."""
+        """Delete what `record_status` has recorded too long ago. Does nothing by default."""
 
 
 Work = Callable[[Records], Result]
@@ -99,6 +99,6 @@ class Transactions(Protocol):
 
 
 def live(records: Records, session_id: str, now: float) -> Session | None:
-    """Return the session of that id; None if it does not exist or has expired."""
+    """Return the live session with this id; None if it does not exist or has expired."""
     session = records.read(session_id)
     return None if session is None or session.is_expired(now) else session

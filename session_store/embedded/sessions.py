@@ -16,8 +16,8 @@ class EmbeddedSessionStore:
     """Decide which sessions are live, what counts as use, and what ends a session. Does not know how records are
     stored.
 
-    `of_session` returns an object that runs transactions on one session. Without it, `transactions` serves all
-    sessions.
+    `of_session` returns an object that runs transactions on one session. Without `of_session`, `transactions` serves
+    all sessions.
     """
 
     def __init__(

@@ -22,11 +22,11 @@ class Rates(Protocol):
     """Limit the rates of events, for all processes of a store together."""
 
     async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
-        """Count `times` events under `key`, and return in how many seconds the last of them may happen; 0: all may now.
-        If that is later than `within_s`, count nothing.
+        """Count `times` events under `key`. Return the seconds until the last of them may happen; 0 if all may now. If
+        the wait would exceed `within_s`, count nothing.
 
-        The rate is `per_s` events a second in the long run, and up to `burst` at once. Events that were counted for
-        later keep their time: those of the next caller come after them.
+        The rate is `per_s` events a second in the long run, and up to `burst` at once. Events that were counted in
+        advance keep their turn: events of later calls come after them.
         """
 
 
@@ -34,7 +34,7 @@ class Quotas(Protocol):
     """Limit how many names (of things in use) are held under a key, across all processes of a store."""
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
-        """Hold `name` under `key` and return an empty list. If `most` other names are held already, return them all.
+        """Hold `name` under `key` and return an empty list. If `most` other names are held, return these instead.
 
         Each successful call extends the time for all names of the key to at least `for_s` seconds from now, even if
         `name` is held already. When this time has passed without another call, all names of the key are released.
@@ -65,22 +65,22 @@ class SealedValues(Protocol):
         """Return the value; None if there is none."""
 
     async def replace(self, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0) -> bool:
-        """Set the value to `after` for `for_s` seconds from now (None: remove it) if it is `before` (None: there is
-        none). Return True if it was: of several concurrent calls, only the first. No value is empty."""
+        """If the value is `before` (None: there is none), set it to `after` for `for_s` seconds (None: remove it) and
+        return True. Otherwise return False. Of several concurrent calls, only the first succeeds. No value is empty."""
 
     async def names(self) -> list[str]:
-        """Return the names of all values. Some of them may have none any more."""
+        """Return the names of all values, and perhaps some names whose value has expired or was removed."""
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of the audit trail: something that happened to a session or in it.
 
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
-    its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of the client
-    of a call or a refused request. `count` is the number of equal events that this one stands for. A session that has
-    ended has its age `lasted_s` and the number of `calls` that its last replica has answered, None if that replica is
-    not known. `context` has the fields of the session's context, and `arguments` the part of a call's
-    arguments as JSON, that the operator has chosen for events.
+    its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of the client of
+    a call or a refused request. `count` is the number of equal events that this one stands for. The end of a session
+    has the session's age `lasted_s` and the number of `calls` that its last replica answered, None if that replica is
+    not known. `context` has the fields of the session's context, and `arguments` those arguments of a call that the
+    operator has chosen for events, as JSON.
 
     - `refused`: a request was refused. `reason` is what its client gets as `data.reason`, and `why` is for operators.
       The `outcome` is `refused`. If an operator or an app is refused, or only a token, `reason` says it in words.
@@ -149,7 +149,7 @@ def part_of(event: AuditEvent) -> Part:
 
 
 def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
-    """Group events by part, in their order. Parts without events are left out."""
+    """Group events by part, without changing their order. Parts without events are left out."""
     parts: defaultdict[Part, list[AuditEvent]] = defaultdict(list)
     for event in events:
         parts[part_of(event)].append(event)

@@ -25,7 +25,7 @@ class Bus(Protocol):
 
 
 class ConfigurationNumbers(NamedTuple):
-    """The number of a replica's configuration, the greatest number that any replica holds, and who holds that one."""
+    """The numbers of a replica's `own` and of the `newest` configuration, and the replicas that hold the newest."""
 
     own: int
     newest: int
@@ -38,18 +38,19 @@ class Directory(Protocol):
     async def hold_configuration(
         self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
     ) -> ConfigurationNumbers:
-        """Record for `hold_s` seconds that the replica has the configuration with this digest. Number configurations
-        in the order in which replicas first had them. `hold_s` 0: the replica holds none any more, and only reads.
+        """Record for `hold_s` seconds that the replica has the configuration with this digest, and return the numbers.
+        Configurations are numbered in the order in which replicas first had them. `hold_s` 0: the replica no longer
+        holds any; record nothing else.
 
-        `number`: the one that the replica has; 0: it has just started. `is_edited`: its configuration has changed since
-        it got that number. A known configuration keeps its number, unless the newest one was edited to it: then it is
-        the newest. A number that the store has lost is recorded again.
+        `number` is the replica's present number; 0: it has just started. `is_edited`: its configuration has changed
+        since it got that number. A known configuration keeps its number, but gets the next one if the newest was edited
+        back to it. A number that the store has lost is recorded again.
         """
 
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
-        """Renew the replica's lease for `lease_s` seconds. Return the sessions that other replicas have claimed from
-        it. An answer can be lost: so each is returned until a call has it in `handled`. Pass the last answer as it is,
-        with ids that it has twice; and not again if that call fails, because it may have been executed."""
+        """Renew the replica's lease for `lease_s` seconds. Return the ids of sessions that others have claimed from it.
+        Answers can be lost, so each id is returned until a call has it in `handled`. Pass the last answer unchanged,
+        with duplicates. If that call fails, do not repeat it: it may have been executed."""
 
     async def end_lease(self, replica: str) -> None:
         """End the replica's lease at once."""
@@ -83,7 +84,7 @@ class Directory(Protocol):
         """Return (owner, epoch) of each of these sessions; None for a session that is not live."""
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
-        """Return True if the replica has handled that another one has claimed the session (`renew_lease`)."""
+        """Return True if the replica has acknowledged (`renew_lease`) that another replica has claimed the session."""
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
         """Give up the replica's ownership of the session, without changing the epoch. Return False if another replica

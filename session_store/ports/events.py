@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Numbers reserved for events of one session: `first` and those after it. `nonce` is that of the session's log."""
+    """Reserved event numbers in the log of one session: `first` and those after it. `nonce` is the nonce of the log."""
 
     nonce: str
     first: int
@@ -50,14 +50,14 @@ def id_of_event(nonce: str, number: int) -> str:
 
 
 def numbers_of(epoch: int) -> tuple[int, int]:
-    """Return the number before the first event of an epoch, and its last number. If a failover loses a claim, two
-    epochs can have equal counts. They begin at different numbers, so that no two events have the same id."""
+    """Return the range of an epoch's event numbers: the number before the first, and the last. Epochs with equal
+    counts, as after a failover, begin at different numbers, so that no two events have the same id."""
     first = count_of(epoch) * NUMBERS_OF_AN_EPOCH
     return first + nonce_of(epoch), first + NUMBERS_OF_AN_EPOCH
 
 
 def last_after(last: int, count: int, epoch: int) -> int | None:
-    """Return the last number when `count` more are reserved in this epoch; None if a later epoch has reserved
+    """Return the last of `count` numbers reserved after `last` in this epoch; None if a later epoch has reserved
     numbers."""
     below, most = numbers_of(epoch)
     above = max(last, below) + count
@@ -128,8 +128,8 @@ class EventLog(EventStreams, Protocol):
 
         Return the failure of each session whose events were not stored, or perhaps not. `StoreUnavailable`: a retry may
         succeed. Any other exception: a retry cannot succeed. The events of all other sessions are stored. If this
-        method raises `StoreUnavailable`, that is the failure of all sessions; another exception is that of at least
-        one.
+        method raises `StoreUnavailable`, no session's events were stored; any other exception concerns at least one
+        session.
         """
 
     def part_of(self, session_id: str) -> Hashable:

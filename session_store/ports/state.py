@@ -90,8 +90,8 @@ class StateStore(Protocol):
         """
 
     async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        """Set the key to `value` (None: delete it) if its value is `expected` (None: it is missing). Return True if it
-        was."""
+        """If the key's value is `expected` (None: the key is missing), set it to `value` (None: delete the key) and
+        return True. Otherwise return False."""
 
     async def keys(self, session_id: str) -> list[str]:
         """Return all keys of the session's state, sorted."""

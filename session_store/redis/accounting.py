@@ -52,7 +52,7 @@ _HOLD: Final = script("hold")
 
 
 class RedisQuotas:
-    """Store the names that are held under each key in one Redis set."""
+    """Limit quotas. One Redis set for each key has the names that are held under it."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -86,8 +86,8 @@ _REPLACE: Final = script("replace")
 
 
 class RedisSealedValues:
-    """Store values as Redis keys that expire. A name is listed before its value is written, and until it would expire:
-    the list is in another slot, and who removed a value could remove the name of the next one."""
+    """Store values as Redis keys that expire. A name stays listed until its value would expire: the list is in another
+    slot, so removing the name with the value could hit a newer value of that name."""
 
     def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
         self._commands = commands

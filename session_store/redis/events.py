@@ -27,7 +27,7 @@ _REQUEST: Final = "3"
 _OF_REQUEST: Final = b"r:"
 """Prefix of a field in the log that has the request of a stream. The name of the stream follows."""
 _ORPHAN_MS: Final = 3_600_000
-"""Milliseconds for which the log of a session is kept that is not in this store."""
+"""Milliseconds for which a log is kept whose session is not in this store."""
 _POLL_S: Final = 5.0
 """Seconds after which a follower reads the log without a message on the bus, because messages can be lost."""
 

@@ -74,7 +74,7 @@ def lease(replica: str) -> str:
 
 
 def lost(replica: str) -> str:
-    """Return the key of the list of sessions that other replicas have claimed from this one, which has not handled it
+    """Return the key of the list of sessions that other replicas have claimed from this one without its acknowledgement
     yet."""
     return f"mcp:{{replica-{replica}}}:lost"
 

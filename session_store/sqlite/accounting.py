@@ -21,7 +21,7 @@ from session_store.sqlite.database import Tables, audit_table, transaction
 
 
 class SqliteQuotas(Tables):
-    """Store the names that are held under each key, and when the key expires. Each `hold` deletes expired names."""
+    """Limit quotas. Store the names held under each key, and when the key expires. Each `hold` deletes expired keys."""
 
     @transaction
     def hold(self, db: sqlite3.Connection, key: str, name: str, most: int, *, for_s: float) -> list[str]:

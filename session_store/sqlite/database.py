@@ -226,7 +226,7 @@ Owner = TypeVar("Owner", bound=Tables)
 def transaction(
     work: Callable[Concatenate[Owner, sqlite3.Connection, Given], Result],
 ) -> Callable[Concatenate[Owner, Given], Coroutine[Any, Any, Result]]:
-    """Make an asynchronous method of one that works with the connection: it runs in a transaction, in the thread of the
+    """Turn a method that takes the connection into an asynchronous one. It runs in a transaction, in the thread of the
     database (`Database.run`). Encode values before the first statement: only an error of SQLite undoes statements."""
 
     @functools.wraps(work)
