@@ -64,7 +64,7 @@ class Groups:
             write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
 
     def belongs_to(self, reaper: int) -> None:
-        """Register the next cgroup as the one of this reaper, which was just forked."""
+        """Assign the next cgroup to this reaper, which was just forked."""
         if self._folder >= 0:
             self._of[reaper] = str(self._next)
             self._next += 1
@@ -93,7 +93,7 @@ class Groups:
         raise WallsFailed(f"The sandbox {walls.profile!r} could not be built (cgroup): {failure}")
 
     def ended(self, reaper: int, *, in_order: bool) -> None:
-        """Note that a reaper has ended. `in_order`: it has removed its cgroup itself."""
+        """Record the end of a reaper. Unless it has ended `in_order`, its cgroup is left for `clean` to remove."""
         name = self._of.pop(reaper, None)
         if name is not None and not in_order:
             self._left.add(name)
@@ -107,7 +107,7 @@ class Groups:
         return bool(self._left)
 
     def close(self) -> None:
-        """Remove the folder. Called when all reapers have ended."""
+        """Remove the folder of the cgroups. All reapers must have ended."""
         if self._folder >= 0:
             with suppress(OSError):
                 os.rmdir(f"{self._root}/{self._name}")

@@ -301,7 +301,7 @@ class Process:
             self._exited(report["exited"])
 
     def _exited(self, code: int | None = None) -> None:
-        """Handle the end of the server; without a code, that of a reaper that was killed, and the server with it."""
+        """Handle the end of the server. Without a code, its reaper was killed, and the server with it."""
         if self._ended_early is not None:  # after the exit, the reaper itself ends
             return
         if self.started.done() and not self._listening:
@@ -332,8 +332,8 @@ class Process:
             self._sink.exited(code)
 
     def abandon(self) -> None:
-        """Close everything, whether the child has started or not. The closed control socket makes the reaper kill
-        it."""
+        """Close everything, whether the child has started or not. The closed control socket makes the reaper kill the
+        child."""
         if not self._done.done():
             self._done.set_result(None)
             for end in (self.stdin, self._stdout, self._stderr, self._orders, self._reports):

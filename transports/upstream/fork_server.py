@@ -217,8 +217,8 @@ def _open_parent() -> int | None:
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
-    """Collect the children that have exited. Return True if one of them may have left orphans: any but a reaper that
-    has finished."""
+    """Collect the children that have exited. Return True if one may have left orphans: any child but a reaper that has
+    finished its work."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

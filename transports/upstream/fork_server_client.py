@@ -42,7 +42,7 @@ class Gates(Protocol):
 
 
 class ForkServer:
-    """Start child processes through a small program. It outlives this process just long enough to end them all.
+    """Start child processes through a small program, which outlives this process just long enough to end them all.
 
     The program starts on entry, and again if it was killed. `gates` serves the gates of walled children; without it,
     names are not resolved for them, and refusals are not reported. `cgroup` is the setting for
@@ -134,8 +134,8 @@ class ForkServer:
         raise ProcessFailed(reason, command.argv[0], is_missing=is_missing)
 
     def _note(self, command: Command, lacks: str) -> None:
-        """Log that servers get no namespaces or mounts of their own. Repeat it only for another reason, or after a
-        server has got some: a limit of the kernel can be reached later."""
+        """Log that servers get no namespaces or mounts of their own. Repeat the line only for another reason, or after
+        a server has got some: a limit of the kernel can be reached later."""
         walls = command.walls
         if walls is None or not (walls.namespaces or walls.own_folders):
             return
@@ -161,8 +161,8 @@ class ForkServer:
         receive_stderr: Callable[[bytes], None] | None,
         open_gate: Callable[[socket.socket], None] | None,
     ) -> Process:
-        """Send four descriptors to the fork server, and a fifth for a gate. Return the process, with the other ends of
-        these."""
+        """Send four descriptors to the fork server, and a fifth for a gate. Return the process, which has their other
+        ends."""
         with contextlib.ExitStack() as opened:
             control, theirs = socket.socketpair()
             opened.callback(theirs.close)

@@ -37,7 +37,7 @@ def hand_over(report: int, listener: int) -> None:
 
 
 class LaunchReports:
-    """Read the reports of a process that becomes a server, for its reaper. `pid` is the id of the process here.
+    """Read the reports of a process that becomes a server, for its reaper. `pid` is the id that the reaper sees.
     `take_listener` gets the descriptor on which its seccomp filter announces calls; None if it has no filter.
 
     The process writes lines to a pair of sockets that exec(2) closes. `pid N` is its id outside of its namespaces, if

@@ -35,7 +35,8 @@ _MOST_BACKOFF_S: Final = 60.0
 
 
 class StreamPlace:
-    """How far an event stream was read, on all its connections: that of one request, or of the server's own messages.
+    """The place up to which an event stream was read, on all its connections. The stream is that of one request, or of
+    the server's own messages.
 
     `last_id` is the id of the last event, empty if no event had one. `retry_s` is the last reconnection time that the
     server has named, None if it has named none. `events` counts events, those without data included.
@@ -50,7 +51,7 @@ class StreamPlace:
 
     def read(self, event_id: str) -> None:
         """Count an event. `event_id` is empty if the event has none. If a header cannot contain the id, the stream is
-        opened again without an id: after an older one, events would come twice."""
+        opened again without an id: with an older id, events would come twice."""
         self.events += 1
         if event_id:  # a header holds UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)
             is_sendable = len(event_id) <= _MOST_ID_CHARS and event_id.isprintable() and event_id == event_id.strip()

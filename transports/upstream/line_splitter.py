@@ -85,7 +85,7 @@ class LineSplitter:
 
 
 class StderrTail:
-    """Keep the last lines of a stream that may never end. Of a flood, only the last newlines are searched for.
+    """Keep the last lines of a stream that may never end. In a large chunk, search for the last newlines only.
 
     `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`. All kept
     lines together have at most `max_total` bytes. With the defaults, the traceback of a tool that fails in the Python

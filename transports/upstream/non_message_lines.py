@@ -81,9 +81,9 @@ class LineBudget:
         self._silent = Counter[str]()
 
     def add(self, topic: str, *kind: str, now: float) -> int | None:
-        """Count a line. Return None if it should not be logged, because in the last minute the same line was, or many
-        others of its topic. Else return the number of lines of its topic that were not logged since the last one that
-        was."""
+        """Count a line, and decide whether it is logged. Return None if not: in the last minute the same line was
+        logged, or many others of its topic. Else return how many lines of its topic were left out since the last logged
+        one."""
         if now - self._began >= EVERY_S:
             self._began = now
             self._told.clear()

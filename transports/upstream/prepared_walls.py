@@ -134,8 +134,8 @@ class Prototypes:
             self._known.pop(next(iter(self._known))).drop(float("inf"))
 
     def take(self, number: int, *, ruleset: bool) -> Prepared | None:
-        """Return the prototype for a start. With `ruleset`, add a prepared ruleset if there is one. None: an unknown
-        number."""
+        """Return the prototype for a start; with `ruleset`, also a prepared ruleset if there is one. Return None if the
+        number is unknown."""
         prototype = self._known.pop(number, None)
         if prototype is None:
             return None

@@ -228,7 +228,7 @@ class Reaper:
         return self._walls if self._own is None else self._walls.with_own(self._own)
 
     def _watch(self) -> None:
-        """Wait until the server has ended, by itself or by command of the gateway."""
+        """Obey the gateway, and watch the server's gate and limits. Return when the server has ended."""
         launch = -1 if self._launch is None else self._launch.fileno()
         for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
             if fd is not None:

@@ -262,7 +262,7 @@ class HttpLink:
     async def _ask(
         self, frame: bytes, message: Message, params: Object, version: str, forwarded: Mapping[str, str]
     ) -> None:
-        """Send a request after the notifications before it. `version` is that of a modern request, or empty."""
+        """Send a request once the notifications before it are sent. `version`: of a modern request; else empty."""
         assert isinstance(message.id, int | str)
         modern: Headers = {}
         try:
@@ -340,8 +340,8 @@ class HttpLink:
                     return
 
     def _with_token(self, headers: Headers) -> Headers:
-        """Return the headers of a message; those of the modern era with the session at a gateway, or with the wish for
-        one."""
+        """Return the headers of a message. In the modern era, at a gateway, add the token of the session, or the wish
+        for a session."""
         if not (self._upstream.keeps_session and "mcp-method" in headers):
             return headers
         return headers | {_GATEWAY_SESSION: self._token or _NEW}
@@ -361,8 +361,8 @@ class HttpLink:
             logger.info("the session at server %s is %s", self._upstream.name, token[:_SHOWN_CHARS])
 
     async def _confirm(self, version: str) -> None:
-        """Bring the session back at once. A gateway ends the session of an anonymous client soon after its first call,
-        if the client does not come back."""
+        """Use the new session again at once. A gateway ends the session of an anonymous client soon after its first
+        call, if the client does not come back."""
         meta = {_VERSION_KEY: version, "io.modelcontextprotocol/clientCapabilities": {}}
         frame = encode_request(0, _LISTING, encode({"_meta": meta}))
         headers = self._with_token({"mcp-protocol-version": version, "mcp-method": _LISTING})

@@ -76,9 +76,7 @@ def allow(ruleset: int, grants: Iterable[Grant], *, version: int) -> None:
     """Add grants to a ruleset. They cannot be removed again.
 
     Raises:
-        OSError: a granted path does not exist or leads through a symlink, or the kernel refuses. The error's file name
-            is
-        the path.
+        OSError: a granted path (the error's file name) is missing or leads through a symlink, or the kernel refuses.
     """
     files = _files(version)
     for grant in grants:

@@ -241,14 +241,14 @@ _PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno
 
 
 def why_not() -> str:
-    """Return why namespaces cannot be used here; empty if they can. Test it in a forked process, and keep the result,
-    unless it is a failure that may pass."""
+    """Return why namespaces cannot be used here; empty if they can. A forked process tries them once. A failure that
+    may pass is tried again at the next call."""
     return _once("namespaces", fork_apart, lambda: separate(_NO_WALLS))
 
 
 def why_shared() -> str:
     """Return why a process cannot have its own mounts (for /tmp and /dev/shm) without other namespaces; empty if it
-    can. Test it like `why_not`."""
+    can. Tried as in `why_not`."""
 
     def work() -> None:
         own_mounts()
