@@ -94,8 +94,8 @@ def _refuse_foreign(found: os.stat_result, name: str) -> None:
 
 @contextlib.contextmanager
 def announced(gateway: LocalGateway, folder: Path | None = None) -> Iterator[None]:
-    """Write the gateway's file, and remove it at the end of the block. Raises `OSError` if it cannot be written
-    safely."""
+    """Write the file by which commands find this gateway, and remove it at the end of the block. Raises `OSError` if it
+    cannot be written safely."""
     place = runtime_folder() if folder is None else folder
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)

@@ -75,7 +75,7 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A query for tasks.
 
     `query` has words to find in principal, endpoint, server, tool and message; or the beginning of the id of a task or
-    of its session. `status` is one of `TASK_STATUSES`; empty: all. `after` is the `after` of the previous page.
+    of its session. `status` is one of `TASK_STATUSES`; empty: all. `after` is `TaskPage.after` of the previous page.
     """
 
     query: Annotated[
@@ -109,7 +109,7 @@ class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A filter that selects the sessions with all given values; they must be equal. `client` is a client's name,
+    """A filter that selects the sessions whose facts are equal to all given values. `client` is a client's name,
     `server` the name of a server that the session uses, `state` one of `SESSION_STATES`. `failing`: only sessions with
     failed calls.
 
@@ -172,7 +172,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     `query` has words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or the
     correlation id of a failed call or an audit event. `only` is `all`, `failing` (with failed calls) or `busy` (with
-    calls in flight). `after` is the `after` of the previous page. `sort` is one of `SORTS`: ids in their order, other
+    calls in flight). `after` is `Page.after` of the previous page. `sort` is one of `SORTS`: ids in their order, other
     values with the highest or latest first. If it is empty, `failing` is sorted by the last failure, `busy` by calls in
     flight, and `all` by id.
 
@@ -270,8 +270,8 @@ def is_part(given: str, text: str) -> bool:
 
 class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A query for sessions of the last day, live or ended. `query` has words to find in their facts. `principal`,
-    `client`, `server` and `tool` are parts of names. `failed` selects sessions with failed calls, `hours` those that
-    were in use then.
+    `client`, `server` and `tool` are parts of names. `failed` selects sessions with failed calls, `hours` those in use
+    in these hours.
 
     If `server` or `tool` is given, the session must have an entry with both of them, from these `hours`. If `failed` is
     given too, that entry must be a failure.

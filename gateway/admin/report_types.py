@@ -137,7 +137,7 @@ class ServerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """The servers of a session with their variables, folders and sandboxes, and why the session sees what it sees.
+    """The servers of a session with their variables, folders and sandboxes, and the reasons for what the session sees.
 
     `replica`: the one that reports this. `held`: that replica serves the session; otherwise it has derived the report
     from the session's record and its own configuration. `why`: sentences about the session, in the order in which a
@@ -420,8 +420,8 @@ class ServerRow(ReportedServer, frozen=True, kw_only=True):
 
 
 class WatchPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the watch of a session has recorded, oldest first. `after` is the number of the last item. `missed` counts
-    older ones that are no longer kept. `by` is the operator who has started the watch, which ends in `ends_in_s`."""
+    """The records of a session's watch, oldest first. `after` is the number of the last item. `missed` counts older
+    ones that are no longer kept. `by` is the operator who has started the watch, which ends in `ends_in_s`."""
 
     watched: bool
     by: str = ""
@@ -444,8 +444,8 @@ class StderrPage(WatchPage, frozen=True, kw_only=True):
 
 
 class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for recorded messages and lines of a session: the newest, or the oldest after a number. `session` is the
-    full id."""
+    """A query for at most `frames` messages and `lines` stderr lines of a session (`session`: the full id): the newest,
+    or with `after_frame` and `after_line` the oldest after these numbers."""
 
     session: str
     frames: int = 0
@@ -494,8 +494,8 @@ class UnapprovedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator approves: the item of this server and kind with this digest, which is that of what was shown.
-    `kind`: as in `UnapprovedRow`."""
+    """An operator's approval of an item: its server, its `kind` (as in `UnapprovedRow`), and the digest of what the
+    operator was shown."""
 
     server: str
     kind: str
@@ -533,7 +533,7 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of a tool call that an operator has tried. JSON has no empty fields.
+    """The outcome of a tool call that an operator has tried. In JSON, empty fields are left out.
 
     `outcome`: `ok` and `tool_error` have a `result`, `error` has the JSON-RPC `error`. `asks`: the tool asks its user,
     but a tried call has none. `note` explains `timeout`, `too_large` and `unreadable`. `session` is the beginning of

@@ -1,5 +1,5 @@
-"""Explain a session to operators: the variables, headers, folders and sandboxes of its servers, and why the session
-sees what it sees."""
+"""Explain a session to operators: the variables, headers, folders and sandboxes of its servers, and the reasons for
+what it sees."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -21,8 +21,8 @@ MOST_REASON_CHARS: Final = 200
 
 
 class WatchView(NamedTuple):
-    """What an operator sees of a session. `needs_reason`: the session is somebody else's, and switching its frames on
-    takes a reason. `is_hidden`: another operator watches it, and `report` has nothing of that."""
+    """The part of a watch that an operator may see. `needs_reason`: the session is somebody else's, and switching its
+    frames on takes a reason. `is_hidden`: another operator watches it, and `report` has nothing of that."""
 
     report: FrameReport
     needs_reason: bool
@@ -33,8 +33,8 @@ class SessionWatches:
     """Start and stop the watch of a session, which records its messages and stderr lines, and read what it has
     recorded. `prefix` is the beginning of a session's id, `by` the name of the operator.
 
-    Where `admin.frames` is `with_reason`, a watch of somebody else's session is its own permission: only the operator
-    who has given the reason sees it, and it ends with what was seen.
+    Where `admin.frames` is `with_reason`, only the operator who has given the reason for a watch of somebody else's
+    session sees its records. This permission ends with the watch.
 
     Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow the watch, or the
     prefix does not name one session.
@@ -122,8 +122,8 @@ class SessionWatches:
         return is_theirs or may_use(self.where, session.principal, by)
 
     def _check(self, session: Session, by: str, page: WatchPage) -> None:
-        """Raise `OperatorError` unless this operator may see what a watch has seen. Where reasons are taken, `page` of
-        a session that is not watched has nothing to see."""
+        """Raise `OperatorError` unless this operator may see what a watch has seen. Where reasons are taken, the `page`
+        of an unwatched session hides nothing."""
         if self.where == "off":
             raise OperatorError(_OFF)
         if self._sees(session, by, page):

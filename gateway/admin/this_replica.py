@@ -274,7 +274,7 @@ class Replica:
 
     @question("held")
     async def serves(self, session_ids: list[str]) -> list[str]:
-        """Return the given ids without those of sessions that this replica does not serve."""
+        """Return those of the given session ids that this replica serves."""
         return [one for one in session_ids if self.live.get(one) is not None]
 
     @question("listing")

@@ -349,7 +349,7 @@ class TaskList:
         return TaskPage(tasks=[task_row(task, now) for task in rows], after=after)
 
     async def row(self, prefix: str) -> TaskRow:
-        """Find a task as `found` does, with the same errors. Return it as operators see it."""
+        """Return the task that `found` finds, as operators see it. Raises the errors of `found`."""
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:

@@ -214,12 +214,12 @@ class Operators(Protocol):
 
     @verb("GET", "/sessions")
     async def sessions(self, query: SessionQuery) -> Page:
-        """Live sessions of all replicas that have every given value, page by page, with totals of all of them."""
+        """List the live sessions of all replicas that have every given value, page by page, with totals of them."""
         ...
 
     @verb("GET", "/sessions/{session}")
     async def session(self, prefix: SessionName) -> SessionRow:
-        """One session: its record, its processes, last failures, what its sandboxes refused, keys of its state."""
+        """Show one session: its record, its processes, last failures, what its sandboxes refused, keys of its state."""
         ...
 
     @verb("DELETE", "/sessions/{session}", answers="ended")
@@ -240,17 +240,17 @@ class Operators(Protocol):
 
     @verb("GET", "/sessions/{session}/timeline")
     async def timeline(self, prefix: SessionName) -> SessionTimeline:
-        """What happened in a session that is live or has ended in the last day, in order of time."""
+        """Show what happened in a session that is live or has ended in the last day, in order of time."""
         ...
 
     @verb("GET", "/sessions/{session}/environment")
     async def environment(self, prefix: SessionName) -> SessionEnvironment:
-        """What the servers of a live session were given (no secret is shown), and why it sees what it sees."""
+        """Show what the servers of a live session were given (no secret), and the reasons for what it sees."""
         ...
 
     @verb("GET", "/timelines")
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
-        """Sessions of the last day, live and ended, those that were used last first, without their entries.
+        """List the sessions of the last day, live and ended, the last used first, without their entries.
 
         A server or a tool is looked for in the newest 200 entries of the newest 500 sessions that match otherwise.
         """
@@ -258,7 +258,7 @@ class Operators(Protocol):
 
     @verb("GET", "/sessions/{session}/frames")
     async def frames(self, prefix: SessionName, by: By, *, after: After = 0, limit: FramesLimit = 100) -> FramesPage:
-        """Messages of a session whose frames are switched on, redacted; as an event stream, as they pass."""
+        """Read messages of a session whose frames are switched on, redacted; as an event stream, as they pass."""
         ...
 
     @verb("PUT", "/sessions/{session}/frames")
@@ -271,24 +271,24 @@ class Operators(Protocol):
 
     @verb("DELETE", "/sessions/{session}/frames")
     async def switch_frames_off(self, prefix: SessionName, by: By) -> FramesPage:
-        """Switch the frames of a session off, and forget them."""
+        """Switch the frames of a session off, and delete those that were recorded."""
         ...
 
     @verb("GET", "/sessions/{session}/stderr")
     async def stderr(self, prefix: SessionName, by: By, *, after: After = 0, limit: FramesLimit = 100) -> StderrPage:
-        """What the servers of a session write to stderr, redacted; live while its frames are switched on."""
+        """Read what the servers of a session write to stderr, redacted; live while its frames are switched on."""
         ...
 
     # -- tasks
 
     @verb("GET", "/tasks")
     async def tasks(self, query: TaskQuery) -> TaskPage:
-        """Tasks of all sessions, newest first, page by page; those that are over until they expire."""
+        """List the tasks of all sessions, newest first, page by page. Tasks that are over stay until they expire."""
         ...
 
     @verb("GET", "/tasks/{task}")
     async def task(self, prefix: TaskName) -> TaskRow:
-        """One task: who made it, what it calls, and what became of it."""
+        """Show one task: who made it, what it calls, and its outcome."""
         ...
 
     @verb("DELETE", "/tasks/{task}", answers="cancelled")
@@ -308,21 +308,21 @@ class Operators(Protocol):
         server: Annotated[str, About("The tools of this server only")] = "",
         limit: Annotated[int, About("Maximum number of items: 100 by default, at most 1000", most=1_000)] = 100,
     ) -> CatalogPage:
-        """The tools of all servers, with their schemas, as the servers have listed them to the gateway."""
+        """List the tools of all servers, with their schemas, as the servers have listed them to the gateway."""
         ...
 
     @verb("GET", "/lock", answers="unapproved")
     async def unapproved(
         self, server: Annotated[str, About("The items of this server only")] = ""
     ) -> list[UnapprovedRow]:
-        """Tools, prompts and templates that servers list and the lock hides, as the asked replica has seen them."""
+        """List what servers offer and the lock hides (tools, prompts, templates), as the asked replica has seen it."""
         ...
 
     @verb("POST", "/lock", answers="replicas", sends=Approval)
     async def approve(self, approval: Approval, by: By = "") -> list[ReloadReport]:
-        """Write one of these, named by its digest, into the lock of the asked replica, and have all replicas load it.
+        """Write an item that the lock hides, named by its digest, into the lock, and have all replicas load it.
 
-        Returns what each of them did. Raises `OperatorError` if the lock cannot be written.
+        Returns what each replica did. Raises `OperatorError` if the lock cannot be written.
         """
         ...
 
@@ -335,7 +335,7 @@ class Operators(Protocol):
 
     @verb("GET", "/credentials", answers="credentials")
     async def credentials(self) -> list[Connection]:
-        """Who has connected an account to which server, by consent. No token is shown."""
+        """List who has connected an account to which server, by consent. No token is shown."""
         ...
 
     @verb("DELETE", "/credentials", answers="revoked", is_exact=True)
@@ -360,7 +360,7 @@ class Operators(Protocol):
         server: Annotated[str, About("Calls of this server only")] = "",
         tool: Annotated[str, About("Calls of this tool or method only")] = "",
     ) -> HistoryView:
-        """Calls, failures, durations and live sessions of all replicas together, step by step."""
+        """Show calls, failures, durations and live sessions of all replicas together, step by step."""
         ...
 
     @verb("GET", "/usage")
@@ -369,24 +369,24 @@ class Operators(Protocol):
         by: Annotated[UsageBy, About(f"{', '.join(get_args(UsageBy))} (tool by default)")] = "tool",
         over: Over = "15m",
     ) -> list[UsageRow]:
-        """Who or what was used how much in a range, the most calls first."""
+        """List how much each tool, server, principal or client was used in a range, the most calls first."""
         ...
 
     @verb("GET", "/tools")
     async def tools(self, over: Over = "15m") -> list[UsageRow]:
-        """Calls, failures and durations of each tool in a range, the most calls first."""
+        """List calls, failures and durations of each tool in a range, the most calls first."""
         ...
 
     @verb("GET", "/servers")
     async def servers(self, over: Over = "15m") -> list[ServerRow]:
-        """The configured servers on all replicas together: state, starts, processes, last words, use by tool."""
+        """List the configured servers on all replicas together: state, starts, processes, last output, use by tool."""
         ...
 
     # -- replicas
 
     @verb("GET", "/replicas")
     async def replicas(self) -> list[ReplicaReport]:
-        """All replicas: what they hold, and their last five minutes, second by second.
+        """List all replicas: their counts, and their last five minutes, second by second.
 
         A replica that does not answer is `silent`.
         """
@@ -394,12 +394,12 @@ class Operators(Protocol):
 
     @verb("GET", "/warnings")
     async def warnings(self) -> list[ClientWarning]:
-        """Clients that return to no session, or share one, each with the line of its configuration that mends it."""
+        """List clients that return to no session, or share one, each with the setting that mends it."""
         ...
 
     @verb("POST", "/replicas/{replica}/drain", answers="drained")
     async def drain(self, prefix: ReplicaName, by: By = "") -> str:
-        """Have a replica hand its sessions to the others and be not ready; returns when it has.
+        """Have a replica take no new sessions, and wait until it has handed its own to the others.
 
         Returns the replica's name.
         """
@@ -415,9 +415,9 @@ class Operators(Protocol):
 
     @verb("POST", "/reload", answers="replicas")
     async def reload(self, by: By = "") -> list[ReloadReport]:
-        """Have all replicas read their configuration again and apply it, each whole or not at all.
+        """Have all replicas load their configuration again. Each applies all of it, or nothing.
 
-        Returns what each of them did.
+        Returns what each replica did.
         """
         ...
 
@@ -431,7 +431,7 @@ class Operators(Protocol):
             str, About("Of this session only, among the newest 2000: how its id begins, 8 characters")
         ] = "",
     ) -> list[dict[str, Any]]:
-        """What happened lately, newest first; as an event stream (Accept: text/event-stream), as it happens."""
+        """List audit events, newest first; as an event stream (Accept: text/event-stream), as they happen."""
         ...
 
 

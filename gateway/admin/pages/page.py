@@ -74,6 +74,6 @@ async def posted_form(request: Request) -> list[tuple[str, str]]:
 
 
 def hours_of(request: Request) -> DayHours:
-    """Return the hours that the fields of the macro `hours` give. Raises `OperatorError`: they are none."""
+    """Return the hours in the fields of the macro `hours`. Raises `OperatorError` if they are invalid."""
     given = request.query_params
     return DayHours(since=given.get("from", ""), until=given.get("to", ""), zone=given.get("zone", ""))

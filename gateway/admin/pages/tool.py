@@ -127,7 +127,7 @@ async def _shown(
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a tool's result. An `image` has a `data:` URL in `source`, and no `text`. `note` says what is not
-    shown. `is_aside`: the part is another field of the result than its content."""
+    shown. `is_aside`: the part is a field of the result beside its content."""
 
     kind: Literal["text", "image", "json"]
     title: str = ""
