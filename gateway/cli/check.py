@@ -186,7 +186,7 @@ async def until_fetched(
 
 async def _first_answers(gateway: "Gateway", start_timeout_s: float, quiet_s: float) -> frozenset[str]:
     """Wait until each server has answered or failed, as long as its start may take: a client waits for less. Say which
-    ones are late, and return their names if a package is fetched for them."""
+    servers are late. Return the names of those for which a package is fetched."""
     packages = gateway.parts.servers.packages
     asked = {upstream.start_probe(): upstream for upstream in gateway.upstreams if upstream.known.latest is None}
     if not asked:

@@ -287,7 +287,7 @@ class _Servers:
         return found
 
     def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
-        """Return for each variable the field of the context that it has, or the setting that it comes from."""
+        """Return for each variable the field of the context that gives its value, or the setting that sets it."""
         session, facts = self._session(upstream), self._gateway.parts.foundation.facts
         found: dict[str, dict[str, str]] = {}
         for variable, value in self._settings.environment_of(upstream.settings).items():

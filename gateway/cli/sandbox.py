@@ -233,7 +233,7 @@ def explain(
     config: ConfigOption = None,
     in_json: JsonOption = False,
 ) -> None:
-    """Print what a session of a server may touch, and what of it this machine cannot hold. Nothing is started."""
+    """Print what a session of a server may touch, and what of this the machine cannot enforce. Nothing is started."""
     try:
         config = configuration(config)
         settings = load(config).settings

@@ -45,7 +45,7 @@ def run(
 ) -> None:
     """Serve MCP over Streamable HTTP.
 
-    A server that cannot be used is left out, and told of.
+    A server that cannot be used is left out, with a warning.
     """
     with uncollected():
         from gateway.observability.queued_output import queue_stderr

@@ -120,8 +120,8 @@ async def list_sessions(operators: Operators, listing: Listing, which: Which, in
 @app.command("show")
 @asks(Target)
 async def show_session(operators: Operators, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
-    """Show one session: its record, the keys of its state, and its timeline, also for a day after its end. With --url
-    also its processes and failures, what its servers were given, and why it sees what it sees."""
+    """Show one session: its record, the keys of its state, and its timeline, which is kept for a day after its end.
+    With --url, also show its processes and failures, what its servers were given, and the reasons for what it sees."""
     facts, environment = await _live(operators, session_id)
     timeline = await operators.timeline(session_id)
     if facts is None:
@@ -178,7 +178,7 @@ async def events(
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:
-    """Yield lines about a session: why it sees what it sees, and the folders, sandbox and variables of each of its
+    """Yield lines about a session: the reasons for what it sees, then folders, sandbox and variables of each of its
     servers."""
     yield from (visible_line(sentence) for sentence in found.why)
     for server in found.servers:

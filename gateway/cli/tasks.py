@@ -44,7 +44,7 @@ class TaskListing:
 @app.command("list")
 @asks(Target)
 async def list_tasks(operators: Operators, listing: TaskListing, in_json: JsonOption = False) -> None:
-    """List tasks, newest first, those that are over included until they expire."""
+    """List tasks, newest first. Tasks that are over are listed until they expire."""
     page = await operators.tasks(listing.task_query())
     if in_json:
         typer.echo(as_json({"tasks": msgspec.to_builtins(page.tasks), "after": page.after or None}))
@@ -57,7 +57,7 @@ async def list_tasks(operators: Operators, listing: TaskListing, in_json: JsonOp
 @app.command("show")
 @asks(Target)
 async def show_task(operators: Operators, task_id: IdArgument, in_json: JsonOption = False) -> None:
-    """Show one task: who made it, what it calls, and what became of it."""
+    """Show one task: who made it, what it calls, and its outcome."""
     facts = msgspec.to_builtins(await operators.task(task_id))
     if in_json:
         typer.echo(as_json(facts))

@@ -48,7 +48,8 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore) -> None:
-    """Start a server and request its lists. Wait as `check` does, for as long as a start may take in each era."""
+    """Start a server and request its lists, at most `AT_ONCE` servers at a time. Return when it has answered or
+    failed."""
     async with at_once:
         if not upstream.is_left_out:
             await upstream.start_probe()
