@@ -28,8 +28,8 @@ _FAILURES: Final = frozenset(
 
 
 def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused) -> None:
-    """Record that a request for this server is refused, if it is not recorded yet. The trail then has the call as
-    refused, and not as answered."""
+    """Record in the audit trail that a request for this server is refused, unless the request is recorded already. The
+    trail then counts the call as refused, not as answered."""
     exchange = call.exchange
     # Calls that wait for the start of one process may get the same object, so it cannot say what is recorded. Whoever
     # answers the request records these.
@@ -49,7 +49,8 @@ def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused)
 
 
 def record_refused_request(audit: Audit, request: Request, who: RequestContext, refused: Refused) -> None:
-    """Record that a request is refused, if it is not recorded yet. Ignore requests that only failed."""
+    """Record in the audit trail that a request is refused, unless it is recorded. Ignore failures and repeated
+    requests."""
     is_failure = refused.code in _FAILURES and not isinstance(refused, OutOfMemory)
     if refused.is_recorded or is_failure or request.again:  # a repeated request may have been executed
         return
@@ -62,7 +63,7 @@ def record_refused_request(audit: Audit, request: Request, who: RequestContext, 
 
 
 def _named(method: str, params: Object) -> str:
-    """Return the tool that a request names; empty if it names none."""
+    """Return the name of the tool that a request calls, shortened for logs; empty if it calls none."""
     if method == "tools/call":
         with contextlib.suppress(Refused):
             return text_of(params, "name")[:MAX_LOGGED_NAME]

@@ -156,7 +156,7 @@ def _correlation_of(request: Request) -> str:
 
 
 class FoundSession(NamedTuple):
-    """The session of a call (None if the call needs none), the request, and the params to send to the server."""
+    """The session of a call (None: the call needs none), the client's request, and the params to send to the server."""
 
     resolved: Resolved | None
     request: Request
@@ -184,7 +184,7 @@ class Clients(Protocol):
     async def as_task(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
-        """Send a call that may become a task, and return the reply. Return None if it may not: nothing was sent."""
+        """Send a call that may become a task, and return its reply. Send nothing and return None for any other call."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -264,8 +264,8 @@ class Calls:
 
 
 def _in_session(refused: Refused, resolved: Resolved, headers: HeaderList) -> Refused:
-    """Return a refusal with its session, for log and audit trail. If the request has opened it, add the headers: else
-    the client would open another session with its next request."""
+    """Name the session in a refusal, for log and audit trail. If the request has opened the session, add the headers
+    with the token, so that the client does not open another one. Return the refusal."""
     refused.about({"session": redact(resolved.live.session.id), **refused.log_facts})
     if not resolved.opened:
         return refused
@@ -302,7 +302,7 @@ class Intake:
         self._paths = FastPaths(self, rates, log, cluster)
 
     def replace(self, limits: LimitSettings) -> None:
-        """Allow as many calls of a session in flight from now on."""
+        """Apply another limit of calls in flight per session."""
         self.max_exchanges = limits.exchanges
 
     async def accept(
@@ -315,8 +315,8 @@ class Intake:
         *,
         server: str = "",
     ) -> Answer:
-        """Send a call to its server. Return the reply that will deliver the answer, with the response headers
-        `headers`. `server` is the name of the server; if empty, the params of the call determine the server.
+        """Count a call and send it to its server. Return the reply, which has `headers` as its response headers.
+        `server` is the name of the server; if empty, the params of the call determine the server.
 
         Raises:
             Refused: as `admit`; 429, too many or too large calls are in flight; the call names nothing that exists.
@@ -327,16 +327,16 @@ class Intake:
         return await self.accept_counted(exchange, request, who, params, headers, server)
 
     async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
-        """Count a call, after a wait if its session is beyond its rate. Raises `Refused`: 429, as `accept`; 404, the
-        session has ended meanwhile; the client has cancelled the call."""
+        """Count a call against its session's rate. Beyond the rate, first wait. Raises `Refused`: 429, as `accept`;
+        404, the session has ended meanwhile; or the client has cancelled the call."""
         with self.waiting(live, request, exchange):
             await self._turn(live, request.body_bytes)
         if exchange is not None and exchange.is_over:
             raise cancelled_by_client()
 
     async def count(self, live: LiveSession) -> None:
-        """Count a message other than a call, after a wait if its session is beyond its rate. Raises `Refused`: 429, too
-        many messages; 404, the session has ended meanwhile."""
+        """Count a message that is no call against its session's rate. Beyond the rate, first wait. Raises `Refused`:
+        429, too many messages; 404, the session has ended meanwhile."""
         with live.in_use():
             await self._turn(live)
 
@@ -347,8 +347,8 @@ class Intake:
 
     @contextlib.contextmanager
     def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
-        """Count a request as in flight inside the block. With `exchange`, the client can cancel the call meanwhile.
-        Raises `Refused`: 429, as `accept`."""
+        """Count a request as in flight during the `with` block. The client can cancel it meanwhile if `exchange` is
+        given. Raises `Refused`: 429, as `accept`."""
         with live.in_use(held=self._room_for(live, request.body_bytes)):
             if exchange is None:
                 yield
@@ -360,7 +360,7 @@ class Intake:
                 live.exchange_ended(exchange)
 
     def _room_for(self, live: LiveSession, size: int) -> int:
-        """Return the bytes that a body of `size` bytes counts in flight. Raises `Refused`: 429, no room for it."""
+        """Return the bytes that this size counts in flight; 0 if small. Raises `Refused`: 429, no room for it."""
         if live.busy >= self.max_exchanges:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
@@ -379,7 +379,7 @@ class Intake:
         headers: HeaderList,
         server: str = "",
     ) -> Answer:
-        """Send a call that was counted already. Arguments, result and errors are those of `accept`."""
+        """Send a call that `admit` has counted. Arguments, result and errors are those of `accept`."""
         reply, meta = self.begin(exchange, request, who, params, headers, may_resend=not request.again)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
@@ -411,10 +411,10 @@ class Intake:
         *,
         may_resend: bool = False,
     ) -> tuple[CallReply, Object]:
-        """Begin the reply to a call that was counted. Return the reply, and the `_meta` for the server.
+        """Begin the reply to a counted call. Return the reply, and the `_meta` for the server.
 
-        The caller must answer the exchange or release the reply. With `may_resend`, the request is stored if its tool
-        allows it, so that another process can repeat the call if this one dies.
+        The caller must answer the exchange or release the reply. With `may_resend`, the request of a repeatable tool is
+        stored, so that another process can repeat the call if this one dies.
 
         Raises:
             Refused: 429, as `accept`.
@@ -448,8 +448,8 @@ class Intake:
         return kept if len(kept) <= KEPT_BYTES else b""
 
     def meta(self, params: Object, session: Session, correlation: str) -> Object:
-        """Return the `_meta` for the server: the client's and the session's facts, without reserved keys,
-        and without a workspace other than the session's. `session` must have the request's context (`with_context`)."""
+        """Return the `_meta` for the server: the client's without reserved keys and without another workspace than the
+        session's, and facts of the session. `session` must have the request's context."""
         facts = {CONTEXT_KEY: self._context_meta(session, correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 
@@ -460,13 +460,13 @@ class Intake:
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     async def _relay(self, request: Request, call: Call) -> CallTarget | None:
-        """Send a call to its server, after telling a replica that forwarded it. Returns and raises as `relay`."""
+        """Send a call to its server, after notifying the replica that forwarded it. Returns and raises as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.started()
         return await relay(self.endpoints[request.endpoint], call)
 
     async def _relay_again(self, request: Request, call: Call) -> None:
-        """Repeat a call that may have been executed already, if its tool allows that; else answer with an error."""
+        """Repeat a call that may have been executed before, if its tool allows that; else answer with an error."""
         if call.live is not None and (lost := call.live.lost) is not None:
             # Else a client that resumes one of the lost streams would have the call repeated once more.
             await lost.looked()
@@ -503,7 +503,7 @@ class Intake:
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
     def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
-        """Return True if later calls like this request may take the fast path, to the same target."""
+        """Return True if later calls like this request may take a fast path to the same target."""
         return self._log.may_be_unsampled(request) and self.endpoints[request.endpoint].may_take_fast_path(target)
 
     def prepared(
@@ -568,8 +568,8 @@ async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
 async def _send(
     endpoint: EndpointServers, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
 ) -> CallTarget | None:
-    """Send a call to `upstream`, if policy admits it. First request the server's facts and lists that the decision
-    needs. `named` is the server's own name of the tool, if the client uses another. Returns and raises as `relay`."""
+    """Send a call to `upstream`, if policy admits it. First request the facts and lists that the decision needs.
+    `named` is the server's own name of the tool; None if the client uses the same. Returns and raises as `relay`."""
     exchange, settings = call.exchange, upstream.settings
     try:
         if settings.handles:

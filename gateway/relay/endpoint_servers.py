@@ -1,6 +1,6 @@
 """Serve one URL: present the servers behind it as one server.
 
-`gateway.relay.call` decides which of them gets a call.
+`gateway.relay.call` decides which server gets a call.
 """
 
 import contextlib
@@ -55,8 +55,8 @@ class EndpointServers:
         return any(upstream.is_asked_in_sessions for upstream in self.visible.all.values())
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
-        """Return the servers whose processes start before a session with this context sends its first call (setting
-        `warm`)."""
+        """Return the servers with the setting `warm` that a session with this context sees. Their processes start
+        before its first call."""
         return [u for u in self.visible.to(context).values() if u.settings.warm]
 
     # -- the handshake and discovery
@@ -97,7 +97,7 @@ class EndpointServers:
         return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
-        """Return the `initialize` result of one server. For a modern server, make it from the `server/discover`
+        """Return the `initialize` result of one server; that of a modern server is made from its `server/discover`
         result."""
         await upstream.try_handshake(live, correlation)
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
@@ -114,8 +114,8 @@ class EndpointServers:
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
-        """Return the merged `server/discover` result of the servers that answer in time. None if no server that this
-        context sees can serve modern clients.
+        """Return the merged `server/discover` result of the servers that answer in time. Return None if this context
+        sees no server that can serve modern clients.
 
         Raises:
             Refused: 503, the servers cannot be asked.
@@ -149,8 +149,8 @@ class EndpointServers:
     # -- what calls need to know of the servers here
 
     def may_take_fast_path(self, target: CallTarget) -> bool:
-        """Return True if later calls to this target need no new choice of server. False if the choice depends on which
-        MCP Apps the session has opened, or if the tool opens one."""
+        """Return True if later calls to this target always have the same server. Return False if their server depends
+        on the MCP Apps that the session has opened, or if the tool opens an app."""
         if target.named is None:
             return self.visible.only is not None
         return not self.merged.opens_app(target.upstream, target.named)
@@ -160,11 +160,11 @@ class EndpointServers:
         return self.visible.to(context)
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
-        """Return the server of that name; None if this endpoint has none that a session with this context sees."""
+        """Return the server with this name; None if a session with this context sees none here."""
         return self.visible.to(context).get(name)
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
-        """Return what is known of the called tool without a request to its server. `client` is the client's era."""
+        """Return the known facts of the called tool, without a request to its server. `client` is the client's era."""
         upstream = self.visible.only
         try:
             name = text_of(params, "name")
@@ -198,8 +198,8 @@ class EndpointServers:
         return await lists_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Forward a legacy client's notification to the servers. Modern servers get a subscription instead, when it is
-        `notifications/initialized`. Servers that start later get it after their handshake (`LinkSource.replay`)."""
+        """Forward a legacy client's notification to the legacy servers. At `notifications/initialized`, subscribe at
+        the modern ones. A server that starts later gets the notification after its handshake (`LinkSource.replay`)."""
         for upstream in self.visible.to(live.session.context).values():
             if live.ended:
                 return
@@ -213,8 +213,8 @@ class EndpointServers:
 
 
 def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if the session has no process of the server yet, so that its lists of tools come from the shared
-    cache."""
+    """Return True if the session has no process of the server yet, so that the shared cache answers its requests for
+    the list of tools."""
     if not upstream.settings.has_own_process or upstream.is_open_to(live):
         return False
     return upstream.server_lists.results.has(asked_by_gateway("tools/list", {}))

@@ -34,8 +34,8 @@ _MOST_TOLD: Final = 64
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """A notification that the client `asker` sends in the session `live`, with the rights of `context`. `meta` replaces
-    the `_meta` in `params`."""
+    """A notification from the client `asker` in the session `live`, with the rights of `context`. `meta` replaces the
+    `_meta` in `params`."""
 
     method: str
     params: Object
@@ -56,7 +56,7 @@ class ExtensionRelay:
         self._wait_s = wait_s
 
     async def server_for(self, call: Call) -> ConfiguredUpstream:
-        """Return the server that has declared a request's method, or is configured for it.
+        """Return the server that gets a request of an extension, by the rules of `servers_for`.
 
         Raises:
             Refused: -32601, there is no such server, or no request may have this name.

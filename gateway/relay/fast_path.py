@@ -66,8 +66,8 @@ first."""
 
 class CallDecision(NamedTuple):
     """The decision on a call, for later calls that differ only in id, arguments and progress token. `version` is the
-    session's version at that time. `headers` give the client its session token. `exchange_for` makes the exchange of
-    such a call. `resolver` has found the session."""
+    session's version when the decision was made. `headers` give the client its session token. `exchange_for` makes the
+    exchange of a later call. `resolver` has found the session."""
 
     resolved: Resolved
     version: int
@@ -182,8 +182,7 @@ class FastPaths:
 
 
 def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> float:
-    """Return for how many seconds a request with the same bytes is known to be from the same caller and for the same
-    session."""
+    """Return for how many seconds a request with the same bytes still has the same caller and the same session."""
     resolved = decision.resolved
     if resolved.live.session.context != resolved.context:
         return 0.0
@@ -191,13 +190,13 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
 
 
 def _waits(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
-    """Return True if the call with that id is for the general way now: in a default session, it may be another client's
-    (`used`); or it has to wait for something."""
+    """Return True if a call must take the general way: it has to wait for something, or it may be another client's,
+    because its id was used before in this default session (`used`)."""
     return (used is not None and request_id in used) or (waits is not None and waits())
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
-    """Return True if the answers to such calls are passed on unchanged, or only translated between the eras."""
+    """Return True if answers to calls like this one pass unchanged, or only translated between the eras."""
     if type(exchange) is not Exchange or exchange.forwarded is not None:
         return False
     if conversation.log_level_for(exchange):
@@ -208,8 +207,8 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 
 
 def _may_skip_checks(request: Request, tool: AdmittedTool) -> bool:
-    """Return True if later calls like this one need no check of arguments, or one that a fast path can make. Without
-    arguments: if the empty arguments pass the check unchanged. With arguments: unless the audit trail records them."""
+    """Return True if a fast path can check the arguments of later calls like this one. With arguments, it cannot if the
+    audit trail records them. Without, the empty arguments must pass the check unchanged."""
     if "arguments" in request.params:
         return not tool.keeps_arguments
     try:
@@ -293,7 +292,7 @@ class FastPath:
         arrived_at: float = 0.0,
     ) -> "FastCall | _CallBehindRead | None":
         """Send a call. Return None, and do nothing, if the call must take the general way. `arrived_at` is the
-        monotonic time at which the call came, if it then waited for the session's record; 0 if it came just now."""
+        monotonic time at which the call came, if it had to wait for the session's record; else 0."""
         if self.is_over:
             return None
         live, paths, now = self.live, self.paths, monotonic()
@@ -335,7 +334,7 @@ class FastPath:
         return call
 
     def _begun(self, request_id: bytes) -> None:
-        """Count a sent call in the traces, and note its id if the session is a default one."""
+        """Count a sent call in the traces. In a default session, also record its id."""
         if self._tracing is not None:
             self._tracing.begun_unsampled()
         if self._used_ids is not None:
@@ -352,9 +351,9 @@ class FastPath:
 
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
         """Return the correlation id of a call, and the `traceparent` for its server. `trace` is the call's
-        `traceparent`, and `correlation` the id from a replica that has forwarded the call. Both results are empty if
-        the call must take the general way: its trace is invalid or sampled, or it has a trace and the first call had
-        none."""
+        `traceparent`; `correlation` is the id from the replica that has forwarded the call. Both results are empty if
+        the call must take the general way: an id is invalid, the trace is sampled, or only one of this call and the
+        first has a trace."""
         if self._is_forwarded:
             is_alike = bool(trace) is self._has_trace and (not trace or trace_id_of(trace.decode()) != "")
             # The id goes into the frame between quotation marks, without escaping.
@@ -489,8 +488,8 @@ class FastCall(msgspec.Struct, eq=False):
         return False
 
     def _stream(self, frame: bytes, progress: Sequence[bytes]) -> bool:
-        """Send the client the progress messages and the answer as an event stream. Return False if that is impossible
-        now."""
+        """Send the client the progress messages and the answer as an event stream. Return False if the connection
+        cannot."""
         frames = [*map(Frame, progress), Frame(frame, final=True)]
         return self.connection.stream_fast(frames, self._record, self.path.headers)
 

@@ -91,8 +91,8 @@ class Gathered(Generic[T]):
 
 
 class _Follow:
-    """The progress in waiting for one late server for a client. `given` has, for each list, the items that the client
-    got instead of the server's answer; None if it got none."""
+    """The wait of a client for one late server. `given` has, for each list, the items that the client got in place of
+    the server's answer; None if it got none."""
 
     def __init__(self) -> None:
         self.since = time()
@@ -108,12 +108,12 @@ class _Follow:
         return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
-        """Add a callback for the time when the server is up."""
+        """Add a callback to be called once the server is up."""
         self.waiting = [each for each in self.waiting if not each.has_ended]
         self.waiting.append(waiting)
 
     def missing(self, server: str) -> Missing:
-        """Return the entry that tells the client why the answer lacks this server, and when it is tried again."""
+        """Return the entry that tells the client why its answer lacks this server, and when the server is retried."""
         failed = self.failures
         retry_s = failed.left_s(monotonic()) if failed.count else None
         return Missing(server, failed.reason or STARTING, self.since, retry_s)
@@ -183,13 +183,13 @@ class LateServers:
         return Gathered(answers, known, tuple(missing), failures)
 
     def replace(self, *, wait_s: float, read_s: float) -> None:
-        """Wait as long for servers from now on."""
+        """Apply other limits, in seconds."""
         self.wait_s = wait_s
         self.read_s = read_s
 
     def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
-        """Open a server for a session in the background, and call `waiting` once the server is up. Until it fails, the
-        server does not count as late, so other answers still wait for it."""
+        """Open a server for a session in the background, and call `waiting` once the server is up. The server counts as
+        late only after it has failed, so answers wait for it until then."""
         self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
@@ -212,7 +212,7 @@ class LateServers:
         return {n: task.result() for n, task in tasks.items() if not task.cancelled() and n not in raised}, errors
 
     def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
-        """Return True if the server is not likely to answer soon. Then no answer waits for it."""
+        """Return True if the server probably does not answer soon, so that no answer should wait for it."""
         follow = self._follows.get((live, upstream.name))
         if follow is not None and not follow.is_late:
             follow = None
@@ -223,8 +223,8 @@ class LateServers:
         return follow is not None or upstream.hangs_for_s >= self.wait_s
 
     def _report(self, missing: Iterable[Missing]) -> None:
-        """Log that answers come without these servers: once for each reason, until the server is up. The process output
-        at the end of the reason is not logged. That a server is starting is no warning."""
+        """Log the servers that answers lack, once for each server and reason until the server is up. A server that is
+        only starting is no warning. The output of its process is cut from the reason."""
         new: dict[str, list[str]] = {}
         for entry in missing:
             reason, reported = without_output_tail(entry.reason), self._reported.setdefault(entry.server, set())
@@ -277,8 +277,8 @@ class LateServers:
 
     async def _catch_up(self, upstream: ConfiguredUpstream, conversation: Conversation, follow: _Follow) -> set[str]:
         """Call the callbacks that wait for this server, and request the lists that clients lack. Return the kinds of
-        lists that differ from what the clients got. The lists are cached, because the server may be slow again at the
-        next request."""
+        lists (such as tools) that differ from what the clients got. Cache the lists, because the server may be slow
+        again."""
         kinds: set[str] = set()
         read: set[str] = set()
         while follow.waiting or follow.given.keys() - read:  # more may come meanwhile
@@ -309,9 +309,9 @@ class LateServers:
                 subscription.notify(change, {}, None)
 
     def changed(self, live: LiveSession, kinds: Container[str] = LIST_KINDS) -> None:
-        """Notify the client of a session that the lists of these kinds (tools, prompts, resources) may have changed,
-        although its servers do not say so. A modern client with one server has its subscription at that server, and
-        gets the notification on its stream."""
+        """Notify the client of a session that its lists of these kinds (tools, prompts, resources) may have changed,
+        when no server says so. A modern client with one server is subscribed at that server, and is notified on that
+        stream."""
         self._notify(live, kinds)
         for exchange in [each for each in live.exchanges if each.is_subscription]:
             for change in CHANGES.values():
@@ -351,8 +351,8 @@ class LateServers:
 
 
 def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
-    """Return the known items of a server's list; None if none are known. They come from an earlier answer that was too
-    late, or, for tools, from the gateway's own probe of the server."""
+    """Return the known items of a server's list; None if none are known. They are from an answer that came too late,
+    or, for tools, from the gateway's own probe of the server."""
     conversation = upstream.open_with(asker.live) if asker.live is not None else None
     if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
         conversation = upstream.sessionless(era)
@@ -364,7 +364,7 @@ def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Ite
 
 
 async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
-    """Wait until the server is up. Return the open conversation with it."""
+    """Wait until the server is up. Return the open conversation with the server."""
     if asker.live is None:
         await upstream.answered.wait()
         conversation = upstream.sessionless(await upstream.era_for(asker.era))
@@ -376,8 +376,8 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
 
 
 async def _pause(upstream: ConfiguredUpstream, live: LiveSession | None, delay_s: float) -> None:
-    """Wait until the next attempt is due. While the server fails for all sessions, only the gateway's own probe retries
-    it, and sessions wait until the probe succeeds."""
+    """Wait `delay_s` seconds, until the next attempt is due. While the server fails for all sessions, wait on: only the
+    gateway's own probe retries it then."""
     while True:
         if upstream.is_failing:
             with contextlib.suppress(TimeoutError):

@@ -88,9 +88,9 @@ ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
 
 
 class CallRecovery:
-    """Continue streams that an earlier process has left unfinished (`LostStreams`). Send the call again, as if its
-    client had sent it now, and write its messages into the same stream. If several replicas try, only one gets the
-    stored request, so the call is repeated only once."""
+    """Continue streams that an earlier process has left unfinished (`LostStreams`). Send the call of the stream again,
+    and write its messages into the same stream. If several replicas try, only one gets the stored request, so the call
+    is repeated once."""
 
     def __init__(self, intake: Intake, events: EventWriter, exchange_of: ExchangeOf) -> None:
         self._intake = intake
@@ -102,10 +102,10 @@ class CallRecovery:
         self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
     ) -> None:
         """Send the call of an unfinished stream again, in the background. `request` is the client's GET for the rest of
-        the stream, and the call gets the rights of its sender.
+        the stream; its sender `who` gives the call its rights.
 
         Raises:
-            Refused: 429, as `Intake.accept`.
+            Refused: 429, the session has no room for the call (`Intake.admit`).
             StoreUnavailable: the store does not answer.
         """
         session_id = resolved.live.session.id
@@ -148,7 +148,7 @@ class CallRecovery:
     async def _sent(
         self, stream: str, call: bytes, kept: KeptCall, resolved: Resolved, request: Request, who: RequestContext
     ) -> CallReply:
-        """Send the call again, with the same checks as for a new call. Return its reply. Raises as
+        """Send a stored call again, with the checks of a new call, and return its reply. Raises as
         `Intake.accept_counted`."""
         meta = decode_meta(kept.params["_meta"]) if "_meta" in kept.params else None
         again = msgspec.structs.replace(
@@ -168,7 +168,7 @@ class CallRecovery:
 
 
 async def _record(reply: CallReply) -> None:
-    """Record the server's messages until its answer. Clients that follow the stream read them from the log."""
+    """Record the messages of a call until its answer. Clients that follow the stream read the record."""
     try:
         while (frame := await reply.replies.next()) is not None:
             if reply.is_doubtful:
@@ -182,7 +182,7 @@ async def _record(reply: CallReply) -> None:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LegacyHandshake:
-    """Answer `initialize`. If the handshake is refused, end the session that it has opened."""
+    """Answer `initialize`. If the handshake fails, end the session that the request has opened."""
 
     initializer: InitializeResolver
     records: SessionRecords
@@ -312,8 +312,8 @@ class LegacyClients:
     # -- other messages
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
-        """Store a request to set the log level or to change a subscription in the session's record. Each new link to a
-        server sends these settings again."""
+        """Store the log level or a change of subscriptions, which a request sets, in the session's record. Each new
+        link to a server sends these settings again."""
         live, params, method = resolved.live, request.params, message_of(request).method
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LOG_LEVELS:
@@ -328,7 +328,7 @@ class LegacyClients:
             await self.records.unsubscribe(live, text_of(params, "uri"))
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
-        """Return the protocol version of the session that a request names. Raises `Refused`: no such session."""
+        """Return the protocol version of the session that a request names. Raises `Refused`: the session is unknown."""
         return (await self.resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
@@ -375,7 +375,8 @@ class LegacyClients:
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
-        """Open the session's standalone stream. With `last_event_id`, resume the stream of that event after it."""
+        """Open the session's standalone stream. With `last_event_id`, resume the stream of this event after the
+        event."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         await self.intake.count(live)
@@ -392,8 +393,8 @@ class LegacyClients:
         return StreamReply(live, stream, after, events=self.events)
 
     async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
-        """Return the stream to resume, and the id of the event after which it is resumed (None: from its beginning).
-        Raises `Refused`: the event is unknown."""
+        """Return the stream that has this event, and the id of the event after which to resume it (None: from its
+        beginning). Raises `Refused`: the event is unknown."""
         event_id = id_in_log(last_event_id)
         try:
             return await self.events.stream_of(live.session.id, event_id), event_id
@@ -409,8 +410,8 @@ class LegacyClients:
             raise unknown_event() from None
 
     async def end(self, request: Request, who: RequestContext) -> None:
-        """End the session of a DELETE. Raises `Refused`: 405, clients cannot end a session that they name by a key;
-        404, the session is unknown."""
+        """End the session that a DELETE names. Raises `Refused`: 405, the client names it by a session key; 404, it is
+        unknown."""
         live = (await self.resolver.require(request, who)).live
         if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
@@ -419,8 +420,8 @@ class LegacyClients:
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
-    """Forward a client's progress notification to the server whose request the client is answering, with the server's
-    token. Return False if the notification belongs to no such request."""
+    """Forward a client's progress on a server's question to that server, with the server's own token. Return False if
+    the notification belongs to no such question."""
     asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
     if asker is None:
         return False

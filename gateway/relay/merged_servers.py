@@ -1,7 +1,4 @@
-"""Merge the lists of several servers behind one URL page by page, and find the server that a request names.
-
-`gateway.relay.call` sends the call to that server.
-"""
+"""Merge the lists of several servers behind one URL page by page, and find the server that a request names."""
 
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
@@ -47,8 +44,8 @@ class MergedServers:
     # -- the server that a request names
 
     def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
-        """Return the server of a tool or prompt, and the server's own name of it. The name is None if the client used
-        it already.
+        """Return the server of a tool or prompt, and the server's own name of it. The name is None if the client
+        already used the own name.
 
         Raises:
             Refused: no server has the name.
@@ -73,16 +70,16 @@ class MergedServers:
         return call
 
     def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
-        """Return True if calls of this tool must be recorded, because several servers use the URI of its MCP App
+        """Return True if calls of this tool must be recorded, because several servers share the URI of its app
         (`OpenApps`)."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """Return the server of a request that names a tool, a prompt or a completion's `ref`. Also return the call with
-        the server's own names.
+        """Return the server of a request that names a tool, a prompt or a completion's `ref`, and the request with the
+        server's own names.
 
         Raises:
-            Refused: no server has what the request names, or it names none of these.
+            Refused: no server has what the request names, or the request names none of these.
         """
         row = METHODS.get(call.method)
         if row is not None and row.named == "name":
@@ -102,7 +99,8 @@ class MergedServers:
         """Return the server of a tool that an MCP App calls by the server's own name, without prefix.
 
         Raises:
-            Refused: no server has a tool of that name for apps, or it is not clear which server is meant.
+            Refused: no server has a tool with this name for apps, or several have and the session's apps decide
+                nothing.
         """
         context, live = call.exchange.context, call.live
         having = []
@@ -135,7 +133,7 @@ class MergedServers:
         server does not hide the items of others. The answer names the servers that did not answer in time.
 
         Raises:
-            Refused: the gateway did not issue the cursor.
+            Refused: the cursor is not one of the gateway's.
         """
         start, servers = cursor_of(call.params), self._servers.to(call.exchange.context)
         if start is not None and not start.keys() <= servers.keys():
@@ -177,8 +175,8 @@ class MergedServers:
         return pages, [*gathered.missing]
 
     async def _with_origins(self, pages: Mapping[str, Any], call: Call) -> Mapping[str, Any]:
-        """Return pages of skills with unique URIs, because hosts refuse a list that has a URI twice. If an earlier
-        server lists the same URI, the later server's name is added to its URI. Pages are by server."""
+        """Return pages of skills, by server, with unique URIs: hosts refuse a list that has a URI twice. If an earlier
+        server lists the same URI, the later server's name is added to its own."""
         servers, row = self._servers.to(call.exchange.context), METHODS[call.method]
         if sum(row.is_offered(server.declared) for server in servers.values()) < 2:
             return pages
@@ -192,8 +190,8 @@ class MergedServers:
         return named
 
     async def send_to_all(self, call: Call) -> None:
-        """Send a request to every server of the client's era, and answer the client when all but late servers have
-        answered. Late servers get the setting from the session's record when they start."""
+        """Send a request to every server, and answer the client when all but the late ones have answered. A late server
+        gets the setting from the session's record when it starts."""
         upstreams = self._servers.to(call.exchange.context).values()
         await self._late.gather(upstreams, Asker.of(call), lambda u: self._send(u, call))
         call.exchange.finish(empty_result())

@@ -1,4 +1,4 @@
-"""Handle the messages that inbound wires read: authenticate the sender, and call the handler for this kind of message.
+"""Handle the messages that inbound wires read: authenticate the sender, and call the handler for the message.
 
 `gateway.relay.call` handles calls.
 """

@@ -62,7 +62,7 @@ _SHARED: Final = (
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
-    """Refuse a result that asks the client for input of a kind that the client has not declared (MCP 2026-07-28, Multi
+    """Refuse a result that asks the client for input which the client has not declared to give (MCP 2026-07-28, Multi
     Round-Trip Requests §Server Requirements). Raises `Refused`."""
     if exchange.caller is None or "inputRequests" not in result:
         return
@@ -87,7 +87,7 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ModernClients:
-    """Handle the messages of modern clients. `result_meta` is the setting with that name."""
+    """Handle the messages of modern clients. `result_meta`: each result describes its session in `_meta`."""
 
     intake: Intake
     resolver: SessionResolver
@@ -152,9 +152,9 @@ class ModernClients:
     def _shaper(
         self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
     ) -> tuple[Callable[[Exchange, Object], Object], bool]:
-        """Return a function that turns the server's result into the client's: with the session's token if the client
-        needs it there, with a notice if it shares the session, and with a sealed `requestState` if it has one. Also
-        return True if it changes no complete result."""
+        """Return a function that shapes a server's result for the client, and True if it changes no complete result. It
+        adds the session's token if the client needs it there, and a notice if another client shares the session. It
+        seals the `requestState`."""
         takes_tasks, correlation = _takes_tasks(request), who.correlation
         names_session = resolved is not None and self.carriers.is_in_result(request, opened=resolved.opened)
         own_session = "" if resolved is None else resolved.own_session
@@ -248,7 +248,7 @@ class ModernClients:
     # -- other messages
 
     async def notify(self, request: Request, who: RequestContext) -> HeaderList:
-        """Forward a notification that MCP does not define. (MCP 2026-07-28 defines none from clients over HTTP.) Return
+        """Forward a notification of an extension; core MCP 2026-07-28 defines none from clients over HTTP. Return
         response headers for the client.
 
         Raises:
@@ -275,7 +275,7 @@ class ModernClients:
 
 
 def _binding_of(request: Request, who: RequestContext) -> Binding | None:
-    """Return the values that bind a `requestState` to this call; None if a server may not ask for input in it."""
+    """Return the values that bind a `requestState` to this call; None if its method lets no server ask for input."""
     method = str(message_of(request).method)
     if method not in MAY_ASK:
         return None

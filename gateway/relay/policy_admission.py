@@ -44,15 +44,15 @@ _CACHED_CONTEXTS: Final = 1_024
 
 
 class VisibleServers:
-    """Select the servers of one endpoint that a session sees. `only` is the server of an endpoint that has just one, or
-    None."""
+    """Select the servers of one endpoint that a session sees. `only` is the endpoint's single server; None if it has
+    several."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
         self._policy = policy
         self.replace(upstreams)
 
     def replace(self, upstreams: Sequence[ConfiguredUpstream]) -> None:
-        """Serve these servers from now on, by what the policy says now."""
+        """Serve these servers from now on. Forget what was decided by the former settings."""
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
         self.only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
         self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
@@ -110,8 +110,7 @@ class AdmittedTool:
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
 
     def begins(self, exchange: Exchange, params: Object | None = None) -> None:
-        """Note in the exchange that it calls this tool. Logs, the audit trail and the limit for slow calls use the
-        name."""
+        """Note in the exchange which tool it calls, for logs, the audit trail and the limit of slow calls."""
         exchange.calls_tool(self._decision.server, self.name, self.slow_s)
         if not self.is_listed:
             exchange.calls_unlisted()
@@ -121,15 +120,15 @@ class AdmittedTool:
             exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began, given))
 
     def ended(self, call: EndedCall, client: str) -> None:
-        """Record an ended call in the audit trail. Used for calls that took the fast path, and only if `is_audited`.
-        `client`: the address of the client."""
+        """Record an ended call of the fast path in the audit trail. Call it only if `is_audited`. `client` is the
+        address of the client."""
         tool = f"{self._decision.server}/{self.name}"
         self._audit.called(self._session, tool, call.outcome, call.took_s, correlation=call.correlation, client=client)
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
-        """Return a function that checks the JSON arguments of a later call, and returns those for the server
+        """Return a function that checks the JSON arguments of a later call, and returns the arguments for the server
         (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP headers that repeat
-        arguments."""
+        them."""
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
             return check
@@ -149,7 +148,7 @@ server."""
 
 
 async def checked(admitted: Admitted, call: Call) -> Call:
-    """Return an admitted request with the params for the server. Raises as `AdmittedTool.params`."""
+    """Return an admitted call with the params for the server. Raises as `AdmittedTool.params`."""
     params = admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
     if not isinstance(params, dict):
         params = await run_steps_with_pauses(params) if is_large(call.params) else run_steps(params)
@@ -158,7 +157,7 @@ async def checked(admitted: Admitted, call: Call) -> Call:
 
 class _ListNeeded(msgspec.Struct, frozen=True):
     """A list that must be requested from the server before policy can decide. `name` is the item to find in the list;
-    empty if the decision concerns no single item. `anew`: a list that is known already does not decide."""
+    empty if the decision concerns no single item. `anew`: request it even if it is known."""
 
     method: str
     name: str
@@ -170,8 +169,8 @@ _OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cac
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """The lists of one server that a decision uses. Those in `asked` were requested for this decision. Other lists were
-    received earlier."""
+    """The lists of one server that a decision uses. `asked` has the lists that were requested for this decision; all
+    others were received earlier."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
@@ -180,29 +179,29 @@ class _Lists(msgspec.Struct, frozen=True):
     """Those of `asked` that the session's own process or connection has sent."""
 
     def tools(self, name: str) -> Tools | _ListNeeded:
-        """Return the server's known list of tools. If no list is known, or `name` is not in it, return what to request
-        first."""
+        """Return the server's known list of tools. If none is known, or `name` is not in it, return the list to
+        request."""
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
 
     def is_own(self, tools: Tools) -> bool:
-        """Return True if the session's own process or connection has sent this list of tools, as an answer to the
-        gateway. A list may also come from the cache, or from the gateway's probe."""
+        """Return True if the session's own process or connection has sent this list of tools to the gateway. Return
+        False if it is from the cache, or from the gateway's probe."""
         lists = None if self.conversation is None else self.conversation.known_lists
         is_known = lists is not None and "tools/list" in lists.asked_at and lists.known.get("tools/list") is tools
         return is_known or "tools/list" in self.own
 
     def names(self, method: str, name: str) -> Names | _ListNeeded:
-        """Return the names in another known list. If no list is known, or `name` is not in it, return what to request
-        first."""
+        """Return the names in another known list. If none is known, or `name` is not in it, return the list to
+        request."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
 
     def skills(self, name: str) -> Names | _ListNeeded:
-        """Return the URIs of the server's skills and of their files; empty if the server has declared no skills. If the
-        list has to be requested first, return what to request."""
+        """Return the URIs of the server's skills and of their files; empty if the server has declared no skills. If
+        they are not known yet, return the list to request."""
         is_offered = METHODS[SKILLS_LIST].is_offered(self.upstream.declared)
         return self.names(SKILLS_LIST, name) if is_offered else Names()
 
@@ -226,7 +225,7 @@ class Admission:
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
-        """Compare patterns with lists by these settings from now on."""
+        """Decide by these settings whether patterns must match the servers' lists."""
         self._refuses_unmatched = settings.unmatched_patterns == "refuse"
         self._changed.replace(settings)
 
@@ -261,8 +260,7 @@ class Admission:
     def _decide(self, lists: _Lists, call: Call) -> Admitted | _ListNeeded:
         """Return the decision on a request, or the list that has to be requested first.
 
-        `lists.asked` has those that were requested for this decision: a name that is not in them does not exist. For
-        all other lists, the last known version counts.
+        A name that is missing in `lists.asked` does not exist. For the other lists, the last known version counts.
         """
         method, upstream = call.method, lists.upstream
         row = METHODS.get(method)
@@ -293,8 +291,8 @@ class Admission:
         return call.params if missing is None else missing
 
     def _extension(self, server: str, call: Call) -> Object:
-        """Apply policy to a request whose method MCP does not define, and prepare its entry in the audit trail. Return
-        its params."""
+        """Apply policy to a request of an extension, and prepare its entry in the audit trail. Return the params to
+        send."""
         exchange, method = call.exchange, call.method
         session = exchange.session
         self.check_method(server, method, call.era, session, exchange.context)
@@ -307,7 +305,7 @@ class Admission:
         """Refuse a request or notification that core MCP does not define, if policy hides its method from this client.
 
         Raises:
-            Refused: -32601, policy hides the method. The audit trail says why.
+            Refused: -32601, policy hides the method; the audit trail gets the reason.
         """
         reason = self._policy.why_method_hidden(context, server, method)
         if reason:
@@ -346,15 +344,15 @@ class Admission:
         return None
 
     def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
-        """Check that each configured pattern for this kind of item (such as tools) matches an item in the server's
-        list. Raises `UpstreamUnavailable` otherwise. If the server was down when the gateway started, its first request
-        triggers this check."""
+        """Check that each configured pattern for items of this kind (such as tools) matches an item in the server's
+        list. A server that was down when the gateway started is checked by its first request. Raises
+        `UpstreamUnavailable`: a pattern matches nothing."""
         if self._refuses_unmatched:
             require_matches(upstream, kind, listed)
 
     def _compare_resources(self, lists: _Lists) -> _ListNeeded | None:
         """Check the patterns for resources against the server's resources, templates and skills (`_compare`). Return
-        the list to request first; None if all three are known."""
+        the list to request first; None if the check is done or not wanted."""
         if not self._refuses_unmatched:
             return None
         resources = lists.names("resources/list", "")
@@ -443,22 +441,22 @@ class Admission:
         return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
 
     def may_get(self, upstream: ConfiguredUpstream, context: Context, method: str) -> bool:
-        """Return True if a request with this method may be sent to the server for a session with this context. A method
-        of an extension needs a server that declares the extension, and policy must not hide it. `method` is in
-        `METHODS`."""
+        """Return True if a session with this context may send the server requests with this method, which is in
+        `METHODS`. For a method of an extension, the server must declare the extension, and policy must not hide the
+        method."""
         row = METHODS[method]
         return not row.extension or (
             row.is_offered(upstream.declared) and not self._policy.why_method_hidden(context, upstream.name, method)
         )
 
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
-        """Return True if `tools`, the server's list, has the tool, and policy lets a session with this context call
+        """Return True if `tools` (the server's list) has the tool, and policy lets a session with this context call
         it."""
         return name in tools and self._policy.decide_listed(context, upstream.name, tools, name).allowed
 
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
-        """Return True if policy restricts the server's resources. Sessions then see only resources that the server
-        lists, or that match a listed template."""
+        """Return True if policy restricts the server's resources. Then sessions see only resources that the server
+        lists, and those that match a listed template."""
         return "resources" in self._policy.restricts(upstream.name)
 
     # -- lists
@@ -492,8 +490,8 @@ class Admission:
     def part_of(
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object] | None:
-        """Return a function that filters the result of a list request: it removes the items that the session may not
-        see. Return None if the method is no list, or policy hides nothing. `conversation` is None for a result from the
+        """Return a function that removes the items that the session may not see from the result of a list request.
+        Return None if the method is no list, or policy hides nothing. `conversation` is None for a result from the
         cache."""
         row = METHODS.get(method)
         if row is None or not row.listed:
@@ -528,8 +526,8 @@ class Admission:
 
 
 class CallTarget:
-    """Where a call was sent: the server, the conversation and the policy decision. `named` is the server's own name of
-    the called tool, as JSON; None if the client used the same name."""
+    """The place to which a call was sent: the server, the conversation and the policy decision. `named` is the server's
+    own name of the called tool, as JSON; None if the client used the same name."""
 
     __slots__ = ("_conversation", "admitted", "named", "upstream")
 
@@ -544,12 +542,12 @@ class CallTarget:
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """Return the conversation; None once the session has discarded it (the reference is weak)."""
+        """Return the conversation; None once the session has discarded it."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:
-        """Return True if another call of this tool would be sent in this conversation with the same decision. This
-        holds while the server's era for such clients and its list of tools are unchanged."""
+        """Return True if another call of this tool would be sent in this conversation, with the same decision: the
+        server's era for such clients and its list of tools are unchanged."""
         upstream, tool = self.upstream, self.admitted
         return (
             isinstance(tool, AdmittedTool)

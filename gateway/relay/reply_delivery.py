@@ -23,8 +23,8 @@ class CallReply:
     """Pass the frames of one exchange to the wire. The exchange's session is in use until the wire calls `done`.
 
     `events` stores frames for replay; None on a wire without replay. `held` is the size of the request's body in bytes,
-    which counts as in flight in the session until `done`. `kept` returns the request as bytes, which are stored with
-    the first event if more events follow; None if the call must not be repeated.
+    which counts as in flight until `done`. `kept` returns the request as bytes, to store with the first event if more
+    events follow; None if the call must not be repeated.
     """
 
     __slots__ = (
@@ -101,8 +101,7 @@ class CallReply:
         return self._recorded(live, events, frames) if events.is_ready(live.session.id, len(frames)) else None
 
     def _recorded(self, live: LiveSession, events: EventWriter, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Record frames for replay, and return their event ids. A frame with the id None is sent but cannot be
-        replayed."""
+        """Record frames for replay, and return their event ids. The id is None for a frame that cannot be replayed."""
         request = b""
         if not self._stream:
             # Keep the name: the exchange gets another number after each question of a modern server.
@@ -122,8 +121,8 @@ class CallReply:
         self._stream = stream
 
     def _recordable(self, frame: Frame) -> bytes | None:
-        """Return the bytes to record for replay; None to record nothing. If a result is larger than a session's log may
-        be, an error is recorded instead."""
+        """Return the bytes to record for a frame; None to record nothing. An error takes the place of a result that is
+        larger than a session's log."""
         if len(frame.data) <= MAX_LOG_BYTES:
             return frame.data
         if not frame.final:
@@ -141,7 +140,7 @@ class CallReply:
             self._events.end(live.session.id, self._stream)
 
     def release(self) -> None:
-        """Release the session and end the exchange, for a reply that has sent no frame. Others call `done` instead."""
+        """Release the session and end the exchange. Only for a reply that has sent no frame: any other needs `done`."""
         live = self.live
         if live is None or self._use is None:
             if self._exchange.watchers:
@@ -158,8 +157,8 @@ class CallReply:
 def record_whole(
     events: EventWriter | None, session: Session, number: int, server: str, client_id: bytes, frames: Sequence[Frame]
 ) -> Sequence[str | None] | None:
-    """Record all frames of a call at once, as `CallReply.record_at_hand` does. The call has the id `number` at
-    `server`. The session must be alive, and no frame larger than a log."""
+    """Record all frames of a call, and return their event ids, as `CallReply.record_at_hand` does. The call has the id
+    `number` at `server`. The session must be alive, and no frame may be larger than a log."""
     if events is None:
         return (None,) * len(frames)
     stream = stream_of_call(session, number, server, msgspec.json.decode(client_id))

@@ -1,7 +1,6 @@
 """Make the requests for one server: client calls, translated to the server's era, and requests of the gateway itself.
 
-Decide which results are cached, and for whom (MCP 2026-07-28, Caching). While a cached result is fresh, the server is
-not asked again.
+Decide which results are cached, and for whom (MCP 2026-07-28, Caching). A fresh cached result spares the request.
 """
 
 import functools
@@ -45,8 +44,7 @@ _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "b
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """A server's answer, the server's era, and the conversation in which it came; None if the answer is from the
-    cache."""
+    """A server's answer, the server's era, and the conversation in which it came; None: it is from the cache."""
 
     message: Message
     era: Era
@@ -59,7 +57,7 @@ class ServerAnswer:
 async def start(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
 ) -> None:
-    """Send a call in this conversation. `cache_key` is the key of its result; None if that must not be cached."""
+    """Send a call in this conversation. `cache_key` is the key of its result; None if the result must not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
         # Before the call is sent, so that the client is notified of changes.
@@ -137,8 +135,8 @@ def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Er
 
 
 def answer_with(call: Call, answer: ServerAnswer) -> bool:
-    """Answer a call with the answer that the server gave to an equal request. Return False, and do nothing, if the
-    server asks for input: then the call has to be sent."""
+    """Answer a call with the server's answer to an equal request. Return False, and do nothing, if the server asks for
+    input: then the call has to be sent."""
     exchange, message, conversation = call.exchange, answer.message, answer.conversation
     if isinstance(message.result, msgspec.Raw) and answer.era is MODERN:
         result = msgspec.json.decode(message.result, type=Object)
@@ -153,7 +151,7 @@ def answer_with(call: Call, answer: ServerAnswer) -> bool:
 
 
 def empty_result() -> Message:
-    """Return an empty result, which says that the request was executed."""
+    """Return an empty result: the request was executed."""
     return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
 
 
@@ -204,7 +202,7 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 
 def fresh(upstream: ConfiguredUpstream, call: Call, cache_key: CacheKey) -> ServerAnswer | None:
     """Return a fresh answer from the cache; None if there is none. A session that has its own process of a legacy
-    server gets None, because it must ask the process."""
+    server must ask the process, so it gets None."""
     if cache_key.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
     results = upstream.server_lists.results
@@ -220,9 +218,9 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
     """Return the key under which the result of this request may be cached; None if it must not be cached.
 
     A public result is cached for all callers that declare the same extensions, because servers list other tools to
-    hosts of MCP Apps. It is not cached if `_meta` has unknown keys, nor if the session's own process has announced
-    changed lists. A private result is cached for its session, or for its principal if sessions share the server. It is
-    never cached for an anonymous client without a session.
+    hosts of MCP Apps. It is not cached if `_meta` has unknown keys, or if the session's own process has announced
+    changed lists. A private result is cached for its session, or for its principal if sessions share the server; never
+    for an anonymous client without a session.
     """
     if not upstream.server_lists.results.takes(method) or is_answer_to_input(params):
         return None
@@ -244,8 +242,8 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
 
 
 def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, str]:
-    """Return the part of the cache key that says who may get a private result; None if nobody may. Also return the
-    session's id if only that session may; else an empty string."""
+    """Return the part of the cache key that says who may get a private result; None if nobody may. Also return the id
+    of the session if it alone may; else an empty string."""
     context, live = encode(call.exchange.context), call.live
     principal = call.principal if live is None else live.session.principal
     if live is None or upstream.settings.shared:
@@ -270,8 +268,8 @@ class ResultCaching:
         self._then = then
 
     def keep(self, live: LiveSession | None, message: Message) -> None:
-        """Cache the result, if that is allowed. Only the first call of this method does anything. The result of a
-        legacy server is cached only if its process has been asked for nothing but lists."""
+        """Cache the result, if that is allowed. Only the first call of this method does anything. A legacy server's
+        result is cached only if its process was asked for nothing but lists."""
         # A result after the client was asked for input may not be cached.
         cache_key, self._cache_key = self._cache_key, None
         if cache_key is None:

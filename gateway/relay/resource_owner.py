@@ -112,7 +112,8 @@ class OpenApps:
 
 
 class FoundOwner(NamedTuple):
-    """The server that has a resource. `answer` is its answer to the read, if the search had to read it; else None."""
+    """The server that has a resource. `answer` is its answer to a read that the search has made; None if it made
+    none."""
 
     upstream: ConfiguredUpstream
     answer: ServerAnswer | None = None
@@ -130,8 +131,8 @@ class ResourceOwners:
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
     async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> FoundOwner:
-        """Find the server of a resource that the session of the call sees. `may_be_template`: the URI may be a
-        template's, so it cannot be read.
+        """Find the server of a resource for the session of the call. `may_be_template`: the URI may be a template's, so
+        it cannot be read.
 
         Raises:
             Refused: no server has the resource.
@@ -153,9 +154,8 @@ class ResourceOwners:
         return found.upstream, call, found.answer
 
     def _origin(self, call: Call) -> tuple[ConfiguredUpstream, Call] | None:
-        """Return the server whose name is part of the URI (`named_uri`), and the call with the server's own URI.
-        None if the URI has no such name, or the server has no skills, may not get the method, or is hidden from the
-        session."""
+        """Return the server that the URI names (`named_uri`), and the call with the server's own URI. Return None if
+        the URI names none, or the server has no skills, may not get the method, or is hidden from the session."""
         name, uri = origin_of(text_of(call.params, "uri"))
         context, may_get = call.exchange.context, self._admission.may_get
         server = self._servers.to(context).get(name)
@@ -204,7 +204,7 @@ class ResourceOwners:
     # -- what is known
 
     def _known_owner(self, uri: str, servers: Servers, call: Call) -> ConfiguredUpstream | None:
-        """Return the server that is known to have the resource. None if none is known. Does not ask any server."""
+        """Return the server that is known to have the resource, without asking any server; None if none is known."""
         if fitting := self._known(uri, servers, call):
             return self._best(uri, servers, fitting, call)
         if (name := self._remembered.get(_key(call, uri), "")) in servers:
@@ -219,7 +219,8 @@ class ResourceOwners:
         return None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
-        """Return the servers that are known to list the resource, or whose tools use it as an app. All values are 1."""
+        """Return the servers that are known to list the resource, or whose tools use it as an app, each with the value
+        1."""
         fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
         if uri.startswith(APP_SCHEME):
             for name, server in servers.items():
@@ -230,13 +231,13 @@ class ResourceOwners:
         return fitting
 
     def lister(self, uri: str, call: Call) -> ConfiguredUpstream | None:
-        """Return the server that is known to list the resource, or None. Fast: clients subscribe to many at once."""
+        """Return the server that is known to list the resource; None if none is."""
         servers = self._candidates(uri, call)
         return next((server for server in servers.values() if _is_listed(uri, server, call)), None)
 
     def _candidates(self, uri: str, call: Call) -> Servers:
-        """Return the servers at which policy lets the session read the resource, in the order of the configuration. A
-        server that has not answered yet is included, although it may not have the method of the call."""
+        """Return the servers at which policy lets the session read the resource, in the order of the configuration.
+        Include a server that has not answered yet: whether it offers the call's method is unknown."""
         context, may_get = call.exchange.context, self._admission.may_get
         return {
             name: server
@@ -247,7 +248,7 @@ class ResourceOwners:
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
         """Return the server with the best match. If several match equally, return the one whose tool with this app the
-        session has called, or else the first in the configuration."""
+        session has called; if there is none, the first in the configuration."""
         best = max(fitting.values())
         names = [name for name in servers if fitting.get(name) == best]
         called = self._apps.server_of(call.live, uri)
@@ -256,7 +257,7 @@ class ResourceOwners:
     # -- requests to servers
 
     async def _names(self, servers: Servers, call: Call, method: str, uri: str) -> tuple[dict[str, Names], set[str]]:
-        """Request the names in a list (`method`) from each server. Return them by server, and the servers that were
+        """Request the names in the list `method` from each server. Return them by server, and the servers that were
         late."""
 
         async def names(upstream: ConfiguredUpstream) -> Names:
@@ -273,9 +274,9 @@ class ResourceOwners:
         return await self._gather(servers.values(), call, names)
 
     async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundOwner | None:
-        """Ask one server after the other for the resource until one has it. Servers that list similar URIs come first,
-        then the configuration's order counts. The request is `resources/read`, or the call itself if its method is of
-        an extension."""
+        """Ask the servers for the resource, until one has it. Servers that list similar URIs come first, then the order
+        of the configuration counts. The request is `resources/read`, or the call itself if its method is an
+        extension's. Add the servers without an answer to `late`."""
         asked = call.method if METHODS[call.method].extension else _READ
 
         async def ready(upstream: ConfiguredUpstream) -> int:
@@ -300,7 +301,7 @@ class ResourceOwners:
         return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == asked else None)
 
     async def _has(self, upstream: ConfiguredUpstream, call: Call, method: str) -> bool:
-        """Return True if a server has resources and may get both `method` and the method of the call."""
+        """Return True if a server has resources and may get both `method` and the call's own method."""
         capabilities, may_get = await upstream.capabilities(), self._admission.may_get
         context = call.exchange.context
         return "resources" in capabilities and all(may_get(upstream, context, each) for each in (method, call.method))
@@ -316,13 +317,13 @@ class ResourceOwners:
 
 
 def _is_answer(answer: ServerAnswer) -> bool:
-    """Return False if the server has answered that it does not have the resource. True for any other answer."""
+    """Return False if the server has answered that it does not have the resource; else True."""
     error = answer.message.error
     return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND
 
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
-    """Return the conversations whose lists apply to the call: that of its session, and those without a session."""
+    """Return the conversations whose lists apply to the call: its session's own, and those without a session."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 
@@ -334,7 +335,7 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
-    """Yield the known tool lists of a server. An app of a tool may be missing in the lists of resources (MCP Apps
+    """Yield the known tool lists of a server. The lists of resources may lack the app of a tool (MCP Apps
     2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
         tools = upstream.server_lists.known("tools/list", found)
@@ -379,8 +380,7 @@ class InTurn(Generic[T]):
 
     The first server is the likeliest, so it is asked alone; the others follow in groups. A group is asked when all
     before have answered without a hit, or after `wait_s` seconds. If several servers have a hit, the first in the order
-    wins. For that, later answers wait up to `wait_s` for earlier servers. The whole search takes at most `within_s`
-    seconds.
+    wins: a hit waits up to `wait_s` for earlier servers. The whole search takes at most `within_s` seconds.
     """
 
     ask: Callable[[str], Coroutine[Any, Any, T]]
@@ -408,8 +408,8 @@ class InTurn(Generic[T]):
             await self._leave()
 
     async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
-        """Return the first hit once all asked servers have answered, or at `until` (time of the event loop). With
-        `in_order`, a hit waits for servers before it that have not answered yet."""
+        """Return the first hit once all asked servers have answered, or at `until` (time of the event loop); None if
+        there is none. With `in_order`, a hit waits for the servers before it."""
         now = asyncio.get_running_loop().time
         while True:
             pending = [task for task in self._asked.values() if not task.done()]

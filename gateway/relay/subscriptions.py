@@ -101,7 +101,7 @@ async def relay_changes(
 
 
 def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> None:
-    """Subscribe again when the server's process starts again. The call that starts it may not know that it was gone."""
+    """Subscribe again at the next start of the server's process. The call that starts it may not know of the loss."""
 
     def again() -> None:
         with contextlib.suppress(UpstreamUnavailable):  # the session has ended
@@ -130,13 +130,13 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
 
 
 def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:
-    """Return the changes that the legacy client wants and a server with these capabilities can notify."""
+    """Return the changes that the legacy client wants, if a server with these capabilities can notify of them."""
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     return everything(uris).honoured(capabilities)
 
 
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
-    """Wait at most `CONFIRM_S` until the server has confirmed a legacy client's subscription. Done before a call."""
+    """Wait at most `CONFIRM_S` seconds until the server has confirmed a legacy client's subscription."""
     relay = gateway_subscription_of(live, upstream.name)
     if relay is not None and not relay.is_confirmed:
         await relay.settled(CONFIRM_S)
@@ -169,14 +169,14 @@ async def open_stream(
 
 
 def _share_extension(live: LiveSession, server: Declared) -> bool:
-    """Return True if the legacy client and the server have declared a common extension. It may have its own
+    """Return True if the legacy client and the server both declare an extension, which may have its own
     notifications."""
     return bool(server.names) and not set(caller_of(live).declared.names).isdisjoint(server.names)
 
 
 async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
-    """Acknowledge a `subscriptions/listen` at a modern server that is not running, and send it to the server in the
-    background with `send`. If the server cannot be reached or refuses, the stream ends with its error.
+    """Acknowledge a `subscriptions/listen` at a modern server that is not running. Start the server and send it the
+    request in the background, with `send`. If that fails, the stream ends with the error.
 
     Raises:
         UpstreamUnavailable: the session has ended.
@@ -204,10 +204,10 @@ async def listen(
     owner: Callable[[str, Call], ConfiguredUpstream | None] | None = None,
 ) -> None:
     """Answer a `subscriptions/listen` for several servers, or for one legacy server (`late` is None). Subscribe at late
-    servers when they start. Then the gateway itself notifies the client of changed lists.
+    servers when they start, and then notify the client of changed lists.
 
-    `owner` returns the server that is known to have a resource, which alone gets the subscription. If it returns None,
-    all servers get the subscription, because any of them may create the resource.
+    `owner` returns the server that is known to have a resource; only this server gets the subscription to it. If
+    `owner` returns None, all servers get the subscription, because any of them may create the resource.
 
     Raises:
         Refused: the subscriptions of the session are too large together.
@@ -256,7 +256,7 @@ def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
 
 
 async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[object]]) -> None:
-    """Run background work for an exchange. If the work fails, fail the exchange, which ends the client's stream."""
+    """Run background work for an exchange. If the work fails, fail the exchange, so that the client's stream ends."""
     CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
     try:
         await work()
@@ -416,8 +416,7 @@ class ServerSubscriptions:
             self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
 
     def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
-        """Record that a server has confirmed the subscription to this part of the filter; None: the subscription
-        failed."""
+        """Record that a server has confirmed this part of the filter. None: the subscription has failed."""
         waiting = self._unconfirmed.pop(upstream.name, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -427,12 +426,12 @@ class ServerSubscriptions:
             self._subscription.notify_all(part)
 
     async def confirmed(self) -> None:
-        """Wait at most `CONFIRM_S` until all servers that need not start have confirmed the subscription."""
+        """Wait at most `CONFIRM_S` seconds for the confirmations of all servers that are up."""
         if self._unconfirmed:
             await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
 
     def acknowledged(self, awaited: Iterable[str]) -> None:
-        """Record that the client got the acknowledgement, so its stream may end. The servers `awaited` are late."""
+        """Record that the client got the acknowledgement: its stream may end. The servers `awaited` are late."""
         self._is_acknowledged = True
         self._awaited.update(awaited)
         self._end_with_the_last()
@@ -459,7 +458,7 @@ class ServerSubscriptions:
             self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def end(self) -> None:
-        """End the subscriptions at the servers. Keep those to resources that other streams of the session need."""
+        """End the subscriptions at the servers, except those to resources that other streams of the session need."""
         self.has_ended = True
         self._lost.end()
         for answer in tuple(self._answers):
@@ -482,8 +481,8 @@ def listen_params(wanted: Filter, more: Object | None = None) -> Object:
 class LostSubscriptions:
     """Reopen the lost parts of one stream. `listen` subscribes at a server in a conversation of the session.
 
-    No process is started for this, because an unused process has nothing to notify: its part is opened when it next
-    starts. A server behind a URL is asked again after the delay of a `Backoff`.
+    The part at a process is opened when the process next starts: an unused process has nothing to notify. The part at a
+    URL is opened after the delay of a `Backoff`.
     """
 
     def __init__(
@@ -527,6 +526,6 @@ class LostSubscriptions:
             stop()
 
     def end(self) -> None:
-        """Stop reopening parts. Called when the stream has ended."""
+        """Stop reopening parts."""
         for name in tuple(self._stop):
             self._forget(name)
