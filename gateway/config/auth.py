@@ -16,7 +16,7 @@ from gateway.config.settings_base import Frozen, fault_of_header
 
 API_KEY_ISSUER: Final = "api-key"
 OPERATOR_ISSUER: Final = "operator"
-"""Of operators who try tools in sessions of their own."""
+"""The issuer of operators who try tools in sessions of their own."""
 _RESERVED_ISSUERS: Final = (API_KEY_ISSUER, OPERATOR_ISSUER, "anonymous")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 # Signatures with a public key only: with a shared secret whoever verifies can also sign.

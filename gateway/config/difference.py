@@ -103,7 +103,7 @@ def digest(settings: Settings) -> str:
     """Return a digest of what the file says of servers, of the settings that a reload applies, and of the lock; empty
     if there is no file. Replicas may differ in the rest, and in the values of variables.
 
-    The file may have short secrets, and the digest is stored: so it is one that is slow to guess by.
+    The digest is stored, and the file may have short secrets, so it is one that takes long to compute.
     """
     origins = settings.gateway.origins
     if origins is None or not origins.document:
@@ -132,7 +132,7 @@ def applied(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Settings:
     each setting that needs a restart (`restart` as in `difference`).
 
     Raises:
-        ConfigurationError: what the two give together is invalid, or a reload must not do it.
+        ConfigurationError: the two together are invalid, or a change needs a restart, or is a new fault of a server.
     """
     kept = old.gateway
     if old.gateway.allows_anonymous != new.gateway.allows_anonymous:
@@ -160,8 +160,8 @@ def applied(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Settings:
 def _update(
     name: str, old: GatewaySettings, new: GatewaySettings, paths: Iterable[str], restart: Set[str]
 ) -> dict[str, Any]:
-    """Return the values of single settings in the object `name` that differ from the rest of the object: new ones in an
-    object that is kept, and kept ones in an object that is new."""
+    """Return the values of single settings in the object `name` that are treated unlike the object: the new ones if the
+    object is kept, the old ones if the object is new."""
     source = old if name in _RELOADED else new
     moved = (path for path in paths if "." in path and _is_reloaded(path, restart) is (name not in _RELOADED))
     return {(part := path.partition(".")[2]): getattr(getattr(source, name), part) for path in moved}

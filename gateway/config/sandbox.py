@@ -178,9 +178,9 @@ class Sandbox:
 
 
 def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: str, command: str = "") -> Sandbox:
-    """Return the merged sandbox of a server for sessions of that trust. `where` is the setting with the table `own`.
-    `everywhere` is the table for all servers. `command` is the server's command: a container engine has the profile
-    `off` unless `own` names another one."""
+    """Merge the sandbox of a server for sessions of this trust, and return it. `own` is the server's table, and `where`
+    the setting that has it. `everywhere` is the table for all servers. `command` is the server's command: a container
+    engine has the profile `off` unless `own` names another one."""
     key: Trust = "direct" if trust == "direct" else "sandboxed"
     settings = [_layers(f"{where}.sandbox", own, key), _layers("gateway.sandbox", everywhere, key)]
     profile, chosen_by, launcher = _chosen(settings, command)

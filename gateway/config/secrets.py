@@ -133,8 +133,8 @@ def fault_of_url(url: str, consents: Mapping[str, ConsentSettings | None]) -> st
 
 
 def browser_url(public: str, resource: str, host: str, port: int) -> str:
-    """Return the gateway's URL for browsers: `public`, or that of `resource`, where clients find all servers, or that
-    of the listener on loopback. Empty if there is none, or none that is safe for what people enter."""
+    """Return the gateway's URL for browsers: `public`; else the host of `resource`, if clients find all servers there;
+    else the listener, if it is on loopback. Empty if there is none that is safe for what people enter."""
     is_whole = bool(public) or urlsplit(resource).path.rstrip("/") in ("", "/mcp")
     try:
         if given := public or resource:

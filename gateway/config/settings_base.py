@@ -117,8 +117,7 @@ Pattern = Annotated[str, AfterValidator(usable)]
 
 
 def or_says(words: str) -> WrapValidator:
-    """Return a validator whose error says what a value of several types may be. Each of the types would have its
-    own."""
+    """Return a validator whose error for a value of several types is `words`, in place of one error for each type."""
 
     def validated(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         try:

@@ -151,8 +151,8 @@ class UpstreamSettings(BaseModel):
 
     @classmethod
     def unusable(cls, given: Any, faults: Iterable[str]) -> Self:
-        """Return the entry of a server that is not served because of its faults. Only `direct_only` and `permissions`
-        of the given entry are kept. If they are invalid, the server is hidden from all sessions."""
+        """Return an entry that stands for a server with faults, which is not served. It keeps only `direct_only` and
+        `permissions` of the `given` entry. If these are invalid, no session sees the server."""
         names = given.keys() if isinstance(given, dict) else ()
         seen = {name: given[name] for name in _VISIBILITY if name in names}
         is_hidden = any(name not in cls.model_fields and meant(str(name), _VISIBILITY) for name in names)
@@ -178,7 +178,7 @@ class UpstreamSettings(BaseModel):
 
     @property
     def is_gateway(self) -> bool:
-        """Return True if the server is the gateway that `stdio --url` was given, whose reports count."""
+        """Return True if the server is the gateway that `stdio --url` was given (`of_gateway`)."""
         return self._is_gateway
 
     @property

@@ -185,8 +185,8 @@ _MODE: Final = 0o600
 
 
 def add_entry(path: Path, file: ClientFile, *, copy: Path | None = None, url: str = "") -> bool:
-    """Add the entry to the file at `path`, which is made if it is missing. False if it is there already. With
-    `copy`, a change of a file leaves a copy of it as it was there. `url`: see `with_entry`.
+    """Add the entry to the file at `path`, which is made if it is missing. Return False if the entry is there already.
+    Before a file is changed, it is copied to `copy`. `url`: see `with_entry`.
 
     Raises:
         ConfigurationError: the file cannot be read or written, or has another entry of that name.
@@ -214,8 +214,8 @@ def _keep_copy(path: Path, kept: Path) -> None:
 
 
 def copy_of(path: Path) -> Path:
-    """Return where a copy of a file as it is now is kept. It has the credentials of the file, so it is not beside it:
-    servers may read there, and a repository could have it, or bring one along. Raises `OSError`."""
+    """Return the path for a copy of a file's present content. The copy has the credentials of the file, so it is not
+    beside it: servers may read there, and a repository could have it, or bring one along. Raises `OSError`."""
     own = os.environ.get("XDG_STATE_HOME", "")
     base = Path(own) if own.startswith("/") else Path.home() / ".local/state"
     digest = hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()
@@ -259,9 +259,9 @@ def _check_links(path: Path) -> None:
 
 
 def with_entry(text: str, file: ClientFile, where: str, *, url: str = "") -> str:
-    """Return the text of a file with the entry added. `where` is the file's name in messages. `url`: where the entry
-    leads, if one of that name that leads to another gateway of this machine is to follow. Raises `ConfigurationError`
-    if the text cannot be edited."""
+    """Return the text of a file with the entry added. `where` is the file's name in messages. `url`: the URL in the
+    entry; if an entry of that name leads to another gateway of this machine, its URL is replaced by this one. Raises
+    `ConfigurationError` if the text cannot be edited."""
     if not text.strip():
         return file.text
     document = parsed_document(text, where, is_toml=file.language == "toml")
@@ -298,8 +298,8 @@ def with_entry(text: str, file: ClientFile, where: str, *, url: str = "") -> str
 
 
 def _former_url(before: Any, entry: Any, url: str) -> str:
-    """Return the URL of this machine with which an entry differs from `entry`, which has `url` in its place; empty if
-    they differ in anything else."""
+    """Return the URL of another gateway of this machine that `before` has in place of `url`; empty if `before` differs
+    from `entry` in anything else."""
     was, wanted = (json.dumps(each, sort_keys=True) for each in (before, entry))
     for found in re.findall(r'"(https?://[^"\\]+)"', was):
         is_gateway = is_of_this_machine(found) and urlsplit(found).path == urlsplit(url).path
