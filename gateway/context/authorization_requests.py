@@ -1,7 +1,7 @@
 """Send requests to authorization servers, and read what their token endpoints answer.
 
 These servers are believed little: no redirects, 64 KiB, ten seconds, and bearer tokens of the characters of RFC 6750
-only. Of an error the code alone is read, because descriptions may quote what was sent.
+only. Of an error only the code is read, because descriptions may quote what was sent.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _NO_ACCESS: Final = (ID_JAG, "urn:ietf:params:oauth:token-type:refresh_token")
 ANSWER_S: Final = 10.0
 """Seconds that an authorization server has to answer."""
 ASKED_AGAIN_S: Final = 5.0
-"""Seconds after which it is asked again for a token that it has refused, or not answered for."""
+"""Seconds after which a server is asked again for a token that it has refused, or has not answered for."""
 _EARLY: Final = 0.1
 _MOST_EARLY_S: Final = 30.0
 """A token is replaced in the last tenth of its lifetime, at most half a minute before its end: it must not expire on
@@ -45,19 +45,19 @@ _LONGEST_S: Final = 10 * 365 * 86_400.0
 """The longest lifetime that is believed: stores keep no value for any number of seconds."""
 _CODE: Final = re.compile(r"[a-z_]{1,40}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-"""RFC 6750 §2.1."""
+"""The syntax of a bearer token (RFC 6750 §2.1)."""
 _MOST_AT_ONCE: Final = 16
-"""Requests to one authorization server at the same time: one that hangs must not take all sockets."""
+"""The most concurrent requests to one authorization server: one that hangs must not take all sockets."""
 _MOST_SERVERS: Final = 256
-"""Servers whose requests are counted."""
+"""The most servers whose requests are counted."""
 _MOST_BYTES: Final = 64 << 10
 _MOST_PARTS: Final = 1_024
-"""Parts in which an answer comes: while many small ones are taken apart, nothing else runs."""
+"""The most parts of an answer: while many small parts are read, nothing else runs."""
 _KEPT: Final = ("content-type", "www-authenticate")
 
 
 class BadAnswer(Exception):
-    """The endpoint is not what it should be. The message says what it does, and may be sent to the client."""
+    """An answer is not that of an authorization server. The message says why, and may be sent to the client."""
 
 
 class NoToken(Exception):
@@ -144,8 +144,8 @@ class AuthorizationRequests:
         return httpx2.Response(response.status_code, headers=headers, content=data, request=request)
 
     async def token(self, named_by: str, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
-        """Return what a token endpoint gives. `named_by` is the setting that has it, for log lines. Raises
-        `NoToken`."""
+        """Request a token, and return the endpoint's answer. `named_by` is the setting with the endpoint, for log
+        lines. Raises `NoToken`."""
         where = f"{named_by}: the token endpoint of {urlsplit(endpoint).hostname}"
         why, code = "the authorization server does not answer", ""
         try:

@@ -84,8 +84,8 @@ class Announcements:
         }
 
     def of(self, request: Request, *, is_anonymous: bool = False) -> Announced:
-        """Return the announcements in a request. A context field may be the session key, but not that of an anonymous
-        client, because whoever knows that key has the session.
+        """Return what a request announces: the workspace, and the context fields in `_meta`, in headers and from the
+        session key. The key of an anonymous client is left out, because whoever knows the key has the session.
 
         Raises:
             Refused: 400, an announced value is not allowed.
@@ -110,8 +110,8 @@ class Announcements:
         return self._id_of(announced) if announced else ""
 
     def agreed(self, meta: Object, context: Context) -> Object:
-        """Return the `_meta` to send to servers. An announced workspace that differs from the context's is removed,
-        because a server could read it and work in the wrong workspace. If the session has no workspace, it stays."""
+        """Return the `_meta` to send to servers, without an announced workspace that differs from the context's: a
+        server could read it and work in the wrong workspace. If the session has no workspace, nothing is removed."""
         if not context.workspace and context.provenance.workspace == "announced":
             return meta
         return self._path.without(meta, lambda said: bool(said) and not self._is_of(context, said))

@@ -2,7 +2,7 @@
 2026-07-28 (Authorization) says. Discovery, client ids and checks are the functions of the official SDK.
 
 Each step belongs to one browser, which has proved whose it is (`gateway.serving.pages.consent_pages`). So a person who
-opens somebody else's link, at the gateway or at the authorization server, ends nowhere.
+opens somebody else's link, at the gateway or at the authorization server, connects nothing.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ _REGISTERED_S: Final = 90 * 86_400.0
 
 
 class ConsentFailed(Exception):
-    """Nobody was connected to anything. The message says why, and may be shown to the person."""
+    """A consent has failed, and no token was stored. The message says why, and may be shown to the person."""
 
 
 class _Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class _Found(NamedTuple):
     scope: str
 
     def context(self, server: str, client: OAuthClientInformationFull) -> OAuthContext:
-        """Return what the SDK knows of a request, without its storage and its browser."""
+        """Return the SDK's context of a request, without storage and browser."""
         own, client_of = cast("Any", None), OAuthClientMetadata(redirect_uris=client.redirect_uris)
         return OAuthContext(
             server,
@@ -324,7 +324,7 @@ def _issuer_of(found: ProtectedResourceMetadata | None, settings: ConsentSetting
 
 
 def _current(grant: Grant, settings_of: Callable[[str, Principal], ConsentSettings | None]) -> ConsentSettings:
-    """Return the settings of a grant. Raises `ConsentFailed`: by the configuration now, nobody could use it."""
+    """Return the present settings of a grant. Raises `ConsentFailed` if they have changed since the grant has begun."""
     settings = settings_of(grant.secret, grant.principal)
     if settings is None or grant_name(grant.secret, settings, grant.principal) != grant.name:
         raise ConsentFailed("the gateway's configuration has changed meanwhile")

@@ -77,7 +77,8 @@ class Sealed:
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The link that a person opens to consent: for which secret, whose grant it makes, and until when."""
+    """A link that a person opens to consent: the secret, the name of the grant that it makes, and the end of its
+    validity."""
 
     secret: str
     grant: str
@@ -89,8 +90,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     `form` and `headers` are what token requests of this client have. `registration` is the name of the client's record
     if the gateway has registered it. `until`: the Unix time from which the token is replaced; `expires`: when it is not
-    valid any more. `refreshes`: until then, a replica refreshes it, or nobody tries again because of `fault`.
-    `is_rejected`: the server has not accepted the token, or the one before it.
+    valid any more. `refreshes`: the Unix time until which one replica refreshes the token, or nobody tries again
+    because of `fault`. `is_rejected`: the server has not accepted the token, or the one before it.
     """
 
     name: str
@@ -127,8 +128,8 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is connected to what: a principal, and the secret and the server that the principal has consented to. The
-    present token `expires` at a Unix time, and is refreshed if `is_refreshed`."""
+    """A connected account: a principal, and the secret and the server that the principal has consented to. The present
+    token `expires` at a Unix time, and is refreshed if `is_refreshed`."""
 
     principal: str
     secret: str
@@ -150,7 +151,7 @@ class ConsentedTokens:
 
     @property
     def requests(self) -> "AuthorizationRequests":
-        """Return what sends requests to authorization servers."""
+        """Return the sender of requests to authorization servers, which is made at its first use."""
         if self._made is None:
             from gateway.context.authorization_requests import AuthorizationRequests  # loads an HTTP client
 
@@ -162,7 +163,7 @@ class ConsentedTokens:
 
         Raises:
             ConsentNeeded: the principal has not consented, or not any more.
-            UpstreamUnavailable: the principal is nobody, or store or authorization server do not answer.
+            UpstreamUnavailable: the principal is anonymous, or store or authorization server do not answer.
         """
         if principal.is_anonymous:
             raise UpstreamUnavailable(
@@ -203,7 +204,7 @@ class ConsentedTokens:
     # -- refreshing
 
     async def _refreshed(self, name: str, settings: ConsentSettings, text: bytes, grant: Grant) -> None:
-        """Refresh a token, unless another replica is first. What comes of it is in the store afterwards."""
+        """Refresh a token, unless another replica is first. The outcome is in the store afterwards."""
         claimed = replace(grant, refreshes=self.clock() + _REFRESH_S, fault="")
         mark = self.sealed.seal(name, claimed)
         if not await self.sealed.store.replace(name, text, mark, self._kept_s(grant)):
@@ -258,8 +259,8 @@ class ConsentedTokens:
         return max(left_s, KEPT_S) if grant.refresh else left_s
 
     async def reject(self, secret: str, settings: ConsentSettings, principal: Principal, sent: Collection[str]) -> None:
-        """Replace a token that its server does not accept, if it is in one of the texts that were sent: by a new one
-        if that may help, else by a new consent. To reject it once more, as calls that were sent with it do, changes
+        """Replace a token that its server does not accept, if one of the texts in `sent` has it: by a refresh if that
+        may help, else by a new consent. Repeated rejections, by calls that were sent with the same token, change
         nothing."""
         name = grant_name(secret, settings, principal)
         with contextlib.suppress(StoreUnavailable):
@@ -286,7 +287,7 @@ class ConsentedTokens:
         raise StoreUnavailable("the grant changes too often")
 
     async def connections(self) -> list[Connection]:
-        """Return who is connected to what, without any token, in order. Raises `StoreUnavailable`."""
+        """Return all connections, sorted, without tokens. Raises `StoreUnavailable`."""
         found = [
             Connection(
                 principal=str(grant.principal),
@@ -314,7 +315,7 @@ class ConsentedTokens:
 
     async def end_unused(self, secrets: Mapping[str, SecretSettings], is_known: Callable[[Principal], bool]) -> None:
         """Remove the grants that no session can use any more: of secrets that are configured anew, and of principals
-        that are not known any more. Otherwise, who gets the name later would get them too."""
+        that are not known any more. Otherwise, whoever gets such a name later would get its grants."""
 
         def is_unused(grant: Grant) -> bool:
             consent = None if (settings := secrets.get(grant.secret)) is None else settings.consent
@@ -352,8 +353,8 @@ def with_token(grant: Grant, given: "Given", now: float) -> Grant:
 
 
 def grant_name(secret: str, settings: ConsentSettings, principal: Principal) -> str:
-    """Return the name of a principal's grant. What a person consents to is in it, so that no token goes elsewhere. How
-    the client proves what it is may change."""
+    """Return the name of a principal's grant. It is made of what the person consents to, so that no token goes
+    elsewhere, but not of how the client authenticates, which may change."""
     consented = [settings.resource, settings.issuer, settings.client_id, settings.scopes]
     text = json.dumps([secret, principal.key, *consented])
     return f"grant/{hashlib.blake2b(text.encode(), digest_size=24).hexdigest()}"

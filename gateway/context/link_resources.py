@@ -30,7 +30,7 @@ class LinkResources:
 
     @property
     def file_values(self) -> set[str]:
-        """Return the values that its files have, or had not long ago."""
+        """Return the values that the link's files have, or had not long ago."""
         return set() if self.files is None else {*self.files.known}
 
 
@@ -44,7 +44,7 @@ class Held:
         self._releases: list[Callable[[], None]] = []
 
     def add(self, release: Callable[[], None]) -> None:
-        """Call `release` as one of those."""
+        """Register a function that releases one resource."""
         self._releases.append(release)
 
     def __enter__(self) -> "Held":
@@ -55,7 +55,7 @@ class Held:
             self.close()
 
     def close(self) -> None:
-        """Release all of it, whatever fails."""
+        """Release all resources, even if one release fails."""
         if self._releases:
             release = self._releases.pop()
             try:

@@ -48,7 +48,7 @@ def is_template(value: str) -> bool:
 
 
 def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the secrets for whose files the values have a placeholder: the placeholder of its value, by its name."""
+    """Return the secrets whose files the values name: by secret, the placeholder of its value."""
     return {name: f"${{secret:{name}}}" for name in secrets_in(*values.values(), kind=_FILE)}
 
 
@@ -125,8 +125,8 @@ class PrincipalSecrets:
         return CurrentSecrets({name: PLACEHOLDER.sub(filled, value) for name, value in values.items()}, until)
 
     async def reject(self, values: Mapping[str, str], principal: Principal, sent: Collection[str]) -> None:
-        """Have tokens replaced that the server does not accept. `sent`: the values that it was sent, which later
-        ones may have replaced."""
+        """Have tokens replaced that the server does not accept. `sent`: the values that the server was sent; they may
+        be older than the present ones."""
         for name in secrets_in(*values.values()):
             settings = self.consent_of(name, principal)
             if settings is not None and self._consented is not None:

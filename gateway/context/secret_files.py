@@ -24,9 +24,10 @@ _LONGEST_S: Final = 10.0
 _MISSING_S: Final = 1.0
 """The time until the next renewal if there is no token."""
 _LATE_S: Final = 0.1
-"""The same if the token should have been replaced already: another replica does that, and the end is near."""
+"""The time until the next renewal if the token is overdue: another replica is replacing it."""
 _HIDDEN: Final = 16
-"""Values of each secret that are hidden in what the process writes: it may have read a token before the present one."""
+"""The number of values of each secret that are hidden in what the process writes: it may have read a token before the
+present one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -105,12 +106,12 @@ class SecretFiles:
             self._start_timer()
 
     def renew_while(self, is_needed: Callable[[], bool]) -> None:
-        """Renew the files in time as long as `is_needed` returns True then, and remove them when it does not."""
+        """Renew the files in time. Remove them once `is_needed` returns False when a renewal is due."""
         self._is_needed = is_needed
         self._start_timer()
 
     def _start_timer(self) -> None:
-        """Start the timer of the next renewal, unless one ends before it would."""
+        """Start the timer of the next renewal, unless one runs that ends earlier."""
         if not self.renewed or self._fd < 0:
             return
         loop, left_s = asyncio.get_running_loop(), self._until - self._clock()

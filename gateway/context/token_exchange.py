@@ -37,7 +37,7 @@ _ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 class HeldToken(msgspec.Struct, frozen=True):
-    """A token, or why there is none; and the Unix time at which it is asked for again."""
+    """A token, or why there is none; and the Unix time from which a new one is requested."""
 
     token: str
     until: float
