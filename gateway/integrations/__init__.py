@@ -1,1 +1,1 @@
-"""Sessions for other programs: with a gateway inside them, or without a gateway."""
+"""Give sessions to other programs: with a gateway inside them, or without a gateway."""

@@ -221,7 +221,7 @@ def response_of(refused: Refused) -> tuple[int, bytes, HeaderList]:
 
 
 class _Answer:
-    """The answer to one request. It sends the session's id to the client."""
+    """The app's answer to one request or handshake. Subclasses send it, with the id of a new session."""
 
     __slots__ = ("_carriers", "_is_replaced", "_scope", "_send", "has_begun", "session")
 
