@@ -57,8 +57,8 @@ def error_of(code: int, message: str, correlation: str) -> dict[str, Any]:
 
 
 def session_unknown() -> Refused:
-    """Refuse a session id that is unknown, expired, ended, forged or another principal's. The answer is the same for
-    all, so that it reveals nothing about other sessions."""
+    """Return the error for a session id that is unknown, expired, ended, forged or another principal's. The answer is
+    the same for all, so that it reveals nothing about other sessions."""
     return Refused(
         404,
         SESSION_UNKNOWN,
@@ -68,7 +68,7 @@ def session_unknown() -> Refused:
 
 
 def no_session() -> Refused:
-    """Refuse a legacy message that needs a session and names none (MCP 2025-11-25, Transports §Session Management)."""
+    """Return the error for a legacy message without the session that it needs (MCP 2025-11-25, Session Management)."""
     return Refused(
         400,
         INVALID_REQUEST,
@@ -78,7 +78,7 @@ def no_session() -> Refused:
 
 
 def session_key_needed(line: str) -> Refused:
-    """Refuse a client that brings no session back and would share one with others. `line` gives it its own."""
+    """Return the error for a client that returns to no session and would share one. `line` gives it a key."""
     return Refused(
         400,
         INVALID_REQUEST,
@@ -89,33 +89,33 @@ def session_key_needed(line: str) -> Refused:
 
 
 def unauthenticated(reason: str, challenge: str) -> Refused:
-    """Refuse a missing or invalid credential. `reason` is the message, `challenge` the header's parameters (RFC 6750
-    §3)."""
+    """Return the error for a missing or invalid credential. `reason` is the message, `challenge` the header's
+    parameters (RFC 6750 §3)."""
     return Refused(
         401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"}, reason="unauthenticated"
     )
 
 
 def insufficient_scope(reason: str, challenge: str) -> Refused:
-    """Refuse a valid token that lacks a scope. The client can request a token with the scope (RFC 6750 §3.1)."""
+    """Return the error for a valid token that lacks a scope. The client can request one with it (RFC 6750 §3.1)."""
     return Refused(
         403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"}, reason="insufficient_scope"
     )
 
 
 def _unavailable(reason: str, message: str, *, retry_after_s: int = 1) -> Refused:
-    """Refuse a request that was not executed. The client can send it again after `retry_after_s` seconds."""
+    """Return the error for a request that was not executed. The client can repeat it after `retry_after_s` seconds."""
     headers = {"Retry-After": str(retry_after_s)}
     return Refused(503, STORE_UNAVAILABLE, message, reason=reason, headers=headers)
 
 
 def store_unavailable() -> Refused:
-    """Refuse a request because the store does not answer. The status is not 404: clients would discard the session."""
+    """Return the error while the store does not answer. Its status is not 404: clients would discard the session."""
     return _unavailable("store_unavailable", "The session store does not answer. Your session is not lost. Try again.")
 
 
 def store_full() -> Refused:
-    """Refuse a new session, because the maximum number of sessions is reached and all of them are in use."""
+    """Return the error for a new session if the store has its maximum of sessions, and all of them are in use."""
     message = "The gateway has as many sessions as it allows, and all are in use. Try again."
     return _unavailable("store_full", message, retry_after_s=5)
 
@@ -167,7 +167,7 @@ class ConsentNeeded(StartRefused):
 
 
 def left_out(*servers: str) -> Refused:
-    """Refuse a request that needs servers without a usable configuration. The faults themselves are for operators."""
+    """Return the error for a request to servers with an unusable configuration. The faults are for operators only."""
     named, each = ", ".join(map(repr, servers)), len(servers) == 1
     who = f"server {named} is left out: its configuration has" if each else f"servers {named} are left out: each has"
     message = f"{who} a fault, which the gateway's log names. The same request fails again until it is corrected"
@@ -180,13 +180,13 @@ def store_refused(error: StoreError) -> Refused:
 
 
 def unreachable() -> Refused:
-    """Refuse a request whose session no replica can serve: its owner does not answer, but may still be running."""
+    """Return the error for a request whose session no replica can serve: the owner is silent, but may still run."""
     text = "The gateway that serves your session does not answer. Your session is not lost. Try again."
     return _unavailable("replica_unreachable", text)
 
 
 def outcome_unknown() -> Refused:
-    """Answer a request that may have taken effect and cannot be repeated. Replaces any other refusal of the request."""
+    """Return the error for a request that may have taken effect and cannot be repeated. Replaces any other error."""
     return Refused(
         200,
         OUTCOME_UNKNOWN,
@@ -196,26 +196,26 @@ def outcome_unknown() -> Refused:
 
 
 def not_found_by_others() -> Refused:
-    """Refuse a new session, because other replicas cannot reach this one and would take the session over."""
+    """Return the error for a new session here that others would take over, because they cannot reach this replica."""
     why = "other gateways cannot reach it at its gateway.advertise address"
     return _unavailable("replica_not_ready", f"This gateway is not ready: {why}. Try again.")
 
 
 def too_many_exchanges() -> Refused:
-    """Refuse a call, because its session has the maximum number of calls in flight (`limits.exchanges`)."""
+    """Return the error for a call if its session has the maximum of calls in flight (`limits.exchanges`)."""
     reason = "Too many calls of this session are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_many_calls")
 
 
 def too_much_in_flight(whose: str) -> Refused:
-    """Refuse a request, because the bodies of the unanswered requests of `whose` have too many bytes. The rest of its
-    body is not read."""
+    """Return the error for a request if the bodies of the unanswered requests of `whose` have too many bytes. The
+    rest of its body is not read."""
     reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_much_in_flight")
 
 
 def cancelled_by_client() -> Refused:
-    """Answer a request that its client has cancelled before it was sent to a server."""
+    """Return the error for a request that its client has cancelled before it was sent to a server."""
     return Refused(200, CANCELLED_BY_CLIENT, cancelled_message(CANCELLED_BY_CLIENT, ""), reason="cancelled_by_client")
 
 
@@ -226,12 +226,12 @@ def cancelled_message(code: int, reason: str) -> str:
 
 
 def unknown_tool(name: str) -> Refused:
-    """Refuse a tool that does not exist or that policy hides from this session. The answer is the same for both."""
+    """Return the error for a tool that does not exist; it is the same if policy hides the tool from the session."""
     return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}", reason="unknown_tool")
 
 
 def changed_tool(name: str) -> Refused:
-    """Refuse a tool that has changed since its session was shown it (`policy.changed_tools`)."""
+    """Return the error for a tool that has changed since its session was shown it (`policy.changed_tools`)."""
     text = (
         f"Tool {name[:128]} has changed since it was listed to this session, and is not called any more in it. Open a "
         "new session, and list the tools there, to see and call it as it is now."
@@ -240,14 +240,14 @@ def changed_tool(name: str) -> Refused:
 
 
 def unknown_prompt(name: str) -> Refused:
-    """Refuse a prompt that does not exist or that policy hides from this session. The answer is the same for both."""
+    """Return the error for a prompt that does not exist; it is the same if policy hides the prompt from the session."""
     return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}", reason="unknown_prompt")
 
 
 def unknown_resource(uri: str, era: str = "modern", method: str = "resources/read") -> Refused:
-    """Refuse a resource that does not exist or that policy hides from this session. The answer is the same for both.
-    The legacy era has its own error code for this, except for completions (MCP 2025-11-25, Resources and Completion,
-    Error Handling) and directories (the Skills extension, Error Handling)."""
+    """Return the error for a resource that does not exist; it is the same if policy hides the resource from the
+    session. The legacy era has its own error code for this, except for completions (MCP 2025-11-25, Resources and
+    Completion, Error Handling) and directories (the Skills extension, Error Handling)."""
     is_old = era == "legacy" and method.startswith("resources/") and method.count("/") == 1
     return Refused(
         200,
@@ -259,8 +259,8 @@ def unknown_resource(uri: str, era: str = "modern", method: str = "resources/rea
 
 
 def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) -> Refused:
-    """Refuse a method that no server of the session has. `among` names the servers if several may have it. The modern
-    era requires HTTP status 404 (MCP 2026-07-28, Streamable HTTP)."""
+    """Return the error for a method that no server of the session has. `among` names the servers if several may have
+    it. The modern era requires HTTP status 404 (MCP 2026-07-28, Streamable HTTP)."""
     text = f"Method not found: {method[:128]}"
     if among:
         names = ", ".join(among[:8])
@@ -269,7 +269,7 @@ def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) 
 
 
 def unusable_tool(name: str, fault: str) -> Refused:
-    """Refuse a call of a tool whose input schema is invalid, so that the gateway cannot check the arguments."""
+    """Return the error for a call of a tool whose arguments cannot be checked, as its input schema is invalid."""
     why = f"Tool {name[:128]} cannot be called, because its input schema is invalid: {fault}"
     return Refused(200, INVALID_PARAMS, why, reason="unusable_schema")
 
@@ -292,19 +292,19 @@ class InvalidArguments(Refused):
 
 
 def invalid_arguments(tool: str, path: str, problem: str, fault: ArgumentFault = "schema") -> InvalidArguments:
-    """Refuse arguments. `path` is the place of the fault, `problem` its description."""
+    """Return the error for arguments of a tool. `path` is the place of the fault, `problem` its description."""
     return InvalidArguments(f"Invalid arguments for {tool[:128]}: {path}: {problem}", fault)
 
 
 def malformed_arguments() -> Refused:
-    """Refuse arguments that are not a JSON object. This is a fault of the client, not of a model (MCP,
+    """Return the error for arguments that are not a JSON object. This is a fault of the client, not of a model (MCP,
     CallToolRequest)."""
     return Refused(200, INVALID_PARAMS, "params.arguments must be an object")
 
 
 def unknown_handle(tool: str, given: object) -> InvalidArguments:
-    """Refuse a handle of a child session that is unknown, closed, expired, misspelt or another principal's. The answer
-    is the same for all."""
+    """Return the error for a handle of a child session that is unknown, closed, expired, misspelt or another
+    principal's. The answer is the same for all."""
     shown = repr(given[:32]) if isinstance(given, str) else f"({type(given).__name__})"
     return InvalidArguments(
         f"{tool[:64]}: arguments.session: you have no session {shown}. Open one with open_session, or omit `session` "
@@ -314,7 +314,7 @@ def unknown_handle(tool: str, given: object) -> InvalidArguments:
 
 
 def too_many_handles(most: int) -> Refused:
-    """Refuse to open a child session, because the client has the maximum number (`most`) of them."""
+    """Return the error for a further child session of a client that has the maximum number of them, `most`."""
     return Refused(
         200,
         INVALID_PARAMS,
@@ -324,8 +324,8 @@ def too_many_handles(most: int) -> Refused:
 
 
 def too_often(what: str, wait_s: int) -> Refused:
-    """Refuse a request beyond a rate limit. `what` names the limited requests. The next is allowed in `wait_s`
-    seconds."""
+    """Return the error for a request beyond a rate limit. `what` names the limited requests. The next is allowed in
+    `wait_s` seconds."""
     return Refused(
         429,
         TOO_OFTEN,
@@ -337,8 +337,8 @@ def too_often(what: str, wait_s: int) -> Refused:
 
 
 def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
-    """Refuse one more of `what` (such as sessions), because the principal has reached its quota `most`. With
-    `anonymous`, the quota is that of all anonymous clients of one address."""
+    """Return the error for one more of `what` (such as sessions) if the principal has reached its quota `most`.
+    With `anonymous`, the quota is that of all anonymous clients of one address."""
     whose = "The anonymous clients of your address" if anonymous else "You"
     return Refused(
         429,
@@ -351,7 +351,7 @@ def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
 
 
 def unknown_event() -> Refused:
-    """Refuse a `Last-Event-ID` after which no stream can be resumed."""
+    """Return the error for a `Last-Event-ID` after which no stream can be resumed."""
     return Refused(
         404,
         INVALID_PARAMS,
@@ -361,7 +361,7 @@ def unknown_event() -> Refused:
 
 
 def record_full(what: str, most: int) -> Refused:
-    """Refuse to store `what`, because the data of the client would exceed `most` bytes in the session's record."""
+    """Return the error for storing `what`: the client's data would exceed `most` bytes in the session's record."""
     return Refused(
         200,
         INVALID_PARAMS,
@@ -371,25 +371,25 @@ def record_full(what: str, most: int) -> Refused:
 
 
 def unknown_level(levels: Iterable[str]) -> Refused:
-    """Refuse a log level that MCP does not define. `levels` are the valid ones."""
+    """Return the error for a log level that MCP does not define. `levels` are the valid ones."""
     return Refused(200, INVALID_PARAMS, f"params.level must be one of {', '.join(levels)}")
 
 
 def stream_taken() -> Refused:
-    """Refuse a second GET stream of a session, which may have only one (MCP 2025-11-25, Transports §Listening for
-    Messages)."""
+    """Return the error for a second GET stream of a session, which may have only one (MCP 2025-11-25, Transports
+    §Listening for Messages)."""
     return Refused(
         409, INVALID_PARAMS, "This session already has an open GET stream. Close it first.", reason="stream_open"
     )
 
 
 def bad_context(reason: str) -> Refused:
-    """Refuse an invalid context that a client has announced."""
+    """Return the error for an invalid context that a client has announced."""
     return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.", reason="invalid_context")
 
 
 def other_workspace(known: str, announced: str) -> Refused:
-    """Refuse a request that announces another workspace than its session has."""
+    """Return the error for a request that announces another workspace than its session has."""
     reason = (
         f"This session is for workspace {known[:64]!r}, and the request announces {announced[:64]!r}: "
         "send the request without a session, or with another session key, to open a session for the other workspace."
@@ -398,13 +398,13 @@ def other_workspace(known: str, announced: str) -> Refused:
 
 
 def bad_session_key(reason: str) -> Refused:
-    """Refuse an invalid session key. The message never contains the key."""
+    """Return the error for an invalid session key. The message never contains the key."""
     return Refused(400, INVALID_PARAMS, f"The session key {reason}.", reason="invalid_session_key")
 
 
 def keyed_session_stays() -> Refused:
-    """Refuse a DELETE from a client with a session key. SDKs send it whenever a connection closes, but another
-    connection with the key may be in use (MCP 2025-11-25, Transports §Session Management)."""
+    """Return the error for a DELETE from a client with a session key. SDKs send it whenever a connection closes, but
+    another connection with the key may be in use (MCP 2025-11-25, Transports §Session Management)."""
     return Refused(
         405,
         INVALID_REQUEST,
@@ -415,8 +415,8 @@ def keyed_session_stays() -> Refused:
 
 
 def bad_request_state() -> Refused:
-    """Refuse a `requestState` that is forged, expired, or of another session or call. The answer is the same for all
-    (MCP 2026-07-28, Multi Round-Trip Requests)."""
+    """Return the error for a `requestState` that is forged, expired, or of another session or call. The answer is the
+    same for all (MCP 2026-07-28, Multi Round-Trip Requests)."""
     return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", reason="invalid_request_state")
 
 
