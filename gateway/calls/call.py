@@ -40,7 +40,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def live(self) -> LiveSession | None:
-        """Return the session of the request. A call with the handle of a child session belongs to the child session."""
+        """Return the session of the request; with the handle of a child session, the child session."""
         return live_session_of(self.exchange)
 
     def with_params(self, params: Object) -> "Call":

@@ -1,4 +1,4 @@
-"""Ask the client of a call to have its person consent: nothing of the call was sent to its server."""
+"""Ask a client for its person's consent to a call, before any of the call is sent to its server."""
 
 import secrets
 from typing import Final
@@ -18,11 +18,11 @@ _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 
 def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = None) -> None:
-    """End a call with a refusal. For one for want of consent, ask the client to open the page (URL elicitation), if it
-    has declared that it can.
+    """End a call with a refusal. If consent is missing, ask the client to open the consent page instead (URL
+    elicitation), if the client has declared that it can.
 
-    `params`: those of the request, if it was not given to a link. A request may continue an earlier one. Such a call is
-    not to be repeated from its beginning, which the answer to a question would do.
+    `params` are the request's, if the request was not given to a link. A request that continues an earlier one is
+    refused without a question: the client's answer would repeat the call from its beginning.
     """
     if not isinstance(refused, ConsentRefusal):
         exchange.refuse(refused)
@@ -43,12 +43,12 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
 
 
 def without_consent(params: Object) -> Object:
-    """Return the params of a request, which have `inputResponses`, without the client's answer to the question: that is
-    for the gateway. Keep `inputResponses` even if it is empty: it shows that the client was asked. Clients accept as
-    soon as the page is open, so to ask again would be to ask on and on.
+    """Return the params of a request without the client's answer to the consent question, which is for the gateway. The
+    params have `inputResponses`; keep it even if it is empty, because it shows that the client was asked. Clients
+    accept as soon as the page is open, so a second question would lead to endless questions.
 
     Raises:
-        Refused: the person does not consent. To ask again would be without end.
+        Refused: the person does not consent.
         InvalidMessage: the answers are no objects.
     """
     if _KEY.encode() not in bytes(params["inputResponses"]):

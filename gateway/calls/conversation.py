@@ -68,7 +68,7 @@ class Router(Protocol):
         headers follow from the tools' schemas (MCP 2026-07-28, Transports §Client Behavior)."""
 
     def closed(self, conversation: "Conversation") -> None:
-        """Cancel the server's requests to clients: the link is gone, so no answer can reach the server."""
+        """Cancel the server's requests to clients: the link is gone, so the server cannot get an answer."""
 
 
 class _HttpLink(Protocol):
@@ -78,7 +78,7 @@ class _HttpLink(Protocol):
 
 
 class Conversation:
-    """All that one session, or all sessions of a shared server, exchange with one server, over one link at a time.
+    """All messages between one server and one session, or all sessions if they share the server. One link at a time.
 
     `deadlines` are the server's time limits; `unreturned`: see `Deadlines`. `users` are the sessions that have used a
     link of the conversation. `was_used` is True if any process has sent a call that may have changed later answers of
@@ -127,7 +127,7 @@ class Conversation:
 
     @property
     def is_open(self) -> bool:
-        """Return True if a message can be sent now."""
+        """Return True if the link takes a message now."""
         return self.links.is_open
 
     @property
@@ -154,7 +154,7 @@ class Conversation:
 
     @property
     def output_tail(self) -> Sequence[str]:
-        """Return the last stderr lines of the server's present process; if there is none, of the process before."""
+        """Return the last stderr lines of the server's present process, or, without one, of its last process."""
         return self.links.output_tail if self.links.link is None else self.links.link.output_tail
 
     @property
@@ -174,12 +174,12 @@ class Conversation:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if there is no call, no task and no request of the gateway itself in flight."""
+        """Return True if no call, no task and no request of the gateway itself is in flight."""
         return not self.has_calls and not self._own
 
     @property
     def is_unused(self) -> bool:
-        """Return True if nothing is in flight but streams of notifications."""
+        """Return True if only streams of notifications are in flight, or nothing."""
         return not (self._holds or self._own) and all(exchange.is_subscription for exchange in self.calls)
 
     def is_open_to(self, live: LinkSession | None) -> bool:
@@ -188,13 +188,12 @@ class Conversation:
         return self.links.is_open and live in self.users and not self.links.renews
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
-        """Return True if a call of this session can be sent at once, no operator watches, and no restart must be
-        reported to it."""
+        """Return True if a call of this session can be sent at once, no operator watches, and the session's next result
+        has no restart to report."""
         return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
 
     def watch(self, frames: WatchedMessages | None) -> None:
-        """Show an operator all messages from now on, and the last stderr lines, by recording them in `frames`. None:
-        stop."""
+        """Record all messages from now on, and the last stderr lines, in `frames`, for an operator. None: stop."""
         if frames is not None and self.frames is None:
             frames.hide(self.links.secrets())
             for line in self.output_tail:
@@ -206,8 +205,8 @@ class Conversation:
     async def start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
         """Send a client's request. If there is no open link, open one first.
 
-        If the link turns out to be closed before it accepts the message, it is opened again, once: nothing was
-        executed. `again`: the request was sent before, and must not be sent a third time. Raises `UpstreamUnavailable`,
+        If the link turns out to be closed before it accepts the message, open it again, once: nothing was executed.
+        `again`: the request was sent before, and must not be sent a third time. Raises `UpstreamUnavailable` or
         `HandshakeRefused`: nothing reached the server.
         """
         if exchange.is_over:
@@ -250,8 +249,8 @@ class Conversation:
         self.in_background(start())
 
     def fail_start(self, exchange: Exchange, error: Exception, code: int) -> None:
-        """Answer a call with the error of a failed `start`. Used if no request handler sees the error. `code` is the
-        error code for faults of the server or its link, and for unexpected errors."""
+        """Answer a call with the error of a failed `start`, which no request handler sees. `code` is the error code for
+        faults of the server or its link, and for unexpected errors."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
         elif isinstance(error, StartRefused):
@@ -275,8 +274,8 @@ class Conversation:
     def _send(
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None
     ) -> LinkClosed | None:
-        """Send a call over the open link. Return None if it was sent. If the link does not accept it, return the
-        reason: nothing was executed."""
+        """Send a call over the open link. Return None if it was sent. If the link does not accept it, return the error:
+        the server has executed nothing."""
         link, written_at = self.links.link, monotonic()  # before the write: after it, the server may run first
         if link is None or not self.links.is_open:
             return LinkClosed("it exited")
@@ -298,11 +297,11 @@ class Conversation:
         return None
 
     def log_level_for(self, exchange: Exchange) -> str:
-        """Return the log level that the server must have for this call; empty if the call needs none."""
+        """Return the log level that a legacy server must be set to for this call; empty if the call needs none."""
         return exchange.caller.log_level if exchange.caller is not None and self.era is LEGACY else ""
 
     def send_fast(self, number: int, frame: bytes, call: CallOnFastPath) -> bool:
-        """Send a call of the fast path over the link that the earlier call used. Return False if nothing was sent."""
+        """Send a call of the fast path over the present link. Return False if nothing was sent."""
         link = self.links.link
         try:
             if link is None:
@@ -316,7 +315,7 @@ class Conversation:
         return True
 
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
-        """Move a call from sent to waiting: its client is asked (event `ASK`), or it will be sent again (`REQUEUE`)."""
+        """Move a sent call to those that wait: for their client (event `ASK`), or to be sent again (`REQUEUE`)."""
         exchange.step(event)
         self.calls.wait(exchange)
         exchange.restart_deadline()
@@ -334,8 +333,8 @@ class Conversation:
         return True
 
     async def join(self, live: LinkSession | None) -> None:
-        """Record that a session uses the server, before the session's first message is sent. So a later gateway process
-        can report to the session that its server was restarted. Raises `StoreUnavailable`."""
+        """Record that a session uses the server, before the session's first message is sent. A later gateway process
+        then knows that it must report a restart of the server. Raises `StoreUnavailable`."""
         if live in self.users:
             return
         self.users.add(live)
@@ -353,7 +352,7 @@ class Conversation:
         exchange.fail_cancelled(code, reason)
 
     def fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        """Answer a call with an error of the gateway. The server is not notified."""
+        """Answer a call with an error of the gateway, without notifying the server."""
         self.end(exchange)
         exchange.fail(code, reason)
 
@@ -375,7 +374,7 @@ class Conversation:
         return self.last_number
 
     async def ask(self, method: str, params: bytes | None) -> Message:
-        """Send a request of the gateway's own, and return the answer. Raises `LinkClosed` if the link ends first."""
+        """Send a request of the gateway itself, and return the answer. Raises `LinkClosed` if the link ends first."""
         try:
             answer = self.answer_to(method, params)
         except LinkClosed as closed:
@@ -404,7 +403,7 @@ class Conversation:
         self._background.spawn(work)
 
     def request(self, method: str, params: bytes) -> None:
-        """Send a request of the gateway's own without waiting for its answer."""
+        """Send a request of the gateway itself, without waiting for the answer."""
         self._send_or_drop(encode_request(self.next_number(), method, params))
 
     def notify(self, method: str, params: bytes | None) -> None:
@@ -417,7 +416,7 @@ class Conversation:
             logger.debug("%s is not sent to server %s, which is closed", method, self.name)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Send the server a client's answer to its request. `request_id` is the server's own id, as JSON."""
+        """Send the server a client's answer to one of its requests. `request_id` is the server's own id, as JSON."""
         if (tasks := self.known_tasks) is not None:
             message = tasks.answer_for_server(message)
         self._send_or_drop(response_under(request_id, message))
@@ -530,7 +529,8 @@ class Conversation:
         self.users.restarted(reason)
 
     def turned(self) -> None:
-        """Invalidate the decisions cached for calls of its sessions, and the tools of a process that has ended."""
+        """Invalidate the decisions cached for calls of the users, and drop the list of tools of a process that has
+        ended."""
         if self.known_lists is not None and not self.links.is_open:
             self.known_lists.process_ended()
         self.users.changed()
@@ -569,7 +569,7 @@ class Conversation:
 
     def finish_calls(self, reason: str) -> bool:
         """Close the link as soon as the calls in flight are answered. End streams of notifications now, with `reason`.
-        Return False if no call is in flight: the caller can close the conversation at once."""
+        Return False, and do nothing, if no call is in flight: the caller can close the conversation at once."""
         calls = list(self.calls)
         if all(exchange.is_subscription for exchange in calls):
             return False
@@ -585,8 +585,8 @@ class Conversation:
                 self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
 
     async def close(self, reason: str = "the session has ended") -> None:
-        """Close the conversation and its link for good, and wait until that is done. Idempotent. Calls in flight fail
-        with `reason`."""
+        """Close the conversation for good, and wait until its link is closed. Calls in flight fail with `reason`.
+        Idempotent."""
         self._watch.end()
         self._fail_all(list(self.calls), reason)
         await self.links.close()

@@ -71,7 +71,7 @@ class _Backlog:
         return self._due_bytes - before
 
     def _trim(self) -> None:
-        """Drop the oldest events beyond the limits of the log. The log would delete them anyway."""
+        """Drop the oldest events beyond the limits of the log, which would delete them anyway."""
         while len(self.due) > MAX_LOG_EVENTS or (self._due_bytes > _SESSION_BYTES and len(self.due) > 1):
             self._due_bytes -= _size(self.due.pop(0))
 
@@ -81,8 +81,8 @@ class _Backlog:
         self.due, self._due_bytes = [], 0
 
     def end(self, failure: Exception | None) -> None:
-        """Complete the write. If the store was unavailable, its events are due again, unless they were given up.
-        Writing an event twice is harmless."""
+        """Complete the present write. If the store was unavailable, the events are due again, unless `give_up` was
+        called. A second write of an event is harmless."""
         written, size = self.writing, self._writing_bytes
         self.writing, self._writing_bytes = (), 0
         if failure is None:
@@ -104,8 +104,8 @@ class _Backlog:
                 return
 
     def give_up(self, failure: StoreUnavailable | None) -> None:
-        """Drop the due events, and do not retry those being written. Waiting callers fail with `failure`; if None, they
-        continue, because the events are not needed any more."""
+        """Drop the due events, and do not retry the present write. Waiting callers fail with `failure`; if None, they
+        continue, because nobody needs the events any more."""
         self.due, self._due_bytes = [], 0
         self.is_given_up = True
         if failure is None:
@@ -144,7 +144,7 @@ def _size(entry: Entry) -> int:
 
 
 class _Queue:
-    """The sessions with a backlog in one part of the store. `is_retry`: their last write has failed."""
+    """The sessions with a backlog in one part of the store. `is_retry`: the last write of each has failed."""
 
     __slots__ = ("due", "is_retry", "part", "wanted", "writing")
 
@@ -176,7 +176,7 @@ class _Queue:
 
 
 class EventBatches:
-    """Writes events to `log` in batches. `size`: bytes of the events that are not written yet."""
+    """Writes events to `log` in batches. `size` is the sum of the bytes of events that are not written yet."""
 
     def __init__(self, log: EventLog) -> None:
         self.size = 0
@@ -214,8 +214,8 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def give_up(self, session_id: str, failure: StoreUnavailable | None = None) -> None:
-        """Drop the events of a session, and do not retry those being written. Waiting callers fail with `failure`; if
-        None, they continue, because the events are not needed any more."""
+        """Drop the due events of a session, and do not retry its present write. Waiting callers fail with `failure`; if
+        None, they continue, because nobody needs the events any more."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             before = backlog.size
@@ -224,7 +224,7 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def _leave(self, session_id: str, backlog: _Backlog) -> None:
-        """Remove a session that has no more events to write."""
+        """Forget a session that has no more due events."""
         if backlog.due or backlog.queue is None:
             return
         backlog.queue.due.pop(session_id, None)
@@ -306,7 +306,7 @@ class EventBatches:
 
 
 class _Numbers:
-    """The event numbers that the store has reserved for one session and that are not used yet."""
+    """The event numbers that are reserved in the store for one session and not used yet."""
 
     __slots__ = ("end", "epoch", "nonce", "number")
 
@@ -316,8 +316,8 @@ class _Numbers:
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Return True if `count` numbers are left that were reserved in this ownership epoch. `epoch` None: the session
-        is moving to another process, and numbers of any epoch may be used."""
+        """Return True if `count` numbers are left that were reserved in this ownership epoch. With None, while the
+        session moves to another process, numbers of any epoch count."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:
@@ -351,8 +351,8 @@ class EventWriter:
     async def record(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
-        """Record events of a stream, and return their ids. They are written to the store soon. An id is None if the
-        event cannot be stored. `request` is stored with the first event (`Entry`)."""
+        """Record events of a stream, and return their ids. They are written to the store soon. The id is None for an
+        event that cannot be stored. `request` is stored with the first event (`Entry`)."""
         await self.make_ready(session_id, len(frames))
         return self.record_now(session_id, stream, frames, request)
 
@@ -367,7 +367,8 @@ class EventWriter:
     def record_at_hand(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None] | None:
-        """Do as `record_now`. If `make_ready` must reserve numbers first, do nothing and return None."""
+        """Record events without waiting, and return their ids. Return None, and do nothing, if `make_ready` must
+        reserve numbers first."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         if numbers is not None and numbers.has(len(frames), epoch):
             return self._add(session_id, numbers, stream, frames, request)
@@ -426,7 +427,7 @@ class EventWriter:
         await self._batches.settle(session_id)
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        """Store an event, and return its id. Raises `StoreUnavailable`: the event may be stored nevertheless."""
+        """Store an event, and return its id. Raises `StoreUnavailable`: the event may be stored or not."""
         return await self._append(session_id, stream, (frame, False))
 
     async def finish(self, session_id: str, stream: str) -> None:
@@ -471,8 +472,8 @@ class EventWriter:
         await self._log.drop(session_id)
 
     async def release(self, session_id: str) -> None:
-        """Stop recording a session that another process takes over. Wait until the store has its events. If the store
-        does not answer, drop them. Later events get no id."""
+        """Stop recording a session that another process takes over, and wait until the store has its events. Drop them
+        if the store does not answer. Later events get no id."""
         await self._ending.settled()
         self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):

@@ -62,8 +62,8 @@ _objects = msgspec.json.Decoder(Object)
 
 
 def fallback_id() -> str:
-    """Return a request id for a call that the gateway makes itself. Clients cannot know the id, so they cannot cancel
-    the call. It is no number, because clients count their requests from 0 or 1."""
+    """Return a request id for a call that the gateway makes itself. It is random, so that clients cannot cancel the
+    call, and no number, because clients count their requests from 0 or 1."""
     return f"gateway {secrets.token_hex(8)}"
 
 
@@ -103,7 +103,7 @@ class Exchange(ObservedCall):
     `number` is the request id that the server sees, unique in the conversation. It also is the progress token and the
     subscription id there. `shape` translates the server's result for the client. `context` and `granted` are the rights
     of the client's request. `caller` is the declaration of a modern client; None for a legacy client. `suspended` has
-    the questions to a modern client. `replay` has earlier answers of the client, by the digest of the question.
+    the questions to a modern client. `replay` has earlier answers of the client, by the digest of their question.
     """
 
     # Class attributes, because most calls never need them.
@@ -150,8 +150,7 @@ class Exchange(ObservedCall):
 
     @property
     def context(self) -> Context:
-        """Return the rights of this request. The session's may differ, because another request may have changed
-        them."""
+        """Return the rights of this request. Those of the session may differ: another request may have changed them."""
         if self._context is None and self.live is not None:
             return self.live.session.context
         return self._context or _NOBODY
@@ -172,7 +171,7 @@ class Exchange(ObservedCall):
         return "legacy" if self.caller is None else "modern"  # not `Era`, whose hash is slow
 
     def count(self, failure: Failure | None) -> None:
-        """Count the ended call in its session. `failure` describes a call that failed; else None."""
+        """Count the ended call in its session. `failure` describes why it failed; None if it succeeded."""
         if self.live is not None:
             self.live.count(failure)
 
@@ -182,7 +181,7 @@ class Exchange(ObservedCall):
 
     @property
     def is_suspended(self) -> bool:
-        """Return True while the call waits for a modern client's answers. The client has no open request then."""
+        """Return True while the call waits for a modern client's answers, and its client has no open request."""
         return self.state is ASKING and self.suspended is not None
 
     def step(self, event: ExchangeEvent) -> None:
@@ -225,8 +224,8 @@ class Exchange(ObservedCall):
         return await run_steps_with_pauses(steps()) if is_large(params) else self.frame(number, params, meta)
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
-        """Return the params and `_meta` as JSON; None if both are empty. Replace the client's progress token by
-        `number`, and store the client's token."""
+        """Return the params and `_meta` as JSON; None if both are empty. Store the client's progress token, and put
+        `number` in its place."""
         token = meta.get("progressToken")
         if token is not None:
             self.progress_token = token.copy()  # a slice would keep the whole message in memory
@@ -255,18 +254,18 @@ class Exchange(ObservedCall):
             self.number = number
 
     def take_request(self) -> tuple[Object, Object] | None:
-        """Return and delete the params and `_meta` to send the request again; None if there are none left."""
+        """Return and delete the stored params and `_meta` of the sent request; None if none are stored."""
         request, self.sent = self.sent, None
         return request
 
     def restart_deadline(self) -> None:
-        """Restart the time limit of the call, from now on."""
+        """Restart the time limit of the call."""
         self.deadline_from = monotonic()
 
     @property
     def keeps_task_at_server(self) -> bool:
-        """Return True if a later process follows the server's task: it must not be cancelled when this exchange
-        ends."""
+        """Return True if the server's task must not be cancelled at the end of this exchange, because a later process
+        follows it."""
         return False
 
     def has_become(self, task: TaskAtServer) -> None:
@@ -296,8 +295,8 @@ class Exchange(ObservedCall):
         return result
 
     def _push(self, frame: Frame, replies: ReplyQueue | None = None) -> bool:
-        """Send the client a frame. `replies` is the queue of an earlier request of the client; None: that of the
-        present request."""
+        """Send the client a frame. `replies` is the queue of an earlier request of the client; None: of the present
+        one."""
         if self.live is not None and self.live.frames is not None:
             self.live.frames.to_client(frame.data)
         return (replies or self.replies).push(frame)
@@ -314,7 +313,7 @@ class Exchange(ObservedCall):
         return self.suspended
 
     def suspend(self, result: Object) -> None:
-        """Answer the client's open request with the server's questions. Queue later frames for its next request."""
+        """Answer the client's open request with the questions in `result`. Queue later frames for its next request."""
         self.step(ExchangeEvent.ASK)
         answered, self.replies = self.replies, ReplyQueue()
         # The server has the request, and the client may take long: free the params.
@@ -331,14 +330,14 @@ class Exchange(ObservedCall):
         shape: Callable[[Any, Object], Object] | None,
         progress_token: msgspec.Raw | None,
     ) -> None:
-        """Continue a suspended call with a later request of its client, which gets all further messages."""
+        """Continue a suspended call with its client's next request, which gets all further messages."""
         self.client_id = client_id
         self.shape_with(shape)
         self.progress_token = progress_token
         self.replies.rewrite(rewritten_ids(client_id, progress_token))
 
     def resumed(self) -> None:
-        """Return to the state in which the server works on the call, because its client has sent the answers."""
+        """Return to the state in which the server works on the call: the client has sent the answers."""
         if self.is_suspended:
             self.step(ExchangeEvent.RESUME)
             self.written_at = monotonic()  # time that the client took does not count as the server's
@@ -367,7 +366,7 @@ class Exchange(ObservedCall):
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """End the call with a response in the client's era: apply the shape and send it."""
+        """End the call with a response in the client's era: apply the shape, and send the response to the client."""
         client_id = encode(self.client_id)
         restarted = self.restarted
         if isinstance(message.error, msgspec.Raw):
@@ -399,7 +398,7 @@ class Exchange(ObservedCall):
         self._fail(code, encode(error_of(code, reason, self.correlation)))
 
     def fail_cancelled(self, code: int, reason: str) -> None:
-        """Answer with the error of a cancelled call."""
+        """End the call with the error of a cancelled call."""
         self.fail(code, cancelled_message(code, reason))
 
     def refuse(self, refused: Refused) -> None:
@@ -448,7 +447,7 @@ class Exchange(ObservedCall):
         self.ended = both
 
     def done(self) -> None:
-        """Call the callbacks of `when_done`. Called when the wire no longer uses the exchange. Idempotent."""
+        """Call the callbacks of `when_done`, because the wire no longer uses the exchange. Idempotent."""
         callback, self.ended = self.ended, None
         if callback is not None:
             callback()
@@ -465,12 +464,12 @@ class Exchange(ObservedCall):
         self._wanted = wanted
 
     def listens_for(self, method: str) -> bool:
-        """Return True if notifications of that method may be on the stream."""
+        """Return True if the stream may have notifications with this method."""
         return self.is_subscription and (self._wanted is None or self._wanted.may_have(method))
 
     def acknowledged_here(self, then: Callable[[], None]) -> None:
-        """Record that the gateway itself has acknowledged the stream, so that the server's acknowledgement is not
-        forwarded. `then` is called when that acknowledgement comes."""
+        """Record that the gateway itself has acknowledged the stream. The acknowledgement of the server is then not
+        forwarded: `then` is called in its place."""
         self._on_acknowledged = then
 
     def takes_acknowledgement(self) -> bool:

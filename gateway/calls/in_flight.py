@@ -43,7 +43,8 @@ _LATE: Final = {
 
 class CallOnFastPath(Protocol):
     """A call on the fast path: it repeats an earlier call and skips most steps. `gateway.relay.fast_path.FastCall`
-    describes the methods. `falls_back_at`: monotonic time at which it leaves the fast path without an answer."""
+    describes the methods. `falls_back_at` is the monotonic time at which it takes the general way if it has no
+    answer."""
 
     falls_back_at: float
 
@@ -90,14 +91,14 @@ class CallsInFlight:
         return self._sent
 
     def fall_back(self, before: float = math.inf) -> None:
-        """Take the calls off the fast path that must leave it before this monotonic time."""
+        """Take off the fast path the calls whose `falls_back_at` is before this monotonic time."""
         if self.fast:
             for call in [call for call in self.fast.values() if call.falls_back_at < before]:
                 call.fall_back()
 
     def slow(self, now: float) -> Iterator[Exchange]:
-        """Iterate over the calls that are not on the fast path. First take those off it whose time on it has passed at
-        `now`."""
+        """Iterate over the calls that are not on the fast path. First take those off the fast path whose time on it has
+        ended at `now` (monotonic)."""
         self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
@@ -133,9 +134,8 @@ class CallsInFlight:
         return exchange
 
     def _keep_token(self, exchange: Exchange) -> None:
-        """Store the progress token of an answered call of a legacy client. The token stays valid as long as the call's
-        task (MCP 2025-11-25, Progress). When the task ends is not known here, but a server sends no progress after
-        that."""
+        """Store the progress token of an answered call of a legacy client, which stays valid as long as the call's task
+        (MCP 2025-11-25, Progress). The end of the task is not known here, but a server sends no progress after it."""
         if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
             return  # a modern client gets the progress of a task with the task
         if self._tokens is None:
@@ -145,12 +145,11 @@ class CallsInFlight:
         self._tokens[exchange.number] = TaskToken(exchange.progress_token, ref(exchange.live))
 
     def of_task(self, number: object) -> TaskToken | None:
-        """Return the progress token of the task that the call with this request id may have created; None if
-        unknown."""
+        """Return the progress token of the task that the call with this request id has created; None if unknown."""
         return self._tokens.get(number) if self._tokens is not None and isinstance(number, int) else None
 
     def free_memory(self) -> None:
-        """Free the memory that earlier calls have left, if no call is in flight. With many sessions, it adds up."""
+        """Free the memory that earlier calls have left. Keep what calls in flight use."""
         if not self._sent:
             self._sent = {}
         if not self.fast:
@@ -159,14 +158,14 @@ class CallsInFlight:
             self._waiting = {}
 
     def forget_tasks(self) -> None:
-        """Drop the progress tokens of tasks, because the server and its tasks are gone."""
+        """Drop the progress tokens of tasks: the server and its tasks are gone."""
         self._tokens = None
 
     def take_only(self) -> Exchange | None:
         """Remove and return the only sent call; None if there are several or none.
 
-        Used for an error response without an id. It refers to a message that the server could not read: the only one
-        sent.
+        An error response without an id answers a message that the server could not read. With one call, it is that
+        call.
         """
         return self.sent.popitem()[1] if len(self.sent) == 1 else None
 
@@ -179,8 +178,8 @@ class CallsInFlight:
 
 
 class CallWatch:
-    """Checks the calls of a conversation at intervals while there are any. It sends keepalives to clients that wait,
-    logs slow calls, and ends late ones."""
+    """Checks the calls of a conversation at intervals while there are any. Sends keepalives to clients that wait, logs
+    slow calls, and ends late ones."""
 
     __slots__ = ("_calls", "_conversation", "ticking")
 
@@ -190,7 +189,7 @@ class CallWatch:
         self.ticking: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the checks. Called when a call begins."""
+        """Start the checks, if they do not run."""
         # One timer for all calls: one for each would cost more than the write of the call.
         if self.ticking is None:
             self.ticking = self._later()
@@ -252,8 +251,8 @@ class OwnRequests:
             self._waiting = {}  # a dict that was in use keeps its size
 
     async def end_after(self, closed: LinkClosed, number: int) -> LinkClosed:
-        """Wait for the exit of a process that has closed its input. Return an error that describes the exit; if it does
-        not exit soon, return `closed`. `number` must be an unused request id."""
+        """Wait for the exit of a process that has closed its input. Return an error that describes the exit; return
+        `closed` if it does not exit soon. `number` must be an unused request id."""
         end = self.expect(number)
         try:
             async with asyncio.timeout(_EXIT_S):
@@ -283,10 +282,10 @@ class OwnRequests:
 def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: str) -> dict[str, Any]:
     """Return the fields of a log line about a server's stderr, its exit, or a line on stdout that is no message.
 
-    A server does not say which call a line belongs to. So `correlation` is set only if one call is in flight. If two or
-    three are, `correlations` lists all of them; if more, only their number is given. The line of a shared server gets a
-    session only if all calls in flight have the same. `opened_for` is the correlation id of the request for which the
-    link is being opened; empty once it is open.
+    A server does not say which call a line belongs to. So `correlation` is set only if one call is in flight;
+    `correlations` lists two or three; of more, only the number is given. The line of a shared server gets a session
+    only if all calls in flight have the same. `opened_for` is the correlation id of the request for which the link is
+    being opened; empty once the link is open.
     """
     flying = [call for call in calls if not call.is_subscription]
     fields: dict[str, Any] = {"server": source.name}

@@ -11,14 +11,14 @@ Event = TypeVar("Event", bound=StrEnum)
 
 
 class IllegalStep(Exception):
-    """The lifecycle does not have this event in this state. The state is unchanged."""
+    """The event is impossible in the present state, by the table of the lifecycle. The state is unchanged."""
 
 
 def step(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
     """Return the state that follows `event` in `state`, by a lifecycle table.
 
     Raises:
-        IllegalStep: the event cannot happen in that state.
+        IllegalStep: the table has no such step.
     """
     try:
         return table[state][event]

@@ -81,13 +81,12 @@ class LinkSource(Protocol):
 
     @property
     def session(self) -> str:
-        """Return the session that the links belong to, redacted for logs; empty if they belong to no session or to
+        """Return the redacted id of the session that the links belong to; empty if they belong to none or to
         several."""
 
     @property
     def principal(self) -> str:
-        """Return the principal of the links' session, as logs show it; empty if they belong to no session or to
-        several."""
+        """Return the principal of the links' session, as logs show it; empty if they belong to none or to several."""
 
     @property
     def frames(self) -> WatchedMessages | None:
@@ -96,7 +95,7 @@ class LinkSource(Protocol):
 
     @property
     def is_gateway(self) -> bool:
-        """Return True if the server is a gateway whose reports in results reach the client."""
+        """Return True if the server is itself a gateway, whose reports in results reach the client."""
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the link's options and the server's configuration. They must be hidden in all
@@ -107,8 +106,7 @@ class LinkSource(Protocol):
         """Return True if clients may see the server's output in errors."""
 
     async def resources(self) -> LinkResources:
-        """Return the resources for the next link: its options and folders from the session. Raises
-        `UpstreamUnavailable`."""
+        """Return the options and folders that the session gives the next link. Raises `UpstreamUnavailable`."""
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         """Return a new link. Raises `UpstreamUnavailable`."""
@@ -117,20 +115,19 @@ class LinkSource(Protocol):
         """Return the params of `initialize`; None in the modern era, which has no handshake."""
 
     def known_handshake(self) -> bytes | None:
-        """Return the `initialize` result of an earlier link. Used by a link that resumes a session at a remote
-        server."""
+        """Return the `initialize` result of an earlier link, for a link that resumes a session at a remote server."""
 
     def replay(self) -> list[bytes]:
         """Return the messages to send after a handshake: `notifications/initialized`, the log level and the
         subscriptions."""
 
     async def record_use(self, live: LinkSession) -> bool:
-        """Record that a session uses the server, before its first message is sent. So a later gateway process can
-        report that the server was restarted. Return True if an earlier process has already recorded it. Raises
-        `StoreUnavailable`."""
+        """Record that a session uses the server, before its first message is sent. A later gateway process then knows
+        that it must report a restart of the server. Return True if an earlier process has already recorded the use.
+        Raises `StoreUnavailable`."""
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Store the id of the session at the remote server, for later links to resume; empty: there is none. Raises
+        """Store the id of the session at the remote server, which later links resume; empty: there is none. Raises
         `StoreUnavailable`."""
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
@@ -231,14 +228,14 @@ class LinkLifecycle:
 
     @property
     def renews(self) -> bool:
-        """Return True if `ready` renews tokens of the process, also while the link is open."""
+        """Return True if `ready` renews tokens of the process even while the link is open."""
         return self.resources.files is not None and bool(self.resources.files.renewed)
 
     # -- opening
 
     async def ready(self) -> None:
-        """Wait until the link is open, and its files are current. If it is absent, open it, once for all callers.
-        Cancelling a caller does not stop that.
+        """Wait until the link is open, and its files are current. Open an absent link, once for all callers. A
+        cancelled caller does not stop the opening.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused: the server cannot be used.
@@ -316,8 +313,7 @@ class LinkLifecycle:
         self.start_idle_timer()
 
     def answered(self) -> None:
-        """Record the first answer over this link. Without a handshake, an open link does not prove that the server
-        works."""
+        """Record the first answer over this link. Without a handshake, it is the first proof that the server works."""
         self.has_answered = True
         self._source.answered()
 
@@ -358,7 +354,7 @@ class LinkLifecycle:
             self._step(LinkEvent.FAILED)
 
     def log_level_is(self, level: str) -> None:
-        """Record the log level that was set at the server. It does not outlast the link."""
+        """Record the log level that was set at the server. A new link starts without one."""
         self.log_level = level
 
     # -- losing
@@ -377,8 +373,8 @@ class LinkLifecycle:
         return self.quoted(reason)
 
     def forgotten(self, link: Link) -> None:
-        """Stop using a link whose session the remote server has dropped. It may still deliver answers to earlier
-        calls."""
+        """Stop sending over a link whose session the remote server has dropped. Answers to earlier calls may still
+        arrive."""
         if link is not self.link:
             return
         self.link = self._greeted = None
@@ -426,7 +422,7 @@ class LinkLifecycle:
         self.start_idle_timer()
 
     def start_idle_timer(self) -> None:
-        """Start or restart the idle time after which the link is closed. Do nothing while a call is in flight."""
+        """Start or restart the idle time, after which the link is closed. Do nothing while a call is in flight."""
         if self._idle is not None:  # a running timer goes on and checks this time when it ends: cheaper for each call
             self._idle_since = monotonic()
         elif self._idle_stop_s is not None and self.link is not None and not self._user.has_calls:
@@ -486,8 +482,8 @@ async def _end(detached: _Detached) -> None:
 
 
 class LinkUsers:
-    """The sessions that use a conversation, and the restarts of its server that are not reported to them yet. The user
-    None stands for requests without a session."""
+    """The sessions that use a conversation, and the restarts of its server that are still to be reported to them. The
+    user None stands for requests without a session."""
 
     # A tuple while there are few: most conversations have one user, and there are as many conversations as sessions.
 

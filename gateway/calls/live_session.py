@@ -61,7 +61,7 @@ def ignored(session: Session, entry: TimelineEntry) -> None:
 
 
 class ReturnWatch(Protocol):
-    """Waits for the second request in a session, which shows that its client uses the session again."""
+    """Waits for the second request of a session: it shows that the client has kept the session's id."""
 
     @property
     def is_waiting(self) -> bool:
@@ -69,7 +69,7 @@ class ReturnWatch(Protocol):
 
 
 class SessionPath(Protocol):
-    """Caches the decision on calls of a session, for a connection that repeats such calls."""
+    """Caches the decision on calls of a session, for a connection that repeats them."""
 
     def let_go(self) -> None:
         """Drop all references to the session, because it has ended."""
@@ -80,8 +80,8 @@ class LiveSession(Usage):
 
     `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when
     anything changes that decisions on its calls depend on: its state, its record, its links, its watcher. `renewals`
-    counts how often the session's context was replaced. `shown` has the tools that it was shown. `token` is the
-    access token of its latest caller that had one, for servers that get tokens in exchange; it is never stored.
+    counts how often the session's context was replaced. `shown` has the tools that its client has seen. `token` is the
+    access token of its latest caller with a token, for servers that exchange it for one of theirs; it is never stored.
     """
 
     # Slots save one dictionary for each: there are as many as there are sessions.
@@ -147,13 +147,13 @@ class LiveSession(Usage):
         return [*self.conversations.values(), *(self._finishing or ())]
 
     def exchange_begins(self, exchange: Exchange) -> None:
-        """Add the call to those in flight."""
+        """Add a call to those in flight."""
         if self._exchanges is None:
             self._exchanges = set()
         self._exchanges.add(exchange)
 
     def exchange_ended(self, exchange: Exchange) -> None:
-        """Remove the call from those in flight."""
+        """Remove a call from those in flight."""
         if self._exchanges is not None:
             self._exchanges.discard(exchange)
 
@@ -177,8 +177,8 @@ class LiveSession(Usage):
 
     @property
     def suspended(self) -> dict[str, Exchange]:
-        """Return the calls that were suspended for a modern client, by the name in `requestState`; some may have ended.
-        Do not change the result."""
+        """Return the calls suspended for a modern client, by their name in `requestState`. Some may have ended. Do not
+        change the result."""
         return {} if self._questions is None else self._questions.suspended
 
     def in_flight_as(self, client_id: object) -> list[Exchange]:
@@ -201,7 +201,7 @@ class LiveSession(Usage):
 
     @property
     def draining(self) -> asyncio.Event:
-        """Return an event that is set when the session's streams must end."""
+        """Return an event that is set when the session's event streams must end."""
         if self._draining is None:
             self._draining = asyncio.Event()
             if self.state is LiveState.DRAINING or self.ended:
@@ -218,23 +218,24 @@ class LiveSession(Usage):
             self._outbox.stop()
 
     def count(self, failure: Failure | None) -> None:
-        """Count an answered call. Store the failure, if it failed; only the last failures are kept."""
+        """Count an answered call. `failure` describes a failed call; only the last failures are kept."""
         self.calls += 1
         if failure is not None:
             self.failed += 1
             self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
 
     def act_for(self, claims: CredentialClaims | None) -> None:
-        """Let servers act for the caller with these claims, from which the session has its present context."""
+        """Use the caller's access token, if `claims` have one, for servers that act for the caller. The session's
+        present context is from the same claims."""
         if claims is not None and claims.token is not None and claims.token.token:
             self.token = claims.token
 
     def show(self, shown: ShownTools) -> None:
-        """Replace the tools that the session was shown."""
+        """Record the tools that the session's client has seen, in place of the former ones."""
         self.shown = shown
 
     def lose_tool(self, server: str, name: str) -> bool:
-        """Record that calls of a tool that the session was shown are refused. Return False if they were before."""
+        """Record that calls of a tool that the client has seen are refused. Return False if it is recorded already."""
         lost = self._lost_tools = self._lost_tools or set()
         is_new = (server, name) not in lost
         lost.add((server, name))
@@ -246,7 +247,7 @@ class LiveSession(Usage):
             self._step(LiveEvent.DRAIN)
 
     def end_streams(self) -> None:
-        """End the event streams that are open now. Their clients may open others, if they are still let in."""
+        """End the event streams that are open now. Clients may open new ones, if their credentials still permit it."""
         if self._draining is not None:
             self._draining.set()
             self._draining = None
@@ -261,7 +262,7 @@ class LiveSession(Usage):
         self.version += 1
 
     def hold_path(self, path: SessionPath) -> None:
-        """Register a fast path by a weak reference. Its `let_go` is called when the session ends."""
+        """Register a fast path, by a weak reference. When the session ends, its `let_go` is called."""
         if self._paths is None:
             self._paths = set()
         self._paths.add(weakref.ref(path, self._paths.discard))
@@ -275,7 +276,7 @@ class LiveSession(Usage):
     # -- who watches
 
     def watched_by(self, frames: WatchedMessages | None) -> None:
-        """Start to record the messages of the session and its links in `frames`, for an operator. None: stop."""
+        """Record the messages of the session and its links in `frames` from now on, for an operator. None: stop."""
         self.frames = frames
         self.changed()
         for conversation in self.every_conversation():
@@ -289,8 +290,8 @@ class LiveSession(Usage):
     # -- to the client
 
     def send_to_client(self, frame: bytes) -> bool:
-        """Queue a message on the standalone stream. Return False if it is dropped, because too many messages wait for
-        the store or the session has ended."""
+        """Queue a message on the standalone stream. Return False if it is dropped: the session has ended, or too many
+        messages wait for the store."""
         if self.ended:
             return False
         if self.frames is not None:
@@ -301,7 +302,7 @@ class LiveSession(Usage):
 
     async def recover(self) -> None:
         """End the streams that an earlier process has left unfinished, so that their clients get an error when they
-        come back. A stream whose request is stored stays open, because its call can be repeated (`LostStreams`)."""
+        resume them. Keep a stream whose request is stored, because its call can be repeated (`LostStreams`)."""
         if self.recovered:
             return
         self.recover_nothing()
@@ -322,8 +323,8 @@ class LiveSession(Usage):
     def ask(
         self, conversation: Conversation, message: Message, exchange: Exchange | None, *, is_named: bool = False
     ) -> None:
-        """Send the client a server's request, in the form of the client's era. A modern client in a legacy session
-        cannot answer a request, and gets it as a result. `is_named`: the server's request names the call."""
+        """Send the client a server's request, in the form of the client's era: a modern client gets it as a result,
+        even in a legacy session. `is_named`: the server's request names its call."""
         is_modern = exchange is not None and exchange.caller is not None
         if self.session.era != Era.MODERN and not is_modern:
             self.questions.ask(conversation, message, exchange)
@@ -331,21 +332,21 @@ class LiveSession(Usage):
             self._ask_modern(self, conversation, message, exchange if is_named else None)
 
     def withdraw_questions(self, exchange: Exchange) -> None:
-        """Cancel the questions that a server has asked in results of this call, which has ended."""
+        """Cancel the questions from results of this call, which has ended."""
         if self._questions is not None:
             self._questions.withdraw_for(exchange)
 
     def link_closed(self, conversation: Conversation) -> None:
-        """Cancel the questions of a server whose link is gone, because the answers cannot reach it."""
+        """Cancel the questions of a server whose link is gone: the server cannot get the answers."""
         if self._questions is not None:
             self._questions.closed(conversation)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
-        """Replace the cached record of the session. `is_read`: it was read from the store just now.
+        """Replace the cached record of the session. `is_read`: the record was read from the store just now.
 
-        A live session belongs to one claim. A record with another epoch does not replace the cached one: another
-        replica has owned the session, and its processes know more than those here. Then no owner is known, so that the
-        next call reads the record itself.
+        A live session belongs to one claim (epoch). A record with another epoch shows that another replica has owned
+        the session since. Then keep the cached record, but without an owner, so that the next call reads the record
+        itself.
         """
         if session.epoch != self.session.epoch:
             session, is_read, self.read_at = replace(self.session, owner=""), False, 0.0
@@ -375,18 +376,18 @@ class LiveSession(Usage):
     # -- its end
 
     async def renew(self, *, finish_calls: bool) -> None:
-        """Close the links, because their servers were given an earlier context of the session. The next call opens new
-        links. With `finish_calls`, servers first answer the calls in flight."""
+        """Close the links, because their servers got an earlier context of the session. The next call opens new links.
+        With `finish_calls`, servers first answer the calls in flight."""
         self.renewals += 1
         await self._stop_servers("context", _RENEWED, finish_calls=finish_calls)
 
     async def stop_servers(self) -> None:
-        """Close the links, because the client has disconnected. The session continues if it comes back."""
+        """Close the links, because the client has disconnected. If it comes back, it finds the session."""
         await self._stop_servers("idle_stop", _LEFT)
 
     async def replace_server(self, conversation: Conversation, reason: str) -> None:
-        """Close the conversation with a server whose configuration has changed. The next call gets one with the new
-        server, and its first result reports the change. Calls in flight fail with `reason`."""
+        """Close the conversation with a server whose configuration has changed. The next call uses the new server, and
+        its result reports the change. Calls in flight fail with `reason`."""
         for key in [key for key, held in self.conversations.items() if held is conversation]:
             del self.conversations[key]
         same = [held for held in self.conversations.values() if held.name == conversation.name]
@@ -399,8 +400,8 @@ class LiveSession(Usage):
         await conversation.close(reason)
 
     def take_replaced(self, server: str) -> bool:
-        """Return True if the session has lost a former process of the server, and was not told of it yet. The caller
-        tells it."""
+        """Return True, once, if the server's former process was closed by `replace_server` and the client does not know
+        of it."""
         if self._replaced is None or server not in self._replaced:
             return False
         self._replaced = (self._replaced - {server}) or None
@@ -420,8 +421,8 @@ class LiveSession(Usage):
     async def close(self, *, over: bool = True, taken_over: bool = False) -> None:
         """Close the session on this replica, and wait until all its processes have ended.
 
-        `over` False: the gateway stops and the session continues, so recorded streams stay in the store. `taken_over`:
-        another replica has taken the session over, so the outcome of calls in flight is unknown.
+        `over` False: the gateway stops, but the session continues elsewhere, so its event streams stay in the store.
+        `taken_over`: another replica has taken the session over, so the outcome of calls in flight is unknown.
         """
         self._step(LiveEvent.END if over else LiveEvent.HAND_OVER)
         reason = "the session has ended" if over else "the gateway stops"
@@ -440,7 +441,7 @@ class LiveSession(Usage):
             await self.leave_events()
 
     def lose(self) -> None:
-        """End the calls in flight with an unknown outcome, at once: another replica has owned the session since they
+        """End the calls in flight at once, with an unknown outcome: another replica has owned the session since they
         began. The caller must close the session."""
         self.hand_over()
         self._end_calls("", taken_over=True)
@@ -491,8 +492,8 @@ class LiveSessions:
         return live.session.epoch if live is not None and live.session.owner == replica else None
 
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
-        """Return the live session of a record, and replace its cached record. If there is none, create it.
-        `new_process`: why the session's servers get new processes here, if the session has used them before."""
+        """Return the live session of a record, and replace its cached record. Create the live session if there is none.
+        `new_process` says why servers that the session has used before get new processes here."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)
@@ -508,12 +509,12 @@ class LiveSessions:
         return live
 
     def note_alias(self, live: LiveSession, alias: str) -> None:
-        """Record the alias by which the store finds that session."""
+        """Record the alias (second name) under which the store has found a live session, so that `named` finds it."""
         live.alias = alias
         self._named[alias] = live
 
     def named(self, alias: str) -> LiveSession | None:
-        """Return the session that the store last found under this alias; None if there is none here."""
+        """Return the live session that `note_alias` last recorded under this alias; None if there is none."""
         return self._named.get(alias)
 
     def in_use(self, session_id: str) -> bool:
@@ -522,8 +523,7 @@ class LiveSessions:
         return live is not None and live.is_busy
 
     def remove(self, session_id: str) -> LiveSession | None:
-        """Remove and return a session that is about to be closed, so that requests do not find it; None if there is
-        none."""
+        """Remove and return a session, so that requests do not find it while it is closed; None if there is none."""
         live = self._live.pop(session_id, None)
         if live is not None:
             live.changed()
@@ -543,7 +543,7 @@ def live_session_of(exchange: Exchange) -> LiveSession | None:
 
 
 class FrameWatches:
-    """The sessions of this replica that operators watch at the moment."""
+    """The sessions of this replica that operators watch."""
 
     def __init__(self) -> None:
         self._watched: dict[LiveSession, asyncio.TimerHandle] = {}
@@ -552,8 +552,8 @@ class FrameWatches:
         return iter([live.frames for live in self._watched if live.frames is not None])
 
     def start(self, live: LiveSession, by: str) -> bool:
-        """Watch a session for the operator `by`, or extend the watch. What another operator's watch has seen is
-        forgotten: that one may have been allowed to see it for another reason. Return False if too many are watched."""
+        """Watch a session for the operator `by`, or extend the watch. Delete the messages recorded for another
+        operator, who may have had other rights to see them. Return False if too many sessions are watched."""
         for ended in [one for one in self._watched if one.ended]:
             self.stop(ended)
         if live not in self._watched and len(self._watched) >= MOST_WATCHED:

@@ -23,8 +23,8 @@ class Usage:
     def in_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
         """Begin a use, and return it. The caller must release it.
 
-        `held`: bytes of a request body that stay in memory during the use. `is_stream`: the use is a standalone stream.
-        `is_movable`: if another replica takes the session over, it continues the use; always true for a stream.
+        `held` is the bytes of a request body that stay in memory during the use. `is_stream`: the use is a standalone
+        stream. `is_movable`: a replica that takes the session over continues the use, as it does with any stream.
         """
         is_movable |= is_stream
         self.busy += 1
@@ -44,12 +44,12 @@ class Usage:
 
     @property
     def is_busy(self) -> bool:
-        """Return True if the session has a call or stream."""
+        """Return True if the session has an open call or stream."""
         return self.busy > 0
 
     @property
     def is_movable(self) -> bool:
-        """Return True if another replica can continue all present uses."""
+        """Return True if another replica can continue all open calls and streams."""
         return self.busy == self.movable
 
     def take_use(self) -> bool:
@@ -59,7 +59,7 @@ class Usage:
         return was_used
 
     def keep_use(self) -> None:
-        """Undo `take_use`: the store could not restart the idle time."""
+        """Undo `take_use`, because the store could not restart the idle time."""
         self._was_used = True
 
 

@@ -19,7 +19,7 @@ RELATED: Final = "io.modelcontextprotocol/related-task"
 
 class OwnedTask:
     """One task of a server: its session, and the handle (task id) that the session's client uses. The handle is empty
-    if the client does not know the task, because the gateway waits for it on behalf of a call.
+    if the client does not know the task, because the gateway waits for the task on behalf of a call.
 
     `result_call` is the client's `tasks/result` call in flight, or None. `seen` is called with each state of the task
     that the server sends. `lost` is called when the link is gone.
@@ -42,7 +42,8 @@ class OwnedTask:
         self.lost = lost
 
     def await_result(self, call: Exchange) -> None:
-        """Send the server's questions to this call from now on. The client waits for the task's result with it."""
+        """Send the server's questions to this call, with which the client waits for the task's result, until the call
+        ends."""
         self.result_call = call
 
         def no_more() -> None:
@@ -52,12 +53,12 @@ class OwnedTask:
         call.when_done(no_more)
 
     def named(self, params: Object) -> Object:
-        """Return params that name the task by its id for the client (its handle), or by none if it has no such id."""
+        """Return params that name the task by its handle, or name no task if the handle is empty."""
         return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property
     def stream(self) -> Exchange | None:
-        """Return the call whose stream carries messages about the task to the client; None: the session's standalone
+        """Return the call on whose stream the client gets messages about the task; None: they go on the standalone
         stream."""
         call = self.result_call
         return None if call is None or call.is_over else call
@@ -75,7 +76,7 @@ class OwnedTasks:
         return iter(tuple(self._tasks.values()))
 
     def add(self, own_id: str, task: OwnedTask) -> None:
-        """Record a task. If another task has the same id, the server has dropped it: call its `lost`."""
+        """Record a task. If another task has the same id, the server has dropped that one: call its `lost`."""
         earlier = self._tasks.get(own_id)
         self._tasks[own_id] = task
         if earlier is not None:
@@ -85,17 +86,18 @@ class OwnedTasks:
         return self._tasks.get(own_id)
 
     def discard(self, own_id: str, handle: str) -> None:
-        """Remove the task with this id, if it has this handle. The server may have given the id to another task."""
+        """Remove the task with this id if it has this handle: the server may have given the id to another task
+        meanwhile."""
         task = self._tasks.get(own_id)
         if task is not None and task.handle == handle:
             del self._tasks[own_id]
 
     def own_id(self, handle: str) -> str | None:
-        """Return the server's own id of the task with that handle; None if there is none."""
+        """Return the server's own id of the task with this handle; None if there is none."""
         return next((own for own, task in self._tasks.items() if task.handle == handle), None)
 
     def answer_for_server(self, message: Message) -> Message:
-        """In a client's answer to a question about a task, replace the handle by the server's own id."""
+        """Return a client's answer to a question about a task, with the server's own task id in place of the handle."""
         if not isinstance(message.result, msgspec.Raw):
             return message
         try:

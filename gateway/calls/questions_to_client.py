@@ -113,8 +113,8 @@ class Questions:
         return True
 
     def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
-        """Replace the server's progress token in params by the id of the next request. Return the params and the
-        server's token."""
+        """Put the id of the next request in place of the server's progress token. Return the params, and the server's
+        token or None."""
         if params is None:
             return None, None
         meta = meta_of(params)
@@ -142,8 +142,8 @@ class Questions:
         return True
 
     def asker(self, number: object) -> tuple[AskingServer, msgspec.Raw] | None:
-        """Return the server whose question was sent with this request id, and the server's own progress token. None if
-        there is no such question or token."""
+        """Return the server that asked the question with this request id, and the server's own progress token. None if
+        there is no such question, or it has no token."""
         question = self._open.get(number) if isinstance(number, int) else None
         if question is None or question.progress_token is None:
             return None
@@ -182,14 +182,14 @@ class Questions:
         return True
 
     def release_unclear(self, size: int) -> None:
-        """Stop counting a question of `size` bytes, which waits no longer."""
+        """Stop counting a question of `size` bytes, which no longer waits."""
         self._unclear.remove(size)
 
     # -- their end, in both eras
 
     def withdraw(self, server: AskingServer, params: Object) -> None:
-        """Cancel a question, because the server has cancelled its request. A legacy client is notified with the id that
-        it knows."""
+        """Cancel a question, because the server has cancelled its request. Notify a legacy client with the id that it
+        knows."""
         server_id = bytes(params.get("requestId", b""))
         if not server_id:
             return
@@ -205,8 +205,8 @@ class Questions:
                 self._cancel(number, question, {})
 
     def closed(self, server: AskingServer) -> None:
-        """Cancel the requests of a server whose link is gone. Keep the questions from results of calls: their answers
-        are sent to the server's next process."""
+        """Cancel the requests of a server whose link is gone. Keep the questions from results of calls: the server's
+        next process gets their answers."""
         self._withdraw_suspended(server, None)
         for number, question in list(self._open.items()):
             if question.server is server and question.server_id:

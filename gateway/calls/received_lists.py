@@ -17,8 +17,8 @@ _LATE_BYTES: Final = 1 << 20
 class Lists:
     """Received lists, by the list's method. A server may send each session a different list.
 
-    `late` has the items of lists that came too late for the answer that needed them. `passed` has the names in pages
-    that clients have requested, which may not be the whole list. `announced` has the kinds for which the server has
+    `late` has the items of lists that came too late for the answer that needed them. `passed` has the names in the
+    pages that clients have requested, perhaps not the whole list. `announced` has the kinds for which the server has
     ever announced a change. `on_change` is called when a list becomes different or unknown.
     """
 
@@ -40,8 +40,8 @@ class Lists:
             self._on_change()
 
     def ask(self, method: str) -> None:
-        """Record that a list is being requested. Only a change that the server announces after this makes the answer
-        outdated."""
+        """Record that a list is being requested. Its answer is outdated only if the server announces a change after
+        this."""
         if method in self.changed:
             self.changed.discard(method)
             self._on_change()
@@ -54,14 +54,14 @@ class Lists:
             self._on_change()
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
-        """Keep a list for answers that cannot wait for the server, unless it is large."""
+        """Keep the items of a list, unless they are large, for answers that cannot wait for the server."""
         if len(encode(items)) <= _LATE_BYTES:
             self.late[method] = items
         else:
             self.late.pop(method, None)
 
     def forget(self, kind: str) -> None:
-        """Drop the lists of a kind (tools, prompts, resources): the server has announced a change."""
+        """Drop the lists of a kind (tools, prompts, resources), because the server has announced a change."""
         self.announced.add(kind)
         self._on_change()
         for row in lists_of(kind):

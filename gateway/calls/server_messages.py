@@ -193,8 +193,8 @@ class _Router(ABC):
     def _meant(
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session and the call of the stream on which a message came. If it is not the stream of a call,
-        return those of `_addressee`."""
+        """Return the session and the call of the stream on which a message came. If no call has the stream, return
+        those of `_addressee`."""
         exchange = conversation.calls.find(stream)
         if exchange is None or exchange.is_subscription:
             return self._addressee(conversation)
@@ -202,11 +202,11 @@ class _Router(ABC):
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session of a message that names no call; also the call, if only one is possible."""
+        """Return the session of a message that names no call, and the call if only one is possible."""
 
     def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
-        """Return the error code and message for a request that a legacy client has not declared to answer; None if it
-        may be asked."""
+        """Return the error code and message for a server's request that a legacy client has not declared to answer;
+        None if the client may be asked."""
         return None  # a process of its own has the client's declarations
 
     @abstractmethod
@@ -271,7 +271,7 @@ class SharedRouter(_Router):
 
 
 def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: Message) -> bool:
-    """Return True if a message names the task whose result that call waits for (MCP 2025-11-25, Tasks)."""
+    """Return True if a message names the task whose result this call waits for (MCP 2025-11-25, Tasks)."""
     tasks = conversation.known_tasks
     if tasks is None or message.params is msgspec.UNSET:
         return False
@@ -286,8 +286,8 @@ def _frame(message: Message) -> bytes:
 
 
 def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str, params: Object) -> None:
-    """Forward an extension's notification that belongs to no call. It goes to those open streams of a modern client
-    whose requests have declared the extension."""
+    """Forward an extension's notification that belongs to no call to the session's open streams. A modern client gets
+    it only on streams whose requests have declared the extension."""
     for subscription in live.subscriptions:
         subscription.pass_on(method, params)
     for exchange in tuple(conversation.calls.sent.values()):
@@ -297,7 +297,7 @@ def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str
 
 
 def _is_wanted(exchange: Exchange, params: Object) -> bool:
-    """Return True if a call has asked for log messages of that level (MCP 2026-07-28, Logging)."""
+    """Return True if a call wants log messages of the level in `params` (MCP 2026-07-28, Logging)."""
     level = msgspec.json.decode(params.get("level", b"null"))
     wanted = exchange.caller.log_level if exchange.caller is not None else ""
     return level in LOG_LEVELS and wanted in LOG_LEVELS and LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted)
@@ -323,8 +323,7 @@ def _progress(conversation: Conversation, params: Object) -> None:
 
 
 def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
-    """Forward the progress of a task. The call that has created the task was answered already, or waits for the
-    task."""
+    """Forward the progress of a task. The call that has created the task waits for it, or was answered already."""
     tasks, token = conversation.known_tasks, conversation.calls.of_task(number)
     task = None if tasks is None else tasks.get(related_id(params))
     stream, live = None if task is None else task.stream, None if token is None else token.session()
@@ -369,8 +368,8 @@ def _live_of(task: OwnedTask) -> LiveSession:
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
     """Forward a notification of a subscription, with the client's own subscription id. Drop changes to which the client
-    has not subscribed (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message is no such
-    notification."""
+    has not subscribed (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message names no
+    subscription."""
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:
         return False

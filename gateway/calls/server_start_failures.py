@@ -1,5 +1,5 @@
-"""Limit what failed starts of servers cost, and explain them: the wait for the first answer, the delay after a failure,
-and the quote of the server's output in errors.
+"""Limit the cost of failed starts of servers, and explain them: the wait for the first answer, the delay after a
+failure, and the quote of the server's output in errors.
 
 Secrets were removed from the output when it was read (`transports.upstream.stdio`), before lines were shortened.
 """
@@ -33,7 +33,7 @@ class Backoff:
         self.reason = ""
 
     def fail(self, reason: str, now: float) -> None:
-        """Record one more failure. `reason` is for the client."""
+        """Record one more failure at the time `now`. `reason` is for the client."""
         self.count += 1
         self.failed_at = now
         self.reason = reason
@@ -44,15 +44,15 @@ class Backoff:
         return min(MOST_S, FIRST_S * 2.0 ** min(self.count - 1, 16)) if self.count else 0.0
 
     def left_s(self, now: float) -> float:
-        """Return the seconds until the next attempt."""
+        """Return the seconds from `now` to the next attempt."""
         return max(0.0, self.failed_at + self.delay_s - now) if self.count else 0.0
 
 
 class FirstAnswerTimeout:
-    """Limits the wait for a server's first answer. It serves one wait at a time.
+    """Limits the wait for a server's first answer; one wait at a time.
 
-    `noise_s` is the limit from the first line that is no message. An MCP server that prints a banner answers soon after
-    it; another program never answers.
+    `noise_s` is the limit in seconds from the first line that is no message. An MCP server that prints a banner answers
+    soon after it; another program never answers.
     """
 
     __slots__ = ("_noise_s", "_timeout", "is_noisy")
@@ -93,7 +93,7 @@ class FirstAnswerTimeout:
 
 
 def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
-    """Return the last lines: at most `most`, and 8 Ki characters together. The last line is always included."""
+    """Return the last lines: at most `most`, and at most 8 Ki characters, but always the last line."""
     left, found = _MOST_KEPT_CHARS, list[str]()
     for line in reversed(lines[-most:]):
         left -= len(line)
@@ -104,12 +104,12 @@ def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
 
 
 def with_output_tail(reason: str, lines: Sequence[str]) -> str:
-    """Add the last line of the server's output to the reason of a failure. In a Python traceback, that line is the
+    """Return the reason of a failure with the last line of the server's output. In a Python traceback, that line is the
     exception."""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"{reason}{_QUOTED}{last[:_MOST_CHARS]!r}" if last else reason
 
 
 def without_output_tail(reason: str) -> str:
-    """Return the reason without the server's output, so that it is the same for all processes that fail alike."""
+    """Return the reason without the server's output, so that processes with the same failure have the same reason."""
     return reason.partition(_QUOTED)[0]

@@ -47,8 +47,8 @@ def call_of_stream(stream: str) -> bytes | None:
 
 
 def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None]:
-    """Return the event ids for the client: each is the log's id with the request id of the call added. By the request
-    id, a call can be answered even if the process dies before the store has the event. None stays None."""
+    """Return the event ids for the client: the log's ids, with the request id of the call added. If the process dies
+    before the store has the event, the call can still be answered by its request id. None stays None."""
     call = call_of_stream(stream)
     if call is None or len(call) > _MOST_NAMED_BYTES:
         return list(event_ids)
@@ -63,13 +63,12 @@ def event_name(event_id: str, stream: str) -> str:
 
 
 def id_in_log(name: str) -> str:
-    """Return the log's part of an event id that a client has sent."""
+    """Return the id in the log from an event id that a client has sent."""
     return name.partition(".")[0]
 
 
 def call_of_event(name: str) -> RequestId | None:
-    """Return the request id in an event id that a client has sent; None if it has none. The client may have forged
-    it."""
+    """Return the request id in an event id that a client has sent, perhaps forged; None if there is none."""
     encoded = name.partition(".")[2]
     try:
         call = decode_id(msgspec.Raw(base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)))
@@ -115,7 +114,7 @@ class Outbox:
                 self._bytes -= len(self._waiting.popleft())
 
     def stop(self) -> None:
-        """Append no more messages. Drop those in the queue."""
+        """Append no more messages. Drop the queue."""
         self._is_stopped = True
 
     async def close(self) -> None:
@@ -125,8 +124,8 @@ class Outbox:
 
 
 class KeptCall(msgspec.Struct, frozen=True, array_like=True):
-    """A stored `tools/call`: the endpoint, and the client's params. It has no rights of its own. When it is repeated,
-    it gets the rights of the client that asks for its answer."""
+    """A stored `tools/call`: the endpoint, and the client's params. It has no rights: when it is repeated, it gets
+    those of the client that asks for its answer."""
 
     endpoint: str
     params: Object
@@ -139,7 +138,7 @@ class KeptCall(msgspec.Struct, frozen=True, array_like=True):
 
 class LostStreams:
     """The unfinished streams of one session that a dead process has left, and whose requests are stored. A stream waits
-    until its client comes back. Then this process sends its call again."""
+    for its client to come back. Then this process repeats the call."""
 
     __slots__ = ("_going_on", "_has_failed", "_looked", "_waiting")
 
@@ -150,7 +149,7 @@ class LostStreams:
         self._has_failed = False
 
     async def look(self, events: EventStreams, session_id: str) -> bool:
-        """Find the unfinished streams, and end those whose requests are not stored. Return False if none is left.
+        """Find the unfinished streams. End those whose requests are not stored. Return False if no stream is left.
         Raises `StoreUnavailable`."""
         try:
             for stream, is_kept in (await events.unfinished(session_id)).items():
@@ -193,7 +192,7 @@ class LostStreams:
         return max(streams, key=lambda stream: [int(part) for part in stream.split("/", 2)[:2]], default=None)
 
     async def end(self, events: EventStreams, session_id: str, call: RequestId) -> None:
-        """End the waiting streams of a call that another request makes again. Raises `StoreUnavailable`."""
+        """End the waiting streams of a call that its client repeats with another request. Raises `StoreUnavailable`."""
         own = encode(call)
         for stream in [stream for stream in self._waiting if call_of_stream(stream) == own]:
             await end_lost(events, session_id, stream, own)
@@ -210,7 +209,7 @@ async def end_lost(
 
 
 async def answer_lost(events: EventStreams, session: Session, call: RequestId) -> str:
-    """Write an error for a call whose process died after it sent the client an event that the store does not have.
+    """Write an error for a call whose process died after sending its client an event that the store does not have.
     Return the name of the new stream, which has only this error. Each attempt of the client gets a new stream."""
     stream = stream_of_call(session, 0, secrets.token_hex(4), call)
     await end_lost(events, session.id, stream, encode(call))

@@ -15,7 +15,8 @@ _CAPABILITY: Final = "logging"
 
 
 def params_for_shared(method: str, params: Object, others: Sequence[Session]) -> Object | None:
-    """Return the params with which a session's request is sent to a shared process. None if it must not be sent.
+    """Return the params with which a session's request is sent to a shared process. None if the request must not be
+    sent.
 
     An unsubscription is not sent while one of the `others` is subscribed. The log level becomes the lowest of all
     sessions.
@@ -33,8 +34,8 @@ def params_for_shared(method: str, params: Object, others: Sequence[Session]) ->
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
     """Return True if a legacy server must be set to this log level for a call. Each call of a modern client has its own
-    level, but a server has one level for all calls: the lowest requested so far (`present`, empty before the first).
-    Messages are filtered later for each call."""
+    level, but a server has only one: the lowest requested so far (`present`, empty before the first). Messages are
+    filtered later for each call."""
     if level not in LOG_LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
         return False
     return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)

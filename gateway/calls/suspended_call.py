@@ -26,7 +26,7 @@ from transports.reply_queue import Frame
 
 
 class AskingServer(Protocol):
-    """A server that has sent a client a question. It gets the answer, and progress notifications about the question."""
+    """A server that has asked a client a question. It gets the answer, and progress notifications on the question."""
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the client's answer to the server. `request_id` is the server's own id, as JSON."""
@@ -50,7 +50,7 @@ class InputRequest:
     """A question for a modern client, which gets it as an entry of `inputRequests`.
 
     `server_id` is the id of the server's request, as JSON. `params` is None if the request has none. `size` is in
-    bytes. Identical questions have the same `digest`. `moving` is set if the question may belong to several calls.
+    bytes. Identical questions have the same `digest`. `moving` is given if the question may belong to several calls.
     """
 
     __slots__ = ("_moving", "digest", "method", "params", "server", "server_id", "size")
@@ -92,7 +92,7 @@ class InputRequest:
         return self._moving is not None and self._moving.move()
 
     def give_up(self) -> None:
-        """Answer the server, because the client did not answer."""
+        """Answer the server in the client's place, because the client did not answer."""
         if self.method == "elicitation/create":
             self.answer(msgspec.Raw(b'{"action":"cancel"}'))
         elif self._moving is None or self._moving.take():
@@ -100,8 +100,7 @@ class InputRequest:
 
 
 def question_digest(method: str, params: Object) -> str:
-    """Return a digest of a question. Identical questions have the same digest, so that an earlier answer can be
-    reused."""
+    """Return a digest of a question. Identical questions have the same digest, so one answer can serve all of them."""
     plain = {key: value for key, value in params.items() if key not in ("_meta", "elicitationId")}
     text = msgspec.json.encode([method, msgspec.json.decode(encode(plain))], order="sorted")
     return hashlib.sha256(text).hexdigest()[:24]
@@ -131,7 +130,7 @@ class SuspendedCall:
         self.questions[f"q{self._last}"] = question
 
     def gather(self) -> bool:
-        """Begin to wait for further questions of the round. Return False if that has begun already."""
+        """Begin to wait for further questions of the round. Return False if the wait has begun before."""
         if self.is_gathering:
             return False
         self.is_gathering = True
@@ -147,8 +146,8 @@ class SuspendedCall:
         self.until = until
 
     def take_answers(self, responses: Object) -> None:
-        """Send the client's answers to the server, and end the round. A `requestState` from the round is then
-        invalid."""
+        """Send the client's answers to the server, and end the round: a `requestState` from the round is invalid
+        now."""
         self.turn += 1
         for key, question in list(self.questions.items()):
             if key in responses:
@@ -177,7 +176,7 @@ class SuspendedCall:
         self.questions.clear()
 
     def call_ended(self) -> None:
-        """Handle the end of the call: ask its questions in other calls that they may belong to, and give up the rest.
+        """Move the questions of the ended call to other calls that they may belong to, and give up the rest.
         Idempotent."""
         if self._has_ended:
             return
@@ -200,15 +199,15 @@ class SuspendedCall:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the open questions."""
+        """Return the bytes of all open questions together."""
         return sum(question.size for question in self.questions.values())
 
 
 def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> Callable[[Frame], Frame | None]:
     """Return a function that rewrites frames which were queued while the client had no open request.
 
-    Such frames have the request id and progress token of the client's earlier request. The function replaces both by
-    those of the later request. It returns None for a progress notification if the later request has no token.
+    Such frames have the request id and progress token of the client's earlier request. The function puts those of the
+    later request in their place. It returns None for a progress notification if the later request has no token.
     """
 
     def change(frame: Frame) -> Frame | None:

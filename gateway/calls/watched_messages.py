@@ -80,8 +80,8 @@ class _Ring(Generic[Item]):
             self._chars -= self._length(self._items.popleft())
 
     def behind(self, after: int, limit: int) -> tuple[list[Item], int]:
-        """Return at most `limit` items: the oldest after number `after`, or the newest if `after` is 0. Also return how
-        many items after `after` were dropped already."""
+        """Return at most `limit` items: the oldest after number `after`, or the newest if `after` is 0. Also return the
+        number of items after `after` that were dropped."""
         if limit <= 0:
             return [], 0
         if not after:
@@ -111,8 +111,8 @@ class WatchedMessages:
         self.ends_at = ends_at
 
     def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
-        """Replace these secret values in everything that is recorded from now on. `are_renewed`: a running link has got
-        them in place of earlier ones."""
+        """Replace these secret values in everything that is recorded from now on. `are_renewed`: they replace earlier
+        secrets of a running link."""
         self._bodies.hide(values, are_renewed=are_renewed)
 
     # -- messages
