@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -414,7 +414,8 @@ def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:
     trusted = gateway.identity.proxies
     # A reverse proxy connects for many clients. If none is configured, a process on this machine may be one.
     stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__
-    return Connections(replace(gateway.limits, **other), gateway.metrics.limited, uncounted=stands_for_many)
+    uncounted = lru_cache(maxsize=4_096)(stands_for_many)  # each connection asks
+    return Connections(replace(gateway.limits, **other), gateway.metrics.limited, uncounted=uncounted)
 
 
 def _operators(gateway: Gateway, settings: Settings) -> _Beside:

@@ -220,7 +220,7 @@ class HttpConnection(HttpToolsProtocol):
         self._in_body = True
         self._body_bytes = self._overhead = 0
         super().on_headers_complete()
-        self._repeated.parsed(self.scope, self.headers)
+        self._repeated.parsed(self.scope, self.headers, is_last=not self.parser.should_keep_alive())
 
     def _check_head(self) -> None:
         method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()

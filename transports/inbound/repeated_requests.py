@@ -30,6 +30,9 @@ from transports.reply_queue import Frame
 
 logger = logging.getLogger(__name__)
 
+_NO_HEADS: Final[SharedHeads[RepeatedHead]] = SharedHeads()
+"""The heads of a connection that stores none, or whose place is not known yet."""
+
 _COPIED_BYTES: Final = 64 << 10
 """The largest body that is copied into one write with its head. A larger one is written separately."""
 
@@ -75,7 +78,7 @@ class RepeatedRequests:
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
         self._connection = connection
         self._memory = memory
-        self._heads: RememberedHeads[RepeatedHead] = RememberedHeads(SharedHeads())
+        self._heads: RememberedHeads[RepeatedHead] = RememberedHeads(_NO_HEADS)
         self._json = JsonHeads()
         self._stream = StreamHeads()
         self.requests = 0
@@ -153,15 +156,14 @@ class RepeatedRequests:
             self._begin((self._first + self._body)[self._head_bytes :])
         return True
 
-    def parsed(self, scope: Any, headers: HeaderList) -> None:
-        """Note that the parser has read a new head. Put a `HeadOffer` into the scope, with which the app can store the
-        head."""
+    def parsed(self, scope: Any, headers: HeaderList, *, is_last: bool) -> None:
+        """Note that the parser has read a new head. Unless the head ends its connection (`is_last`), put a `HeadOffer`
+        into the scope, with which the app can store the head."""
         data, self._new = self._new, None
         if data is None or self._memory is None:
             return
         self._memory.counts["new_head"] += 1
-        end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
-        if end >= 0:
+        if not is_last and (end := data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)) >= 0:
             scope[REPEATS] = HeadOffer(self._heads, data[: end + 4], headers)
 
     # -- serving

@@ -105,7 +105,7 @@ class Wire:
         head = self.posts.head(scope, {"host": "a"})
         for _ in range(2):
             assert not self.repeats.take(HEAD + BODY)
-            self.repeats.parsed(scope, HEADERS)
+            self.repeats.parsed(scope, HEADERS, is_last=False)
             scope.pop(REPEATS).remember(lambda: RepeatedHead.of(cast("Any", self), head))
         self.parsed.clear()
 
@@ -128,6 +128,13 @@ async def wire() -> Wire:
 
 FINAL = Frame(b"{}", final=True)
 WRITTEN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+async def test_a_head_that_ends_its_connection_is_not_offered_for_repetition() -> None:
+    wire, scope = Wire(), dict[str, Any]()
+    assert not wire.repeats.take(HEAD + BODY)
+    wire.repeats.parsed(scope, HEADERS, is_last=True)
+    assert REPEATS not in scope
 
 
 async def test_an_answer_is_written_once_and_its_end_is_reported_once(wire: Wire) -> None:
