@@ -16,7 +16,10 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from session_store.ports.accounting import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
 
-TIMEOUT_S: Final = 1.0
+TIMEOUT_S: Final = 5.0
+"""Seconds in which a transaction has to end. A local disk that stalls for a second is slow, not away, and no other
+replica could serve its sessions."""
+
 LOCK_FILE_ENDING: Final = ".lock"
 _MOST_AT_ONCE: Final = 256
 _MOST_WAITING: Final = 4_096
