@@ -101,24 +101,21 @@ class Audit:
     ) -> None:
         """Record an event; only count it if it repeats recent refusals. `session`: the session's record, or its id if
         the caller has no record. `era` and `principal`: those of the request, if there is no record."""
-        recorded = AuditEvent(
-            at=self._clock(),
-            event=event,
-            reason=reason,
-            correlation=CORRELATION.get(),
-            tool=tool,
-            client=CLIENT.get() if event == "refused" else "",
-            **(
-                {"session": redact(session), "era": era, "principal": principal}
-                if isinstance(session, str)
-                else self._facts(session)
-            ),
-        )
+        about = {"session": session, "era": era, "principal": principal} if isinstance(session, str) else session
+        client = CLIENT.get() if event == "refused" else ""
+        recorded = self._event(event, about, reason=reason, tool=tool, client=client)
         self.counts[event] += 1
         if event == "refused" and self._repeats(recorded):
             return
         self._noted(recorded, None if isinstance(session, str) else session)
         self._add_and_log(recorded)
+
+    def _event(self, event: EventName, about: Session | Mapping[str, Any], **facts: Any) -> AuditEvent:
+        """Return an event of now and of the present request, with the fields `facts`. `about` is the record of its
+        session; without a record, the fields that are known, such as `session` (its id)."""
+        known = self._facts(about) if isinstance(about, Session) else about
+        known = {**known, "session": redact(known.get("session", ""))}
+        return AuditEvent(at=self._clock(), event=event, **{"correlation": CORRELATION.get(), **known, **facts})
 
     def refused(
         self,
@@ -136,20 +133,15 @@ class Audit:
         `principal`. `why` is for operators, who may learn more than the client. `arguments` are the JSON arguments of a
         call, of which the event has what `audit.arguments` says.
         """
-        facts: dict[str, Any] = (
-            {**about, "session": redact(about.get("session", ""))} if isinstance(about, Mapping) else self._facts(about)
-        )
-        event = AuditEvent(
-            at=self._clock(),
-            event="refused",
+        event = self._event(
+            "refused",
+            about,
             reason=refused.reason,
             why=why,
             outcome="refused",
-            correlation=CORRELATION.get(),
             tool=tool,
             client=CLIENT.get(),
             arguments=self._shown_arguments(arguments),
-            **facts,
         )
         self.counts["refused"] += 1
         if not self._repeats(event):
@@ -171,31 +163,24 @@ class Audit:
 
     def over(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
         """Record the end of a session. `calls`: the number of calls answered in it; None if unknown."""
-        now = self._clock()
-        lasted_s = round(max(0.0, now - session.created_at), 3)
+        lasted_s = round(max(0.0, self._clock() - session.created_at), 3)
         self.counts[how] += 1
         self.durations[how].add(lasted_s)
         if calls is not None:
             self.calls_each.add(calls)
-        correlation, facts = CORRELATION.get(), self._facts(session)
-        event = AuditEvent(
-            at=now, event=how, reason=reason, correlation=correlation, lasted_s=lasted_s, calls=calls, **facts
-        )
+        event = self._event(how, session, reason=reason, lasted_s=lasted_s, calls=calls)
         self._noted(event, session)
         self._add_and_log(event)
 
     def task(self, task: Task, what: str) -> None:
         """Record an event of a task. `what`: one of `gateway.observability.metrics.TASK_EVENTS`."""
         name = "" if what == "refused" else redact(task.id)  # the id of a task that was never made leads nowhere
-        event = AuditEvent(
-            at=self._clock(),
-            event="task",
-            session=redact(task.session_id),
-            principal=str(task.principal),
-            endpoint=task.endpoint,
+        about = {"session": task.session_id, "principal": str(task.principal), "endpoint": task.endpoint}
+        event = self._event(
+            "task",
+            about,
             reason=f"{name} {task.message}".strip() or ("too_many_tasks" if what == "refused" else ""),
             client=CLIENT.get() if what == "refused" else "",
-            correlation=CORRELATION.get(),
             tool=f"{task.server}/{task.tool}",
             outcome=what,
         )
@@ -213,25 +198,17 @@ class Audit:
     def changed(self, tool: str, reason: str) -> None:
         """Record that a tool, `server/name`, has changed since sessions were shown it. The caller limits the rate, and
         writes the log line."""
-        self._of_server("changed", tool=tool, reason=reason)
+        self._of_server("changed", tool=tool, reason=reason, count=1)
 
-    def _of_server(self, event: EventName, *, tool: str, reason: str, session: str = "", count: int = 1) -> None:
+    def _of_server(self, event: EventName, *, count: int, **facts: str) -> None:
         self.counts[event] += count
-        recorded = AuditEvent(
-            at=self._clock(),
-            event=event,
-            session=session,
-            tool=tool,
-            reason=reason,
-            count=count,
-            correlation=CORRELATION.get(),
-        )
+        recorded = self._event(event, facts, count=count)
         self._noted(recorded, None)
         self._add(recorded)
 
     def _facts(self, session: Session) -> dict[str, Any]:
         return {
-            "session": redact(session.id),
+            "session": session.id,
             "principal": str(session.principal),
             "endpoint": session.endpoint,
             "era": session.era,
@@ -265,17 +242,7 @@ class Audit:
     def called(self, session: Session, tool: str, outcome: Outcome, took_s: float, **facts: Any) -> None:
         """Record an ended tool call. `tool`: in the form `server/name`. `session` must have the request's context.
         `facts`: the event's `correlation`, `client` and, if wanted, `arguments`."""
-        self._add(
-            AuditEvent(
-                at=self._clock(),
-                event="called",
-                tool=tool,
-                outcome=str(outcome),
-                took_s=round(took_s, 6),
-                **facts,
-                **self._facts(session),
-            )
-        )
+        self._add(self._event("called", session, tool=tool, outcome=str(outcome), took_s=round(took_s, 6), **facts))
 
     def _add(self, event: AuditEvent) -> None:
         self._waiting.append(event)

@@ -129,8 +129,7 @@ class RequestLog:
                 return
             self.ended(call)
         self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
-        if self._left > 0:
-            self._left -= 1
+        if self._has_line():
             self._line(
                 exchange.method,
                 outcome,
@@ -145,17 +144,21 @@ class RequestLog:
                 context={} if session is None else self.fields(session),
                 about=exchange.log_facts,
             )
-        else:
-            self._left_out += 1
+
+    def _has_line(self) -> bool:
+        """Return True if one more line may be written in this second; else count it as left out."""
+        if self._left > 0:
+            self._left -= 1
+            return True
+        self._left_out += 1
+        return False
 
     def went_well(self, call: EndedCall, era: str) -> None:
         """Record a successful call whose log line has only the usual fields. `era`: the client's era."""
         self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
         self.ended(call)
-        if self._left <= 0:
-            self._left_out += 1
+        if not self._has_line():
             return
-        self._left -= 1
         session, context = call.session, self.fields(call.session)
         if self.lines is not None:
             self.lines.add(CallLine(call, era, context))
@@ -195,12 +198,9 @@ class RequestLog:
 
     def refused_by_wire(self, refused: Refused) -> None:
         """Record an HTTP request that was refused before it was parsed, or that is not a call."""
-        if self._left > 0:
-            self._left -= 1
+        if self._has_line():
             outcome, correlation = Outcome.refused(refused.code), refused.correlation
             self._line("request refused", outcome, 0.0, reason=str(refused), correlation=correlation)
-        else:
-            self._left_out += 1
 
     def _record(
         self, request: Request, principal: Principal | None, outcome: Outcome, why: str, about: LogFacts
@@ -211,14 +211,11 @@ class RequestLog:
         if self.tracing is not None and (span := request_span()) is not None:
             span.ended(outcome)
         # Logging a line costs half as much as relaying a call.
-        if self._left > 0:
-            self._left -= 1
+        if self._has_line():
             who = "" if principal is None else str(principal)
             correlation = CORRELATION.get()
             facts = {"principal": who, "reason": why, "correlation": correlation}
             self._line(method, outcome, took_s, era=request.era, about=about, **facts)
-        else:
-            self._left_out += 1
 
     def another_second(self, at: float) -> None:
         """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many lines were left out."""
