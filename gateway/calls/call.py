@@ -1,4 +1,4 @@
-"""Define a client's request on its way to a server: the exchange, and the params to send."""
+"""Define a client's request on its way to a server: as it comes in, and as the steps on its way get it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,10 +8,22 @@ from msgspec.structs import replace
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.identity.request_context import RequestContext
 from session_store import Principal
 from transports.era import Era
-from transports.inbound_port import Request
+from transports.inbound_port import HeaderList, Request
 from transports.jsonrpc import Message, Object, RequestId
+
+
+class IncomingCall(msgspec.Struct, frozen=True):
+    """A client's request that is to be sent: its exchange, the request itself and its sender `who`, the params for the
+    server, and the headers of the response."""
+
+    exchange: Exchange
+    request: Request
+    who: RequestContext
+    params: Object
+    headers: HeaderList = []
 
 
 class Call(msgspec.Struct, frozen=True):

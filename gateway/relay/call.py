@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from gateway.calls.call import Call, message_of
+from gateway.calls.call import Call, IncomingCall, message_of
 from gateway.calls.consent_questions import refuse_or_ask
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
@@ -181,9 +181,7 @@ class Clients(Protocol):
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         """Return the response headers with the client's session token. Empty for legacy clients, which know it."""
 
-    async def as_task(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
-    ) -> Answer | None:
+    async def as_task(self, coming: IncomingCall) -> Answer | None:
         """Send a call that may become a task, and return its reply. Send nothing and return None for any other call."""
 
 
@@ -238,14 +236,15 @@ class Calls:
         exchange = clients.exchange(resolved, request, who)
         if said is not None:
             exchange.filter_result(lambda _, result: clients.with_workspace_note(result, said))
+        coming = IncomingCall(exchange, request, who, params, headers)
         try:
-            if (answer := await clients.as_task(exchange, request, who, params, headers)) is not None:
+            if (answer := await clients.as_task(coming)) is not None:
                 return answer
             # The result of a call that announces a workspace tells what became of it, so it is unlike other results.
             if said is None and resolved is not None and request.offer is not None:
                 like = functools.partial(clients.exchange, resolved)
                 request.offer.prepare(CallDecision(resolved, resolved.live.version, headers, like, self.resolver))
-            return await self.intake.accept(exchange, request, who, params, headers)
+            return await self.intake.accept(coming)
         except Refused as refused:
             raise refused if resolved is None else _in_session(refused, resolved, headers) from None
 
@@ -305,26 +304,17 @@ class Intake:
         """Apply another limit of calls in flight per session."""
         self.max_exchanges = limits.exchanges
 
-    async def accept(
-        self,
-        exchange: Exchange,
-        request: Request,
-        who: RequestContext,
-        params: Object,
-        headers: HeaderList,
-        *,
-        server: str = "",
-    ) -> Answer:
-        """Count a call and send it to its server. Return the reply, which has `headers` as its response headers.
-        `server` is the name of the server; if empty, the params of the call determine the server.
+    async def accept(self, coming: IncomingCall, *, server: str = "") -> Answer:
+        """Count a call and send it to its server. Return the reply, which has the call's `headers` as its response
+        headers. `server` is the name of the server; if empty, the params of the call determine the server.
 
         Raises:
             Refused: as `admit`; 429, too many or too large calls are in flight; the call names nothing that exists.
         """
-        live = live_session_of(exchange)
+        live = live_session_of(coming.exchange)
         if live is not None:
-            await self.admit(live, request, exchange)
-        return await self.accept_counted(exchange, request, who, params, headers, server)
+            await self.admit(live, coming.request, coming.exchange)
+        return await self.accept_counted(coming, server)
 
     async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
         """Count a call against its session's rate. Beyond the rate, first wait. Raises `Refused`: 429, as `accept`;
@@ -370,17 +360,10 @@ class Intake:
             raise too_much_in_flight("this session")
         return size
 
-    async def accept_counted(
-        self,
-        exchange: Exchange,
-        request: Request,
-        who: RequestContext,
-        params: Object,
-        headers: HeaderList,
-        server: str = "",
-    ) -> Answer:
+    async def accept_counted(self, coming: IncomingCall, server: str = "") -> Answer:
         """Send a call that `admit` has counted. Arguments, result and errors are those of `accept`."""
-        reply, meta = self.begin(exchange, request, who, params, headers, may_resend=not request.again)
+        exchange, request, who, params = coming.exchange, coming.request, coming.who, coming.params
+        reply, meta = self.begin(coming, may_resend=not request.again)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
@@ -401,16 +384,7 @@ class Intake:
                 raise error from raised.__cause__
         return reply
 
-    def begin(
-        self,
-        exchange: Exchange,
-        request: Request,
-        who: RequestContext,
-        params: Object,
-        headers: HeaderList,
-        *,
-        may_resend: bool = False,
-    ) -> tuple[CallReply, Object]:
+    def begin(self, coming: IncomingCall, *, may_resend: bool = False) -> tuple[CallReply, Object]:
         """Begin the reply to a counted call. Return the reply, and the `_meta` for the server.
 
         The caller must answer the exchange or release the reply. With `may_resend`, the request of a repeatable tool is
@@ -419,14 +393,15 @@ class Intake:
         Raises:
             Refused: 429, as `accept`.
         """
+        exchange, request, correlation = coming.exchange, coming.request, coming.who.correlation
         live = live_session_of(exchange)
         held = 0 if live is None else self._room_for(live, request.body_bytes)  # no await from here to `CallReply`
-        meta = self._log.begin(exchange, request, self._meta(params, exchange, who.correlation), who.correlation)
+        meta = self._log.begin(exchange, request, self._meta(coming.params, exchange, correlation), correlation)
         may_resend = may_resend and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES
         reply = CallReply(
             exchange,
             live,
-            headers,
+            coming.headers,
             events=self.events if request.era is LEGACY else None,
             cluster=self._cluster,
             held=held,

@@ -23,6 +23,7 @@ import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
+from gateway.calls.call import IncomingCall
 from gateway.calls.conversation import Conversation
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
@@ -87,16 +88,7 @@ class GeneralWay(Protocol):
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
     ) -> Prepared: ...
-    def begin(
-        self,
-        exchange: Exchange,
-        request: Request,
-        who: RequestContext,
-        params: Object,
-        headers: HeaderList,
-        *,
-        may_resend: bool = False,
-    ) -> tuple[Answer, Object]: ...
+    def begin(self, coming: IncomingCall, *, may_resend: bool = False) -> tuple[Answer, Object]: ...
 
 
 class _Forever:
@@ -371,7 +363,8 @@ class FastPath:
             params = params | {"arguments": msgspec.Raw(self._check(bytes(params["arguments"])))}
         prepared = self.paths.way.prepared(self._decision, self._target, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
-        answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_resend=True)
+        coming = IncomingCall(exchange, request, who, request.params, self.headers)
+        answer, _ = self.paths.way.begin(coming, may_resend=True)
         self.tool.begins(exchange)
         exchange.frame(call.number, params, meta)  # keeps the client's progress token
         link = call.conversation.link

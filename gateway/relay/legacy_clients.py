@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.calls.call import id_of, message_of
+from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
@@ -161,7 +161,7 @@ class CallRecovery:
             again=True,
         )
         exchange = self._exchange_of(resolved, again, who)
-        reply = await self._intake.accept_counted(exchange, again, who, kept.params, [])
+        reply = await self._intake.accept_counted(IncomingCall(exchange, again, who, kept.params))
         assert isinstance(reply, CallReply)
         reply.go_on(stream)
         return reply
@@ -300,13 +300,11 @@ class LegacyClients:
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         return []  # a legacy client names its session in every request
 
-    async def as_task(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
-    ) -> Answer | None:
-        if asks_for_task(request.params):
-            return await self.tasks.begin(exchange, request, who)
-        if exchange.method == "tools/list" and self.tasks.requested.has_offers:
-            self.tasks.requested.offer(exchange, request.endpoint)
+    async def as_task(self, coming: IncomingCall) -> Answer | None:
+        if asks_for_task(coming.request.params):
+            return await self.tasks.begin(coming)
+        if coming.exchange.method == "tools/list" and self.tasks.requested.has_offers:
+            self.tasks.requested.offer(coming.exchange, coming.request.endpoint)
         return None
 
     # -- other messages

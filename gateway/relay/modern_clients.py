@@ -18,7 +18,7 @@ from gateway.bridge.request_state import (
     with_inner_state,
 )
 from gateway.bridge.suspended_calls import answer_suspended
-from gateway.calls.call import id_of, message_of
+from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.consent_questions import without_consent
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
@@ -191,13 +191,10 @@ class ModernClients:
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         return self.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
-    async def as_task(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
-    ) -> Answer | None:
-        if type(exchange) is Exchange:
+    async def as_task(self, coming: IncomingCall) -> Answer | None:
+        if type(coming.exchange) is Exchange:
             return None
-        accepting = self.intake.accept(exchange, request, who, params, headers)
-        return await self.tasks.answer(exchange, request, headers, accepting)
+        return await self.tasks.answer(coming, self.intake.accept(coming))
 
     async def _resume(
         self, request: Request, who: RequestContext, resolved: Resolved, opened: OpenedState, binding: Binding
@@ -220,9 +217,8 @@ class ModernClients:
             )
             again = msgspec.structs.replace(request, again=True)
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
-            if (answer := await self.as_task(exchange, again, who, params, headers)) is not None:
-                return answer
-            return await self.intake.accept(exchange, again, who, params, headers)
+            coming = IncomingCall(exchange, again, who, params, headers)
+            return await self.as_task(coming) or await self.intake.accept(coming)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         token = meta_of(request.params).get("progressToken")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.call import message_of
+from gateway.calls.call import IncomingCall, message_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
@@ -55,17 +55,18 @@ class LegacyTasks:
     endpoints: Mapping[str, TaskServers]
     requested: RequestedTasks
 
-    async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
+    async def begin(self, coming: IncomingCall) -> Answer:
         """Answer a call that requests a task. The gateway or the server creates the task; a server without tasks may
         send an ordinary result. Raises the errors of `CallIntake.accept` and `RequestedTasks.begin`."""
+        exchange, request = coming.exchange, coming.request
         live = live_session_of(exchange)
         if live is not None:
             await self.intake.admit(live, request)  # the call counts before anything is asked or stored for it
-        made = await self.requested.begin(exchange, request, who)
+        made = await self.requested.begin(exchange, request, coming.who)
         if made is not None:
             return made
         exchange.filter_result(lambda created, result: self.relayed.created_legacy(created, result, request.endpoint))
-        return await self.intake.accept_counted(exchange, request, who, request.params, [])
+        return await self.intake.accept_counted(coming)
 
     async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
         """Answer a request about tasks. `resolved` is the session of the request.

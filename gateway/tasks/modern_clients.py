@@ -4,10 +4,11 @@ A task's id names its session and its server. To use it, a client needs only the
 that made the call. No answer contains the session's token, because ids may be stored where a token must not be.
 """
 
+import functools
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 
-from gateway.calls.call import id_of, message_of
+from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.identity.request_context import RequestContext
@@ -25,7 +26,7 @@ from gateway.tasks.subscriptions import TaskListening
 from gateway.tasks.task_encoding import declaring_tasks
 from gateway.tasks.task_handles import TaskHandle
 from transports.era import Era
-from transports.inbound_port import Answer, HeaderList, Refused, Request
+from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 
 
@@ -64,14 +65,14 @@ class ModernTasks:
         unchanged."""
         return discovery if self.maker is None else declaring_tasks(discovery)
 
-    async def answer(
-        self, exchange: Exchange, request: Request, headers: HeaderList, accepting: Awaitable[Answer]
-    ) -> Answer:
+    async def answer(self, coming: IncomingCall, accepting: Awaitable[Answer]) -> Answer:
         """Return the reply to a call of a client that declares the tasks extension. `accepting` sends the call to its
         server. Raises the errors of `accepting`."""
+        exchange, request = coming.exchange, coming.request
         if self.maker is None or not isinstance(exchange, TaskExchange):
             return await accepting
-        return await self.maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
+        tool_of = functools.partial(self._tool, exchange, request)
+        return await self.maker.answer(exchange, request, coming.headers, accepting, tool_of)
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
         """Return the reply to a client that has answered questions of its call: `reply`, or the handle of a task."""

@@ -4,36 +4,23 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from gateway.calls.call import IncomingCall
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.identity.request_context import RequestContext
 from gateway.protocol.merged_lists import Called
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Context
 from transports.era import Era
-from transports.inbound_port import Answer, HeaderList, Request
+from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object
 
 
 class CallIntake(Protocol):
     """The part of `gateway.relay.call.Intake` that tasks use. The methods are described there."""
 
-    async def accept(
-        self,
-        exchange: Exchange,
-        request: Request,
-        who: RequestContext,
-        params: Object,
-        headers: HeaderList,
-        *,
-        server: str = "",
-    ) -> Answer: ...
-    async def accept_counted(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
-    ) -> Answer: ...
-    def begin(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
-    ) -> tuple[Answer, Object]: ...
+    async def accept(self, coming: IncomingCall, *, server: str = "") -> Answer: ...
+    async def accept_counted(self, coming: IncomingCall) -> Answer: ...
+    def begin(self, coming: IncomingCall) -> tuple[Answer, Object]: ...
     async def admit(self, live: LiveSession, request: Request) -> None: ...
     async def count(self, live: LiveSession) -> None: ...
     def waiting(

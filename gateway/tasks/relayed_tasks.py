@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from gateway.calls.call import id_of, message_of
+from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.conversation import Conversation, conversation_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import step
@@ -311,7 +311,7 @@ class RelayedTasks:
         if owned is not None:
             owned.await_result(exchange)
         params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
-        return await self._calls.accept(exchange, request, who, params, [], server=handle.server)
+        return await self._calls.accept(IncomingCall(exchange, request, who, params), server=handle.server)
 
     def answer_shape(self, handle: TaskHandle, text: str) -> Shape:
         """Return a function that translates a server's answer about a task for the client, and records the task's

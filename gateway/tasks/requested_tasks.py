@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.call import id_of, message_of
+from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.link_lifecycle import UNREACHED
@@ -127,7 +127,7 @@ class RequestedTasks:
         created, handle = running.task, self.handles.of_record(running.task)
         asked.known_as(handle)
         try:
-            running.hold(await self.intake.accept_counted(asked, call, who, plain, []))
+            running.hold(await self.intake.accept_counted(IncomingCall(asked, call, who, plain)))
         except BaseException:
             await self.maker.undo(running)
             raise
@@ -205,7 +205,7 @@ class RequestedTasks:
             granted=who.claims,
         )
         call.add_log_facts(handle.log_facts)
-        reply, _ = self.intake.begin(call, request, who, request.params, [])
+        reply, _ = self.intake.begin(IncomingCall(call, request, who, request.params))
         self.results.begin(call, handle, text, lambda known: self._look(handle, who, known))
         return reply
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.modern_server_subscriptions import RelayedReplies
-from gateway.calls.call import id_of, message_of
+from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession
@@ -162,7 +162,7 @@ class TaskListening:
             granted=who.claims,
         )
         params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
-        answer = await self.intake.accept(stream, request, who, params, [])
+        answer = await self.intake.accept(IncomingCall(stream, request, who, params))
         try:
             subscriptions = TaskSubscriptions(stream, self.relayed)
             stream.when_done(subscriptions.end)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.bridge.task_follower import FollowedTask, go_on
+from gateway.calls.call import IncomingCall
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import fallback_id
 from gateway.calls.lifecycles import ExchangeEvent
@@ -158,7 +159,7 @@ class TaskContinuation:
         era = Era.LEGACY if call.is_legacy else Era.MODERN
         request = Request(era=era, endpoint=task.endpoint, headers={}, params=call.params, meta=meta)
         try:
-            running.hold(await self._calls.accept(exchange, request, who, call.params, []))
+            running.hold(await self._calls.accept(IncomingCall(exchange, request, who, call.params)))
         except Exception as error:  # nothing else would end the task
             fail_unsent(exchange, error)
 

@@ -15,7 +15,7 @@ from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
-from gateway.calls.call import Call
+from gateway.calls.call import Call, IncomingCall
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
@@ -198,7 +198,7 @@ async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time()
     away = TakingEndpoint(UpstreamUnavailable("its program is missing"))
     for again in (False, True):
         exchange = a_tool_call(live)
-        await an_intake(away).accept(exchange, a_request(again=again), WHO, {}, [])
+        await an_intake(away).accept(IncomingCall(exchange, a_request(again=again), WHO, {}))
         assert exchange.replies.first is not None
         codes.append(exchange.replies.first.error_code)
     assert codes == [UPSTREAM_UNAVAILABLE, OUTCOME_UNKNOWN], "the first invites a client to repeat it"
@@ -208,11 +208,11 @@ async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time()
 async def test_a_call_of_a_shared_server_that_is_not_started_gets_the_whole_refusal() -> None:
     live, full = a_live(), TakingEndpoint(StartRefused(OutOfMemory("s")))
     with pytest.raises(Refused) as refused:
-        await an_intake(full).accept(a_tool_call(live), a_request(), WHO, {}, [])
+        await an_intake(full).accept(IncomingCall(a_tool_call(live), a_request(), WHO, {}))
     assert (refused.value.status, refused.value.data) == (503, {"reason": "out_of_memory", "retryAfter": 30})
     assert live.busy == 0 and refused.value.log_facts
     exchange = a_tool_call(live)
-    await an_intake(full).accept(exchange, a_request(again=True), WHO, {}, [])
+    await an_intake(full).accept(IncomingCall(exchange, a_request(again=True), WHO, {}))
     assert exchange.replies.first is not None and exchange.replies.first.error_code == OUTCOME_UNKNOWN
 
 
@@ -226,7 +226,7 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
             live.replace_record(msgspec.structs.replace(live.session, context=STRONG))
 
     endpoint = Counting()
-    await an_intake(endpoint).accept(a_tool_call(live, context=WEAK), a_request(), WHO, {}, [])
+    await an_intake(endpoint).accept(IncomingCall(a_tool_call(live, context=WEAK), a_request(), WHO, {}))
     (call,) = endpoint.calls
     facts = msgspec.json.decode(call.meta[CONTEXT_KEY])
     assert live.session.context is STRONG
@@ -250,11 +250,11 @@ async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled(
     live, endpoint = a_live(), Rated()
     intake = an_intake(endpoint, exchanges=2)
     exchanges = [a_tool_call(live, number) for number in range(3)]
-    waiting = [asyncio.create_task(intake.accept(e, a_request(), WHO, {}, [])) for e in exchanges[:2]]
+    waiting = [asyncio.create_task(intake.accept(IncomingCall(e, a_request(), WHO, {}))) for e in exchanges[:2]]
     await asyncio.sleep(0)
     assert live.exchanges == {*exchanges[:2]} and live.busy == 2
     with pytest.raises(Refused, match="in flight"):
-        await intake.accept(exchanges[2], a_request(), WHO, {}, [])
+        await intake.accept(IncomingCall(exchanges[2], a_request(), WHO, {}))
     counted = asyncio.create_task(intake.count(live))
     await asyncio.sleep(0)
     (cancelled,) = live.in_flight_as(0)
@@ -271,7 +271,7 @@ async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled(
 async def test_a_message_that_waits_for_its_turn_is_refused_as_unknown_if_its_session_ends() -> None:
     live, endpoint = a_live(), Rated()
     intake = an_intake(endpoint)
-    waiting = [intake.accept(a_tool_call(live), a_request(), WHO, {}, []), intake.count(live)]
+    waiting = [intake.accept(IncomingCall(a_tool_call(live), a_request(), WHO, {})), intake.count(live)]
     tasks = [asyncio.create_task(each) for each in waiting]
     await asyncio.sleep(0)
     await live.close()
@@ -299,7 +299,7 @@ async def test_a_server_gets_its_token_and_none_of_the_gateways_keys() -> None:
 async def test_the_replica_that_has_forwarded_a_call_learns_of_it_before_the_call_is_sent() -> None:
     endpoint, sender = TakingEndpoint(), Forwarded()
     request = a_request(forwarded=sender)
-    accepting = asyncio.create_task(an_intake(endpoint).accept(a_tool_call(a_live()), request, WHO, {}, []))
+    accepting = asyncio.create_task(an_intake(endpoint).accept(IncomingCall(a_tool_call(a_live()), request, WHO, {})))
     await sender.begun.wait()
     assert not endpoint.calls
     sender.goes_on.set()

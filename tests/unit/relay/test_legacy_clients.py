@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.call import Call
+from gateway.calls.call import Call, IncomingCall
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
@@ -87,7 +87,9 @@ class Replica:
     ) -> str:
         """The stream of a call of this replica's, of which so much was sent."""
         request = a_request(params=params, again=again, body_bytes=size)
-        reply, _ = self.intake.begin(a_tool_call(self.live, 7), request, WHO, params, [], may_resend=not again)
+        reply, _ = self.intake.begin(
+            IncomingCall(a_tool_call(self.live, 7), request, WHO, params), may_resend=not again
+        )
         assert isinstance(reply, CallReply)
         ids = await reply.record(frames)
         assert ids[0] is not None
@@ -242,6 +244,6 @@ async def test_what_a_former_owner_writes_after_the_repetition_has_begun_is_left
 async def test_a_call_that_another_request_makes_again_is_not_made_for_its_stream(parts: Parts) -> None:
     stream, replica = await parts.dead.begun([BEGINNING]), parts.replica
     await replica.live.recover()
-    await replica.intake.accept(a_tool_call(replica.live, 7), a_request(again=True), WHO, PARAMS, [])
+    await replica.intake.accept(IncomingCall(a_tool_call(replica.live, 7), a_request(again=True), WHO, PARAMS))
     assert len(parts.server.calls) == 1 and not await replica.resume(stream)
     assert await parts.outcome_is_unknown(stream)

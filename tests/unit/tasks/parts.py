@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from gateway.calls.call import IncomingCall
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
@@ -31,7 +32,7 @@ from session_store.session import new_session_id
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.unit.calls.parts import until
 from transports.era import Era
-from transports.inbound_port import Answer, Request
+from transports.inbound_port import Answer
 from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame, ReplyQueue
 
@@ -111,7 +112,7 @@ class Replica:
 
     def __init__(self, store: Store, name: str = "r1", *, is_kept: bool = True, **settings: Any) -> None:
         backend, self.store = store.backend, store
-        self.sent: list[tuple[TaskExchange, Object]] = []
+        self.sent: list[tuple[Any, Object]] = []
         self.held = 0
         self.lost: dict[str, str] = {}  # why rights are lost, by their workspace
         self.live = LiveSessions(backend.events)
@@ -156,8 +157,8 @@ class Replica:
     def take_over(self, session: Session) -> None:
         self.live.of(session)
 
-    async def accept(self, exchange: TaskExchange, request: Request, who: Any, params: Object, headers: Any) -> Answer:
-        self.sent.append((exchange, params))
+    async def accept(self, coming: IncomingCall) -> Answer:
+        self.sent.append((coming.exchange, coming.params))
         self.held += 1
         return cast("Answer", self)
 
