@@ -140,6 +140,7 @@ class AdmittedTool:
         return compared
 
 
+_RESOURCES: Final = "resources/list"
 _TEMPLATES: Final = "resources/templates/list"
 
 Admitted = AdmittedTool | Object
@@ -155,13 +156,13 @@ async def checked(admitted: Admitted, call: Call) -> Call:
     return call.with_params(params)
 
 
-class _ListNeeded(msgspec.Struct, frozen=True):
-    """A list that must be requested from the server before policy can decide. `name` is the item to find in the list;
-    empty if the decision concerns no single item. `anew`: request it even if it is known."""
+class _ListNeeded(Exception):
+    """A list must be requested from the server before policy can decide. `name` is the item to find in the list; empty
+    if the decision concerns no single item. `anew`: request it even if it is known."""
 
-    method: str
-    name: str
-    anew: bool = False
+    def __init__(self, method: str, name: str, *, anew: bool = False) -> None:
+        super().__init__(method)
+        self.method, self.name, self.anew = method, name, anew
 
 
 _OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cacheScope"})
@@ -170,7 +171,7 @@ _OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cac
 
 class _Lists(msgspec.Struct, frozen=True):
     """The lists of one server that a decision uses. `asked` has the lists that were requested for this decision; all
-    others were received earlier."""
+    others were received earlier. A method raises `_ListNeeded` if its list, or the item `name` in it, is not known."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
@@ -178,9 +179,8 @@ class _Lists(msgspec.Struct, frozen=True):
     own: Collection[str] = ()
     """Those of `asked` that the session's own process or connection has sent."""
 
-    def tools(self, name: str) -> Tools | _ListNeeded:
-        """Return the server's known list of tools. If none is known, or `name` is not in it, return the list to
-        request."""
+    def tools(self, name: str) -> Tools:
+        """Return the server's list of tools."""
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
@@ -192,24 +192,24 @@ class _Lists(msgspec.Struct, frozen=True):
         is_known = lists is not None and "tools/list" in lists.asked_at and lists.known.get("tools/list") is tools
         return is_known or "tools/list" in self.own
 
-    def names(self, method: str, name: str) -> Names | _ListNeeded:
-        """Return the names in another known list. If none is known, or `name` is not in it, return the list to
-        request."""
+    def names(self, method: str, name: str) -> Names:
+        """Return the names in another list."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
 
-    def skills(self, name: str) -> Names | _ListNeeded:
-        """Return the URIs of the server's skills and of their files; empty if the server has declared no skills. If
-        they are not known yet, return the list to request."""
+    def skills(self, name: str) -> Names:
+        """Return the URIs of the server's skills and of their files; empty if the server has declared no skills."""
         is_offered = METHODS[SKILLS_LIST].is_offered(self.upstream.declared)
         return self.names(SKILLS_LIST, name) if is_offered else Names()
 
-    def _having(self, method: str, name: str) -> Listed | _ListNeeded:
+    def _having(self, method: str, name: str) -> Listed:
         if method in self.asked:
             return self.asked[method]
         found = self.upstream.server_lists.known(method, self.conversation)
-        return _ListNeeded(method, name) if found is None or (name and name not in found) else found
+        if found is None or (name and name not in found):
+            raise _ListNeeded(method, name)
+        return found
 
 
 class Admission:
@@ -248,17 +248,20 @@ class Admission:
             self.check_method(upstream.name, call.method, call.era, call.exchange.session, call.exchange.context)
         known_by = upstream.conversation_at_hand(call.exchange, call.era)
         asked, own = dict[str, Listed](), set[str]()
-        while isinstance(found := self._decide(_Lists(upstream, known_by, asked, own), call), _ListNeeded):
+        while True:
+            try:
+                return self._decide(_Lists(upstream, known_by, asked, own), call)
+            except _ListNeeded as raised:
+                needed = raised
             conversation = await upstream.conversation_for(call)
-            if found.anew:
-                asked[found.method] = await upstream.server_lists.refresh(found.method, conversation)
-                own.add(found.method)
+            if needed.anew:
+                asked[needed.method] = await upstream.server_lists.refresh(needed.method, conversation)
+                own.add(needed.method)
             else:
-                asked[found.method] = await upstream.server_lists.listed(found.method, conversation, found.name)
-        return found
+                asked[needed.method] = await upstream.server_lists.listed(needed.method, conversation, needed.name)
 
-    def _decide(self, lists: _Lists, call: Call) -> Admitted | _ListNeeded:
-        """Return the decision on a request, or the list that has to be requested first.
+    def _decide(self, lists: _Lists, call: Call) -> Admitted:
+        """Return the decision on a request. Raises `_ListNeeded`: a list has to be requested first.
 
         A name that is missing in `lists.asked` does not exist. For the other lists, the last known version counts.
         """
@@ -269,26 +272,24 @@ class Admission:
         restricted = self._policy.restricts(upstream.name)
         if method == "tools/call":
             name = text_of(call.params, "name")
-            tools = lists.tools(name if "tools" in restricted else "")
-            return tools if isinstance(tools, _ListNeeded) else self._tool_call(lists, tools, name, call)
+            return self._tool_call(lists, lists.tools(name if "tools" in restricted else ""), name, call)
         if not row.named:
             return call.params
-        missing = None
         if row.kind == "completions":
             return self._completion(upstream.name, lists, call)
         elif row.kind not in restricted:
             pass
         elif method == "subscriptions/listen":
-            if "resources" in upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
-                return missing
+            if "resources" in upstream.unreviewed:
+                self._compare_resources(lists)
             return self._listen(upstream.name, call)
         elif row.kind == "tools":
-            missing = self._tool(upstream.name, lists, call, text_of(call.params, row.named))
+            self._tool(upstream.name, lists, call, text_of(call.params, row.named))
         elif row.kind == "prompts":
-            missing = self._prompt(upstream.name, lists, call, text_of(call.params, row.named))
+            self._prompt(upstream.name, lists, call, text_of(call.params, row.named))
         else:
-            missing = self._resource(upstream.name, lists, call, text_of(call.params, row.named))
-        return call.params if missing is None else missing
+            self._resource(upstream.name, lists, call, text_of(call.params, row.named))
+        return call.params
 
     def _extension(self, server: str, call: Call) -> Object:
         """Apply policy to a request of an extension, and prepare its entry in the audit trail. Return the params to
@@ -313,7 +314,7 @@ class Admission:
             whose = {"era": era} if session is None else with_context(session, context)
             raise self.audit.refused(unknown_method(method, era), whose, why=reason, tool=name)
 
-    def _tool_call(self, lists: _Lists, tools: Tools, name: str, call: Call) -> AdmittedTool | _ListNeeded:
+    def _tool_call(self, lists: _Lists, tools: Tools, name: str, call: Call) -> AdmittedTool:
         exchange, live, upstream = call.exchange, call.live, lists.upstream
         assert live is not None
         if "tools" in upstream.unreviewed:
@@ -326,22 +327,19 @@ class Admission:
             return admitted
         found = self._changed.called(live, upstream.name, tools, name, is_own=lists.is_own(tools))
         if found == "unknown":
-            return _ListNeeded("tools/list", name, anew=True)
+            raise _ListNeeded("tools/list", name, anew=True)
         if found != "same":
             exchange.filter_result(found)
             admitted.is_changed = True
         return admitted
 
-    def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
-        """Apply policy to a request that names a tool but does not call it. Return the list to request first; None if
-        the request is admitted. Raises `Refused`: the tool is unknown or hidden."""
+    def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> None:
+        """Apply policy to a request that names a tool but does not call it. Raises `Refused`: the tool is unknown or
+        hidden."""
         tools = lists.tools(name)
-        if isinstance(tools, _ListNeeded):
-            return tools
         decision = self._policy.decide_listed(call.exchange.context, server, tools, name)
         if name not in tools or not decision.allowed:
             raise unknown_tool(name)
-        return None
 
     def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
         """Check that each configured pattern for items of this kind (such as tools) matches an item in the server's
@@ -350,44 +348,33 @@ class Admission:
         if self._refuses_unmatched:
             require_matches(upstream, kind, listed)
 
-    def _compare_resources(self, lists: _Lists) -> _ListNeeded | None:
-        """Check the patterns for resources against the server's resources, templates and skills (`_compare`). Return
-        the list to request first; None if the check is done or not wanted."""
-        if not self._refuses_unmatched:
-            return None
-        resources = lists.names("resources/list", "")
-        if isinstance(resources, _ListNeeded):
-            return resources
-        templates = lists.names(_TEMPLATES, "")
-        if isinstance(templates, _ListNeeded):
-            return templates
-        skills = lists.skills("")
-        if isinstance(skills, _ListNeeded):
-            return skills
-        self._compare(lists.upstream, "resources", frozenset(resources) | frozenset(templates) | frozenset(skills))
-        return None
+    def _compare_resources(self, lists: _Lists) -> None:
+        """Check the patterns for resources against the server's resources, templates and skills (`_compare`)."""
+        if self._refuses_unmatched:
+            resources, templates, skills = lists.names(_RESOURCES, ""), lists.names(_TEMPLATES, ""), lists.skills("")
+            self._compare(lists.upstream, "resources", frozenset((*resources, *templates, *skills)))
 
-    def _completion(self, server: str, lists: _Lists, call: Call) -> _ListNeeded | Object:
-        """Apply policy to a completion request, by the prompt or resource in its `ref`. Return the list to request
-        first, or the params for the server."""
+    def _completion(self, server: str, lists: _Lists, call: Call) -> Object:
+        """Apply policy to a completion request, by the prompt or resource in its `ref`. Return the params for the
+        server."""
         restricted = self._policy.restricts(server)
         if not restricted:
             return call.params
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         match ref:
             case {"type": "ref/prompt", "name": str(name)}:
-                missing = self._prompt(server, lists, call, name) if "prompts" in restricted else None
+                if "prompts" in restricted:
+                    self._prompt(server, lists, call, name)
             case {"type": "ref/resource", "uri": str(uri)}:
-                missing = self._resource(server, lists, call, uri) if "resources" in restricted else None
+                if "resources" in restricted:
+                    self._resource(server, lists, call, uri)
             case _:
                 raise Refused(200, INVALID_PARAMS, "params.ref must name a prompt, or a resource by its URI")
         # The server gets what was decided: a key that stands twice has two readings.
-        return call.params | {"ref": msgspec.Raw(encode(ref))} if missing is None else missing
+        return call.params | {"ref": msgspec.Raw(encode(ref))}
 
-    def _prompt(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
+    def _prompt(self, server: str, lists: _Lists, call: Call, name: str) -> None:
         prompts = lists.names("prompts/list", name)
-        if isinstance(prompts, _ListNeeded):
-            return prompts
         if "prompts" in lists.upstream.unreviewed:
             self._compare(lists.upstream, "prompts", prompts)
         policy, context = self._policy, call.exchange.context
@@ -397,32 +384,23 @@ class Admission:
             or policy.why_unapproved(server, "prompts", name, prompts.digests.get(name, ""))
         ):
             raise unknown_prompt(name)
-        return None
 
-    def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> _ListNeeded | None:
+    def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> None:
         context, hidden = call.exchange.context, self._policy.why_listed_uri_hidden
-        if "resources" in lists.upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
-            return missing
-        resources = lists.names("resources/list", uri)
-        if isinstance(resources, _ListNeeded):
-            return resources
-        if uri in resources:
+        if "resources" in lists.upstream.unreviewed:
+            self._compare_resources(lists)
+        if uri in lists.names(_RESOURCES, uri):
             if not hidden(context, server, uri):
-                return None
+                return
         elif self._policy.allows_uri(context, server, uri):
             # An unlisted resource has to match a listed template, or be of a listed skill, that the session sees.
             templates = lists.names(_TEMPLATES, uri)
-            if isinstance(templates, _ListNeeded):
-                return templates
             why, digests = self._policy.why_unapproved, templates.digests
             approved = (each for each in templates if not why(server, "templates", each, digests.get(each, "")))
             if matches_any_template(uri, (each for each in approved if not hidden(context, server, each))):
-                return None
-            skills = lists.skills(uri)
-            if isinstance(skills, _ListNeeded):
-                return skills
-            if any(skill_fit(uri, (each,)) and not hidden(context, server, each) for each in skills):
-                return None
+                return
+            if any(skill_fit(uri, (each,)) and not hidden(context, server, each) for each in lists.skills(uri)):
+                return
         raise unknown_resource(uri, call.era, call.method)
 
     def _listen(self, server: str, call: Call) -> Object:
