@@ -30,9 +30,6 @@ from transports.reply_queue import Frame
 
 logger = logging.getLogger(__name__)
 
-_NO_HEADS: Final[SharedHeads[RepeatedHead]] = SharedHeads()
-"""The heads of a connection that stores none, or whose place is not known yet."""
-
 _COPIED_BYTES: Final = 64 << 10
 """The largest body that is copied into one write with its head. A larger one is written separately."""
 
@@ -78,7 +75,7 @@ class RepeatedRequests:
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
         self._connection = connection
         self._memory = memory
-        self._heads: RememberedHeads[RepeatedHead] = RememberedHeads(_NO_HEADS)
+        self._heads: RememberedHeads[RepeatedHead] = RememberedHeads(SharedHeads() if memory is None else memory.heads)
         self._json = JsonHeads()
         self._stream = StreamHeads()
         self.requests = 0
