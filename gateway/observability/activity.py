@@ -23,7 +23,7 @@ _AT_ONCE: Final = 64
 
 
 class Activity:
-    """Collects the activity of this replica. `live` returns the number of its live sessions, `clock` the Unix time."""
+    """Collect the activity of this replica. `live` returns the number of its live sessions, `clock` the Unix time."""
 
     def __init__(self, backend: Backend, replica: str, clock: Callable[[], float], live: Callable[[], int]) -> None:
         self.figures = Figures(backend.history, replica)

@@ -54,7 +54,7 @@ def _shown(event: AuditEvent) -> dict[str, Any]:
 
 
 class Audit:
-    """Records audit events. They are buffered until the next `flush`, so that a request with a forged token causes no
+    """Record audit events. They are buffered until the next `flush`, so that a request with a forged token causes no
     write to the store.
 
     `fields` returns the fields of a session's context to add to events. `noted` is called with each event and the
@@ -303,7 +303,7 @@ _WAIT_S: Final = 1.0
 
 
 class AuditLines:
-    """Writes audit events as JSON lines to a file (None: no file) and to stderr, each from its own thread.
+    """Write audit events as JSON lines to a file (None: no file) and to stderr, each from its own thread.
 
     A disk or a reader that stops does not block calls: lines wait in a queue, which is larger than the queue of log
     lines. Lines are dropped only if the queue is full, and are then counted as lost.
@@ -375,7 +375,7 @@ Key = tuple[str, str, str, str, str]
 
 
 class Repeated:
-    """Decides if a refusal is recorded individually, or only counted in a sum.
+    """Decide whether a refusal is recorded individually, or only counted in a sum.
 
     An unauthenticated client may send thousands of wrong keys per second. Most of them are only counted.
     """

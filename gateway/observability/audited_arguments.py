@@ -24,8 +24,8 @@ _NAME_ITEM: Final = re.compile(r"[\w.-]{1,64}(?: \w{1,64})?:?")
 
 
 def shown_arguments(raw: bytes, *, with_values: bool) -> str:
-    """Return the names of the arguments as JSON, or with values, but without credentials; cut at `_MOST_SHOWN`. If the
-    arguments are too large or invalid, return a note in parentheses."""
+    """Return the names of the arguments as JSON, or `with_values` also the values, without credentials; cut at
+    `_MOST_SHOWN`. If the arguments are too large or invalid, return a note in parentheses."""
     if len(raw) > _MOST_READ:
         return f"({len(raw)} bytes)"
     walk = _Walk()
@@ -43,7 +43,7 @@ def shown_arguments(raw: bytes, *, with_values: bool) -> str:
 
 
 class _Walk:
-    """Redacts one JSON value. Stops when the result has `_MOST_SHOWN` characters."""
+    """Redact one JSON value. Stop when the result has `_MOST_SHOWN` characters."""
 
     def __init__(self) -> None:
         self._left = _MOST_SHOWN

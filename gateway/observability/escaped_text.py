@@ -59,8 +59,8 @@ def _is_unseen(character: str) -> bool:
 
 
 def revealed(text: str) -> str:
-    """Replace every character that a reader does not see, as `visible_line` does for those that control a terminal.
-    Also emoji and scripts lose their joiners. For texts of which each character counts. Return one line."""
+    """Replace every invisible character with a readable escape, for texts in which each character counts. Also emoji
+    and scripts lose their joiners. Return one line."""
     return "".join(f"\\u{{{ord(each):x}}}" if _is_unseen(each) else each for each in text)
 
 

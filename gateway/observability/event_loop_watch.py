@@ -39,7 +39,7 @@ _LOOPS: Final = (__name__, "asyncio.", "uvloop", "selectors", "uvicorn.server")
 
 
 class LoopWatch:
-    """Watches the event loop on which it is started, and logs stalls of more than `stall_s` seconds.
+    """Watch the event loop on which it is started, and log stalls of more than `stall_s` seconds.
 
     The log line names the blocking function only if the loop runs in the main thread and nothing else uses SIGALRM.
     """

@@ -115,7 +115,7 @@ FORMS: Final[Mapping[str, Form]] = {"json": _Json(), "logfmt": _Logfmt()}
 
 
 class LineFormatter(logging.Formatter):
-    """Formats log records of the gateway and of libraries.
+    """Format log records of the gateway and of libraries.
 
     `form`: one of `FORMS`, or `pretty`. `fields`: the attributes of a record that a line shows, in this order; a
     mapping becomes fields named `context.NAME`. `serving` returns fields that are added if the record lacks them.
@@ -203,7 +203,7 @@ class CallLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallLines:
-    """Buffers the log lines of successful calls, and writes many at once. `write` gets whole lines and must not raise.
+    """Buffer the log lines of successful calls, and write many at once. `write` gets whole lines and must not raise.
 
     Logging each call by itself (a record of `logging`, the search for handlers, a write) would cost more than the call.
     So a call only adds its facts here. Every other record is logged immediately, after the buffered lines. A process
@@ -330,7 +330,7 @@ def call_lines() -> CallLines | None:
 
 
 class _LineHandler(logging.StreamHandler[LogStream]):
-    """Writes each record immediately, after the buffered lines of calls."""
+    """Write each record immediately, after the buffered lines of calls."""
 
     def __init__(self, stream: LogStream, formatter: LineFormatter) -> None:
         super().__init__(stream)

@@ -102,7 +102,7 @@ _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_strea
 
 
 class Histogram:
-    """Counts values by size: durations in seconds, or calls. `bounds`: the upper bounds of its buckets."""
+    """Count values by size: durations in seconds, or calls. `bounds`: the upper bounds of its buckets."""
 
     __slots__ = ("bounds", "counts", "total")
 

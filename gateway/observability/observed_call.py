@@ -125,7 +125,7 @@ class ObservedCall:
             self.watch(watcher)
 
     def was_refused(self) -> None:
-        """Set that the audit trail has the call as refused. It then has no event of its end."""
+        """Record that the audit trail has the call as refused. It then gets no event for the end of the call."""
         self.is_refused = True
 
     def unwatch(self) -> CallSpan | None:
@@ -152,7 +152,7 @@ class ObservedCall:
         self.is_listed = False
 
     def answered_from(self, *, cache: bool) -> None:
-        """Record if the answer, or a part of it, came from the cache. The log says `cached` only if all parts did."""
+        """Record whether the answer, or part of it, is from the cache. The log says `cached` only if all parts are."""
         self.add_log_facts({"cached": cache and self.log_facts.get("cached") is not False})
 
     def add_log_facts(self, facts: LogFacts) -> None:

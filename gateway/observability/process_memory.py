@@ -73,7 +73,7 @@ def tree_bytes(tops: Collection[int]) -> dict[int, int]:
 
 
 class _Unreadable:
-    """Estimates the memory of one server's processes whose PSS cannot be read. A server can make all its processes
+    """Estimate the memory of one server's processes whose PSS cannot be read. A server can make all its processes
     unreadable, and their resident memory counts shared pages several times. So only some pages count:
 
     - Anonymous pages can be shared only by fork(2). Of the processes that were forked without exec(2), only the largest
@@ -87,7 +87,7 @@ class _Unreadable:
         self._largest_forked = 0
 
     def bytes_of(self, pid: int) -> int | None:
-        """Return the bytes that a process adds to the processes counted before; None if there is no such process."""
+        """Return a process's bytes without those counted for earlier processes; None if there is no such process."""
         try:
             with open(f"/proc/{pid}/status", "rb") as file:
                 facts = dict(line.split()[:2] for line in file if line.startswith(b"Rss"))

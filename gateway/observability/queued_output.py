@@ -30,7 +30,7 @@ EXIT_WITHIN_S: Final = 1.0
 
 
 class OutputQueue:
-    """Passes pieces of output to `write`, in order, in a daemon thread that the first piece starts.
+    """Pass pieces of output to `write`, in order, in a daemon thread that the first piece starts.
 
     `write` may block. If it raises `OSError`, the piece is lost. After each piece, the thread calls `written` with the
     piece, the error or None, and True if the queue is now empty.

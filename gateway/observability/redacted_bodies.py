@@ -47,7 +47,7 @@ _OF_KEY: Final = f"{API_KEY_ISSUER}:"
 
 
 class FrameBodies:
-    """Redacts values that look like credentials, by their name or form, and all values that were passed to `hide`."""
+    """Redact values that look like credentials, by their name or form, and all values that were passed to `hide`."""
 
     def __init__(self) -> None:
         self._of_links: dict[str, None] = {}  # the newest last
@@ -55,8 +55,8 @@ class FrameBodies:
         self._hidden: list[str] = []
 
     def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
-        """Add values to redact in everything that is shown later. Ignore values of less than 6 characters. Of those of
-        links, and of those that a running link has renewed, redact the newest: a watch can outlast thousands."""
+        """Redact these values in all later texts. Values of less than 6 characters are ignored. Only the newest values
+        of links, and the newest `are_renewed` ones of running links, are kept: a watch can outlast thousands."""
         newest, most = (self._renewed, _MOST_RENEWED) if are_renewed else (self._of_links, _MOST_OF_LINKS)
         for value in values_to_redact(values):
             newest.pop(value, None)
@@ -88,7 +88,7 @@ class FrameBodies:
 
 
 class _Shortened:
-    """Shortens and redacts one JSON value. Stops when the result has `MOST_CHARS` characters."""
+    """Shorten and redact one JSON value. Stop when the result has `MOST_CHARS` characters."""
 
     def __init__(self, bodies: FrameBodies) -> None:
         self._bodies = bodies

@@ -41,7 +41,7 @@ class _ErrorText(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class RequestLog:
-    """Records the outcome of each request, and logs at most `lines_per_s` lines per second.
+    """Record the outcome of each request, and log at most `lines_per_s` lines per second.
 
     `fields` returns the fields of a session's context to add to log lines. `lines` buffers the lines of successful
     calls; None if they are logged immediately. `ended` is called with every ended call of a session.

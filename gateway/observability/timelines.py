@@ -153,7 +153,7 @@ def _failures(calls: list[EndedCall]) -> int:
 
 
 class Timelines:
-    """Collects the timeline entries of all sessions, by the shortened session id.
+    """Collect the timeline entries of all sessions, by the shortened session id.
 
     `replica`: the name of this replica. `count` is called with a session and the numbers of its new calls and failures,
     before these are written. Each call is counted once.

@@ -41,7 +41,7 @@ trace id and the parent's flag."""
 
 
 class GivenIds(threading.local):
-    """Generates ids for the OpenTelemetry SDK (its `IdGenerator`). The id of the next trace can be set in advance, if
+    """Generate ids for the OpenTelemetry SDK (its `IdGenerator`). The id of the next trace can be set in advance, if
     its sampling is already decided."""
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ def new_span_id() -> int:
 
 
 class Sampling:
-    """Decides if a trace is recorded, exactly as the OpenTelemetry SDK's sampler does, but without beginning a span.
-    `ids`: sets the ids of new traces; None if the SDK chooses them itself.
+    """Decide whether a trace is recorded, exactly as the OpenTelemetry SDK's sampler does, but without beginning a
+    span. `ids`: sets the ids of new traces; None if the SDK chooses them itself.
 
     The SDK needs 13 µs to begin a span, even one that is not recorded. Its samplers compare the lower half of the trace
     id with a bound, which depends on the parent's flag. The constructor finds these bounds by asking the sampler. Not
@@ -242,7 +242,7 @@ class CallSpan:
 
 
 class Tracing:
-    """Begins the spans of requests. `ids`: the id generator that the tracer uses; None if the tracer has its own."""
+    """Begin the spans of requests. `ids`: the id generator that the tracer uses; None if the tracer has its own."""
 
     def __init__(self, tracer: Tracer, ids: GivenIds | None = None) -> None:
         self._tracer = tracer

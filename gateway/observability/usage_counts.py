@@ -150,7 +150,7 @@ def _who(among: dict[str, WhoFigures], name: str) -> WhoFigures:
 
 
 class Figures:
-    """Counts the calls of this replica, and writes one record for each minute and one for each ten minutes."""
+    """Count the calls of this replica, and write one record for each minute and one for each ten minutes."""
 
     def __init__(self, store: HistoryStore, replica: str) -> None:
         self._store = store
