@@ -242,7 +242,7 @@ class PackageFetcher:
         package, as npm does.
 
         Raises:
-            FetchFailed: the script of a package fails that is not optional.
+            FetchFailed: the script of a package that is not optional fails.
         """
         with_scripts = {place: one for place, one in packages_of(tree, copy).items() if one.get("hasInstallScript")}
         if not with_scripts:

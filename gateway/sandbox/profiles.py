@@ -95,7 +95,7 @@ class Enclosure:
     ) -> WalledProcess:
         """Return the walls, variables and working directory of a process with the folder `own`. `folders` are other
         folders of its session, `sockets` its Unix sockets. `code` are files and folders of its program that only this
-        start has found. It may only `read` the other folders of its own."""
+        start has found. `read` are further folders of its own, which it may only read."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach

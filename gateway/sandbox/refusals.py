@@ -28,7 +28,7 @@ _MOST_ENDED: Final = 10_000
 
 class RefusedRow(msgspec.Struct, frozen=True):
     """A refusal, as the page of a session shows it. It occurred `count` times, last `at` (Unix time). `allows` is the
-    setting that would allow it; empty if none does. `what` is empty in the row for all further refusals."""
+    setting that would allow it; empty if none does. `what` is empty in the row of those beyond `_MOST_ROWS`."""
 
     at: float
     server: str

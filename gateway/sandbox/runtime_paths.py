@@ -116,7 +116,7 @@ def _which(command: str, path: str, cwd: str) -> str:
 
 
 class _Search:
-    """Find the files that belong to one program."""
+    """Add the files that programs and scripts need to `found`. `path` is their PATH, `home` as in `runtime_paths`."""
 
     def __init__(self, found: RuntimePaths, path: str, home: str) -> None:
         self._found = found
@@ -126,8 +126,8 @@ class _Search:
         self._seen: set[str] = set()
 
     def program(self, path: str) -> None:
-        """Include a program and its interpreters. If its path is a symlink, include the files around link and target,
-        because programs look for files around both."""
+        """Add a program and its interpreters. If its path is a symlink, add the files around link and target, because
+        programs look for files around both."""
         if not self._is_new(path):
             return
         for name in dict.fromkeys((os.path.abspath(path), real(path))):
@@ -158,8 +158,8 @@ class _Search:
             self._found.add(root)
 
     def folder(self, path: str) -> None:
-        """Include the tools behind a folder in PATH. The programs in a folder `shims` of pyenv and its kin start
-        programs in other folders."""
+        """Add the tools behind a folder in PATH. The programs in a folder `shims` of pyenv and its kin start programs
+        in other folders."""
         self._installed(path)
         if (folder := Path(path)).name == "shims":
             self._versions(folder.parent)
@@ -173,8 +173,8 @@ class _Search:
             self._found.add(root)
 
     def _prefix(self, prefix: Path) -> None:
-        """Include an installation with folders such as `bin` and `lib`. If it is as broad as a home folder, include
-        only its libraries."""
+        """Add an installation with folders such as `bin` and `lib`. If it is as broad as a home folder, add only its
+        libraries."""
         if not self._is_new(str(prefix)):
             return
         if os.path.isfile(prefix / "pyvenv.cfg"):
@@ -199,7 +199,7 @@ class _Search:
                     self.program(str(next(Path(value).glob("python3*"), Path(value, "python3"))))
 
     def _packages(self, folder: Path) -> None:
-        """Include the source of packages that are installed as a link to it (PEP 660, PEP 610, and lines in `.pth`
+        """Add the source of packages that are installed as a link to it (PEP 660, PEP 610, and lines in `.pth`
         files)."""
         with contextlib.suppress(OSError, ValueError):
             names = os.listdir(folder)
@@ -215,7 +215,7 @@ class _Search:
                         self.code(unquote(url.path))
 
     def _installed(self, path: str) -> None:
-        """If a tool has installed the program below a home folder, include the tool's folder."""
+        """If a tool has installed the program below a home folder, add the tool's folder."""
         if not os.path.normpath(path).startswith(self._inside_home):
             return
         for folder, variable in _TOOL_ROOTS.items():
@@ -225,7 +225,7 @@ class _Search:
                 self._found.env[variable] = str(root)
 
     def code(self, path: str) -> None:
-        """Include a script, or a folder of code, with the project to which it belongs."""
+        """Add a script, or a folder of code, and the project to which it belongs."""
         file = Path(path)
         if not os.path.exists(file) or not self._is_new(f"code {path}"):
             return

@@ -41,7 +41,7 @@ class ServerSandbox:
     """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` has a
     sentence for each part that does not hold on this machine. `not_granted` has one for each thing that the server's
     configuration names and that is not granted, with the setting that would grant it. `forgets` has one for each file
-    of its data that does not stay."""
+    of data that ends with its session."""
 
     server: str
     sandbox: Sandbox
