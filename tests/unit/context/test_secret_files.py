@@ -54,13 +54,6 @@ def text(file: str) -> str:
 
 
 @pytest.fixture
-async def folders() -> AsyncIterator[SessionFolders]:
-    found = SessionFolders()
-    yield found
-    await found.close()
-
-
-@pytest.fixture
 async def tokens(folders: SessionFolders) -> AsyncIterator[Tokens]:
     found = Tokens(folders)
     yield found

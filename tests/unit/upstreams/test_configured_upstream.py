@@ -304,13 +304,6 @@ async def test_a_server_that_cannot_start_leaves_the_pool_empty() -> None:
 # -- What a link gets in a sandbox: walls, a folder of its own, and nothing that outlives it
 
 
-@pytest.fixture
-async def folders() -> AsyncIterator[SessionFolders]:
-    found = SessionFolders()
-    yield found
-    await found.close()
-
-
 @requirement("box.own-folder")
 async def test_two_sessions_and_two_servers_have_no_folder_in_common(folders: SessionFolders) -> None:
     written = []

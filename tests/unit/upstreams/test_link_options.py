@@ -1,6 +1,6 @@
 """What a running link has of its session: headers and files with tokens, and how long."""
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,13 +28,6 @@ CLOCK = FakeClock()
 
 def content(path: str) -> str | None:
     return Path(path).read_text() if Path(path).exists() else None
-
-
-@pytest.fixture
-async def folders() -> AsyncIterator[SessionFolders]:
-    found = SessionFolders()
-    yield found
-    await found.close()
 
 
 @requirement("cred.exchange")
