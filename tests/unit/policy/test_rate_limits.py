@@ -13,6 +13,7 @@ from session_store import ANONYMOUS, StoreUnavailable
 from session_store.embedded.accounting import MemoryRates
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.virtual_time import skip_waits
 from tests.support.waiting import at_once
 from transports.inbound_port import Refused
 
@@ -25,18 +26,9 @@ ROUND_TRIP_S = 0.002
 
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """The time of the store, of the limits and of the loop, which waits for nothing: it lets the time pass."""
-    clock, loop = FakeClock(), asyncio.get_running_loop()
-    selector = vars(loop)["_selector"]
-    select = selector.select
-
-    def skip(timeout: float | None = None) -> Any:
-        clock.pass_time(timeout or 0)
-        return select(0 if timeout else timeout)
-
+    """The time of the store, of the limits and of the loop."""
+    clock = skip_waits(monkeypatch)
     monkeypatch.setattr(module, "monotonic", clock)
-    monkeypatch.setattr(loop, "time", clock)
-    monkeypatch.setattr(selector, "select", skip)
     return clock
 
 
