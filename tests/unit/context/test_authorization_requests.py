@@ -14,11 +14,11 @@ from gateway.context import authorization_requests
 from gateway.context.authorization_requests import AuthorizationRequests, BadAnswer
 from tests.requirements import requirement
 
+pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
+
 _MORE_THAN_AT_ONCE = 20
 
 
-@pytest.mark.anyio
-@requirement("cred.consent")
 async def test_a_server_that_hangs_delays_no_other_and_its_own_requests_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -61,8 +61,6 @@ async def answering(answer: bytes) -> AsyncIterator[httpx2.Request]:
         yield httpx2.Request("GET", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
 
 
-@pytest.mark.anyio
-@requirement("cred.consent")
 @pytest.mark.parametrize(("parts", "is_good"), [(1_000, True), (60_000, False)])
 async def test_an_answer_in_too_many_parts_is_not_taken_apart(parts: int, is_good: bool) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -74,8 +72,6 @@ async def test_an_answer_in_too_many_parts_is_not_taken_apart(parts: int, is_goo
             await AuthorizationRequests().send(request)
 
 
-@pytest.mark.anyio
-@requirement("cred.consent")
 async def test_cookies_of_an_authorization_server_are_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parse = Mock(return_value=[])
     monkeypatch.setattr(http.cookiejar, "split_header_words", parse)

@@ -22,7 +22,7 @@ RESOURCE, ISSUER = "https://files.example/mcp", "https://login.example"
 PROTECTED = "https://files.example/.well-known/oauth-protected-resource/mcp"
 METADATA = f"{ISSUER}/.well-known/oauth-authorization-server"
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
 
 
 class Web(AuthorizationRequests):
@@ -89,7 +89,6 @@ async def begin(web: Web, **settings: Any) -> tuple[dict[str, str], ConsentFlow,
     return asked, flow, given
 
 
-@requirement("cred.consent")
 async def test_a_request_has_pkce_the_resource_and_the_scopes_that_the_server_asks_for(web: Web) -> None:
     web.challenge = 'scope="read write"'
     asked, flow, given = await begin(web)
@@ -107,7 +106,6 @@ async def test_a_request_has_pkce_the_resource_and_the_scopes_that_the_server_as
         await flow.finish("files", back, "browser", lambda *_: given)
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize("back", [{}, {"iss": "https://evil.example"}, {"iss": f"{ISSUER}/"}])
 async def test_a_code_of_another_server_is_not_sent_anywhere(web: Web, back: dict[str, str]) -> None:
     asked, flow, given = await begin(web)
@@ -116,7 +114,6 @@ async def test_a_code_of_another_server_is_not_sent_anywhere(web: Web, back: dic
     assert web.forms == []
 
 
-@requirement("cred.consent")
 async def test_nothing_is_given_for_settings_that_have_changed_meanwhile(web: Web) -> None:
     asked, flow, _ = await begin(web)
     other = ConsentSettings(resource="https://other.example/mcp")
@@ -125,7 +122,6 @@ async def test_nothing_is_given_for_settings_that_have_changed_meanwhile(web: We
     assert web.forms == []
 
 
-@requirement("cred.consent")
 async def test_an_authorization_server_that_leads_people_to_that_of_another_secret_gets_no_code(web: Web) -> None:
     asked, flow, given = await begin(web)
     with pytest.raises(ConsentFailed, match="of another authorization server"):
@@ -133,7 +129,6 @@ async def test_an_authorization_server_that_leads_people_to_that_of_another_secr
     assert web.forms == []
 
 
-@requirement("cred.consent")
 async def test_who_is_gone_when_the_token_comes_is_not_connected(web: Web) -> None:
     asked, flow, given = await begin(web)
     back, known = {"code": "c", "state": asked["state"], "iss": ISSUER}, [given, None]
@@ -142,13 +137,11 @@ async def test_who_is_gone_when_the_token_comes_is_not_connected(web: Web) -> No
     assert await flow._tokens.connections() == []
 
 
-@requirement("cred.consent")
 async def test_the_token_is_for_what_is_configured_whatever_the_server_says(web: Web) -> None:
     web.protected["resource"] = "https://files.example/"
     assert (await begin(web))[0]["resource"] == RESOURCE
 
 
-@requirement("cred.consent")
 async def test_the_gateway_is_the_client_that_is_configured_or_its_document_or_a_registered_one(web: Web) -> None:
     _, flow, given = await begin(web)
     await flow.begin("files", given, ALICE, "browser")
@@ -162,7 +155,6 @@ async def test_the_gateway_is_the_client_that_is_configured_or_its_document_or_a
         await begin(web)
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize("error", ["invalid_client", "unauthorized_client"])
 async def test_a_client_that_its_server_has_forgotten_is_registered_anew(web: Web, error: str) -> None:
     asked, flow, given = await begin(web)
@@ -182,7 +174,6 @@ async def test_a_client_that_its_server_has_forgotten_is_registered_anew(web: We
     assert "client_id=third" in (await flow.begin("files", given, ALICE, "browser"))[0]
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize(
     ("place", "changes", "why"),
     [
@@ -208,7 +199,6 @@ async def test_nobody_is_sent_to_a_server_that_proves_nothing(
     assert not any("127.0.0.1" in url or url.startswith("http:") for url in web.asked)
 
 
-@requirement("cred.consent")
 async def test_a_server_does_not_have_the_gateway_ask_addresses_of_its_own_machine(web: Web) -> None:
     for named in ("http://127.0.0.1:8080/admin", "https://[bad", "https://a.example:port/", "https://a\x01b/"):
         web.challenge = f'resource_metadata="{named}"'
@@ -217,7 +207,6 @@ async def test_a_server_does_not_have_the_gateway_ask_addresses_of_its_own_machi
     assert (await begin(web, issuer=ISSUER, scopes=("mine",)))[0]["scope"] == "mine"
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize(
     ("error", "told", "why"),
     [

@@ -21,7 +21,7 @@ BOB = Principal(issuer="api-key", subject="bob")
 SETTINGS = ConsentSettings(resource="https://files.example/mcp")
 RING = KeyRing(["k" * 40])
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
 
 
 class Endpoint(AuthorizationRequests):
@@ -87,7 +87,6 @@ def replica(store: SealedValues, endpoint: Endpoint, clock: FakeClock) -> Replic
     return Replica(store, endpoint, clock)
 
 
-@requirement("cred.consent")
 async def test_a_token_is_for_its_principal_its_secret_and_its_settings_only(replica: Replica) -> None:
     await replica.give()
     assert await replica.get() == "token-0"
@@ -100,7 +99,6 @@ async def test_a_token_is_for_its_principal_its_secret_and_its_settings_only(rep
     assert not isinstance(refused.value, ConsentNeeded), "there is nobody who could be asked"
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize(
     "other",
     [{"issuer": "https://login.example"}, {"issuer": "https://login.example", "client_id": "x"}, {"scopes": ("read",)}],
@@ -112,7 +110,6 @@ def test_a_grant_is_for_what_its_person_has_consented_to_however_the_client_is_p
     assert grant_name("files", moved, ALICE) == grant_name("files", own, ALICE)
 
 
-@requirement("cred.consent")
 async def test_the_store_shows_nothing_and_a_record_under_another_name_is_none(
     replica: Replica, store: SealedValues, clock: FakeClock, endpoint: Endpoint
 ) -> None:
@@ -129,7 +126,6 @@ async def test_the_store_shows_nothing_and_a_record_under_another_name_is_none(
         await stranger.get()
 
 
-@requirement("cred.consent")
 async def test_a_link_says_for_whom_it_is_to_nobody_and_expires(replica: Replica, clock: FakeClock) -> None:
     with pytest.raises(ConsentNeeded) as needed:
         await replica.get()
@@ -142,7 +138,6 @@ async def test_a_link_says_for_whom_it_is_to_nobody_and_expires(replica: Replica
     assert replica.link_in(text) is None
 
 
-@requirement("cred.consent")
 async def test_of_all_callers_on_all_replicas_one_refreshes_a_token(
     replica: Replica, store: SealedValues, endpoint: Endpoint, clock: FakeClock
 ) -> None:
@@ -162,7 +157,6 @@ async def test_of_all_callers_on_all_replicas_one_refreshes_a_token(
     assert await other.get() == "token-2" and endpoint.asked == ["refresh-0", "refresh-1"]
 
 
-@requirement("cred.consent")
 async def test_a_refused_refresh_ends_the_grant_and_a_failed_one_does_not(
     replica: Replica, store: SealedValues, endpoint: Endpoint, clock: FakeClock
 ) -> None:
@@ -188,7 +182,6 @@ async def test_a_refused_refresh_ends_the_grant_and_a_failed_one_does_not(
     assert await store.names() == []
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize("said", [2.0**63, 1e300, float("inf")])
 async def test_a_lifetime_without_end_makes_a_grant_that_can_be_stored_and_read(
     said: float, replica: Replica, endpoint: Endpoint, clock: FakeClock
@@ -201,7 +194,6 @@ async def test_a_lifetime_without_end_makes_a_grant_that_can_be_stored_and_read(
     assert found.expires <= clock() + 10 * 365 * 86_400
 
 
-@requirement("cred.consent")
 async def test_what_is_revoked_while_it_is_refreshed_stays_revoked(
     replica: Replica, endpoint: Endpoint, clock: FakeClock
 ) -> None:
@@ -234,7 +226,6 @@ class Failing:
         raise StoreUnavailable("away")
 
 
-@requirement("cred.consent")
 async def test_what_a_refresh_gave_is_stored_when_the_store_answers_again(
     replica: Replica, store: SealedValues, endpoint: Endpoint, clock: FakeClock
 ) -> None:
@@ -251,7 +242,6 @@ async def test_what_a_refresh_gave_is_stored_when_the_store_answers_again(
     assert failing.writes == 3, "until another replica may try"
 
 
-@requirement("cred.consent")
 async def test_a_stop_waits_for_what_a_refresh_gives(replica: Replica, endpoint: Endpoint, clock: FakeClock) -> None:
     await replica.give()
     clock.pass_time(100)
@@ -268,7 +258,6 @@ async def test_a_stop_waits_for_what_a_refresh_gives(replica: Replica, endpoint:
     assert await replica.get() == "token-1"
 
 
-@requirement("cred.consent")
 async def test_a_token_that_its_server_does_not_accept_is_replaced_once_then_its_person_is_asked(
     replica: Replica, endpoint: Endpoint
 ) -> None:
@@ -286,7 +275,6 @@ async def test_a_token_that_its_server_does_not_accept_is_replaced_once_then_its
         await replica.get()
 
 
-@requirement("cred.consent")
 async def test_of_calls_that_were_sent_with_one_token_none_rejects_more_than_that_token(
     replica: Replica, endpoint: Endpoint
 ) -> None:
@@ -298,7 +286,6 @@ async def test_of_calls_that_were_sent_with_one_token_none_rejects_more_than_tha
     assert await replica.get() == "token-1" and endpoint.asked == ["refresh-0"], "and after it"
 
 
-@requirement("cred.consent")
 async def test_a_grant_ends_with_its_key_its_settings_and_its_disuse(replica: Replica, clock: FakeClock) -> None:
     secrets = {"files": SecretSettings(consent=SETTINGS)}
     await replica.give()

@@ -15,6 +15,8 @@ from gateway.identity.credential_claims import CallerToken
 from tests.requirements import requirement
 from tests.support.http_thread import Handler, answering
 
+pytestmark = pytest.mark.anyio
+
 NOW = 1_000.0
 ADA = CallerToken("adas.own.token", NOW + 600, "all")
 
@@ -66,7 +68,6 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @requirement("cred.exchange")
-@pytest.mark.anyio
 async def test_a_token_is_asked_for_again_only_when_its_lifetime_ends(endpoint: Endpoint) -> None:
     endpoint.gives(access_token="one", token_type="bearer", expires_in="100", error=None)
     exchange = endpoint.exchange()
@@ -81,7 +82,6 @@ async def test_a_token_is_asked_for_again_only_when_its_lifetime_ends(endpoint: 
 
 
 @requirement("cred.exchange")
-@pytest.mark.anyio
 async def test_a_token_is_not_used_for_longer_than_the_clients_is_valid_nor_for_another(endpoint: Endpoint) -> None:
     endpoint.gives(access_token="one", token_type="bearer", expires_in=9_999)
     exchange = endpoint.exchange()
@@ -96,7 +96,6 @@ async def test_a_token_is_not_used_for_longer_than_the_clients_is_valid_nor_for_
 
 
 @requirement("cred.exchange")
-@pytest.mark.anyio
 @pytest.mark.parametrize("said", ["nan", "inf", "-inf", -5, 0, 1])
 async def test_an_odd_lifetime_makes_no_token_eternal_and_no_request_for_each_call(
     said: object, endpoint: Endpoint
@@ -111,7 +110,6 @@ async def test_an_odd_lifetime_makes_no_token_eternal_and_no_request_for_each_ca
 
 
 @requirement("cred.exchange")
-@pytest.mark.anyio
 async def test_an_endpoint_that_is_none_is_told_as_what_it_does(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,7 +120,6 @@ async def test_an_endpoint_that_is_none_is_told_as_what_it_does(
 
 
 @requirement("cred.exchange", "ops.redact")
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("status", "body"),
     [
@@ -157,7 +154,6 @@ async def test_an_answer_without_a_bearer_token_gives_none(
 
 
 @requirement("cred.exchange", "cred.id-jag")
-@pytest.mark.anyio
 async def test_a_client_with_a_secret_is_named_in_one_way_except_to_take_an_assertion(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -171,7 +167,6 @@ async def test_a_client_with_a_secret_is_named_in_one_way_except_to_take_an_asse
 
 
 @requirement("cred.exchange", "cred.id-jag")
-@pytest.mark.anyio
 async def test_no_server_gets_what_an_authorization_server_was_sent(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,7 +188,6 @@ async def test_no_server_gets_what_an_authorization_server_was_sent(
 
 
 @requirement("cred.exchange")
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", [ID_JAG, "urn:ietf:params:oauth:token-type:refresh_token", ACCESS_TOKEN, ""])
 async def test_a_token_for_authorization_servers_goes_to_no_other_server(endpoint: Endpoint, kind: str) -> None:
     endpoint.gives(access_token="one", token_type="Bearer", issued_token_type=kind)
@@ -205,7 +199,6 @@ async def test_a_token_for_authorization_servers_goes_to_no_other_server(endpoin
 
 
 @requirement("cred.exchange")
-@pytest.mark.anyio
 async def test_without_its_secret_the_gateway_sends_no_token(endpoint: Endpoint, tmp_path: Path) -> None:
     exchange = endpoint.exchange(client_secret_file=tmp_path / "missing")
     with pytest.raises(NoToken, match="no client secret"):
@@ -214,7 +207,6 @@ async def test_without_its_secret_the_gateway_sends_no_token(endpoint: Endpoint,
 
 
 @requirement("cred.id-jag")
-@pytest.mark.anyio
 async def test_an_assertion_is_presented_once_at_the_authorization_server_that_it_is_for(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -235,7 +227,6 @@ async def test_an_assertion_is_presented_once_at_the_authorization_server_that_i
 
 
 @requirement("cred.id-jag")
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "more",
     [
@@ -261,7 +252,6 @@ async def test_what_is_no_assertion_goes_to_no_other_server(endpoint: Endpoint, 
 
 
 @requirement("cred.id-jag", "ops.redact")
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -285,7 +275,6 @@ async def test_an_assertion_that_is_not_accepted_gives_no_token(
 
 
 @requirement("cred.id-jag")
-@pytest.mark.anyio
 async def test_an_assertion_is_not_presented_without_the_secret_of_the_gateway(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:

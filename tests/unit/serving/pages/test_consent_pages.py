@@ -14,7 +14,7 @@ from session_store import Principal
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
 
 BASE = "http://localhost:8080"
 RESOURCE = "http://127.0.0.1:9/mcp"
@@ -46,7 +46,6 @@ class Page:
             return await http.request(method, self.path, **more)
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize(
     ("form", "status"),
     [({f"field{n}": "x" for n in range(9)}, 400), ({"credential": "x" * (16 << 10)}, 413), ({"other": "x"}, 401)],
@@ -55,7 +54,6 @@ async def test_a_form_that_is_not_the_pages_is_refused(form: Any, status: int) -
     assert (await Page().ask("POST", data=form)).status_code == status
 
 
-@requirement("cred.consent")
 async def test_a_link_says_nothing_of_its_server_to_somebody_else() -> None:
     page = Page()
     for who, status, is_told in (("alice", 200, True), ("bob", 403, False)):
@@ -66,7 +64,6 @@ async def test_a_link_says_nothing_of_its_server_to_somebody_else() -> None:
     assert (await page.ask("PUT")).status_code == 405 and (await page.ask("HEAD")).status_code == 404
 
 
-@requirement("cred.consent")
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_wrong_credentials_are_counted_and_lock_nobody_out_who_has_the_right_one(method: str) -> None:
     page = Page()
