@@ -6,9 +6,9 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABIL
 
 
 class UnknownTask(Refused):
-    """Refuses a request about a task that the client may not see: its id is forged, expired, or of another
-    principal, endpoint or server, or its session has ended. The answer is the same for all, to reveal nothing about
-    other tasks."""
+    """Refuses a request about a task that the client may not see: its id is forged, expired, or of another principal,
+    endpoint or server, or its session has ended. The answer is the same in all cases, to reveal nothing about other
+    tasks."""
 
     def __init__(self) -> None:
         super().__init__(

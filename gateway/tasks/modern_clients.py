@@ -33,7 +33,7 @@ from transports.jsonrpc import Object, encode, encode_result
 @dataclass(eq=False, repr=False, kw_only=True)
 class ModernTasks:
     """Turns calls of modern clients into tasks, and answers requests about tasks. `maker` is None if tasks are off
-    (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""
+    (`gateway.tasks.enabled`): only requests about existing tasks are answered then."""
 
     relayed: RelayedTasks
     made: MadeTasks
@@ -66,8 +66,8 @@ class ModernTasks:
         return discovery if self.maker is None else declaring_tasks(discovery)
 
     async def answer(self, coming: IncomingCall, accepting: Awaitable[Answer]) -> Answer:
-        """Return the reply to a call of a client that declares the tasks extension. `accepting` sends the call to its
-        server. Raises the errors of `accepting`."""
+        """Send a call of a client that declares the tasks extension, with `accepting`, and return the reply: that of
+        the call, or the handle of its task. Raises the errors of `accepting`."""
         exchange, request = coming.exchange, coming.request
         if self.maker is None or not isinstance(exchange, TaskExchange):
             return await accepting

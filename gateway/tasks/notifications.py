@@ -43,8 +43,9 @@ _AGAIN_S: Final = 1.0
 class TaskStream(Exchange):
     """A client's `subscriptions/listen` that names tasks.
 
-    Its first frame, the acknowledgement, names the tasks and the other subscriptions that are accepted. Other frames
-    wait until both are known. A stream that is only about tasks ends when no source is left that notifies of them.
+    The first frame, the acknowledgement, names the accepted tasks and the other accepted subscriptions. Other frames
+    wait until both are known. A stream that is only about tasks ends when no source of notifications about them is
+    left.
     """
 
     _is_all_tasks = False
@@ -83,12 +84,12 @@ class TaskStream(Exchange):
         self._was_followed = True
 
     def unfollowed(self) -> None:
-        """Remove a source of notifications about tasks. If it was the last, a stream that is only about tasks ends."""
+        """Remove a source of notifications about tasks. A stream that is only about tasks ends with its last source."""
         self._followers -= 1
         self._end_if_silent()
 
     def about_nothing_else(self) -> None:
-        """Record that the client wants no notifications but those about tasks."""
+        """Record that the client wants only notifications about tasks."""
         self._is_all_tasks = True
 
     def _end_if_silent(self) -> None:
@@ -96,7 +97,7 @@ class TaskStream(Exchange):
             self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def _begin(self) -> bool:
-        """If the acknowledgement is complete, send it and the frames that wait for it. Return False if the client does
+        """Send the acknowledgement and the frames that wait for it, if it is complete. Return False if the client does
         not read."""
         if self._acknowledgement is None or self._accepted is None:
             return True
@@ -131,8 +132,8 @@ class TaskNotices:
         self._tasks = Tasks("notices of tasks")
 
     async def follow(self, stream: TaskStream, tasks: Mapping[str, TaskHandle], who: RequestContext) -> list[str]:
-        """Notify a stream about these tasks, by the texts of their handles, until it ends. The first notification has
-        the present state of each task. Return the handles of the tasks that this client may see.
+        """Notify a stream about these tasks, by the texts of their handles, until it ends. First send the present state
+        of each task. Return the handles of the tasks that this client may see.
 
         Raises:
             Refused: 429, a session of these tasks gets too many requests.
@@ -155,7 +156,7 @@ class TaskNotices:
 
 
 class _Following:
-    """Notifies a stream about tasks of one session. `texts` has their handles, by task id."""
+    """Notifies a stream about tasks of one session. `texts` has the tasks' handles, by task id."""
 
     def __init__(self, stream: TaskStream, session_id: str, texts: Mapping[str, str]) -> None:
         self._stream = stream
@@ -187,8 +188,8 @@ class _Following:
                 await asyncio.sleep(_AGAIN_S)
 
     def _receive(self, data: bytes | None) -> None:
-        """Receive the id of a task that has changed. None: messages may have been lost, so that any task may have
-        changed."""
+        """Handle a message of the bus: `data` is the id of a task that has changed. If it is None, messages may have
+        been lost, so treat every task as changed."""
         self._changed |= self._texts.keys() if data is None else {data.decode()} & self._texts.keys()
         if self._changed:
             self._wake.set()

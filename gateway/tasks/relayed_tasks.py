@@ -1,8 +1,8 @@
 """Relay tasks that servers create: give them ids for clients, and keep their sessions and links alive.
 
-A task keeps its session and the link (connection) to its server alive, until it has ended or its time to live has
-passed. The gateway knows its state only from the messages that it forwards. So a task that no client asks for stays
-until its time to live has passed.
+A task keeps its session and the link (connection) to its server alive until it has ended or its time to live has
+passed. The gateway knows a task's state only from the messages that it forwards. So it learns of the end of a task only
+if a client asks for the task.
 """
 
 import asyncio
@@ -83,8 +83,8 @@ KNOWN: Final[Mapping[KnownState, Mapping[KnownEvent, KnownState]]] = {
 
 
 class _KnownTask:
-    """A server's task in one session, with the server's own id. In the state `KEPT`, it keeps its session and link
-    alive."""
+    """A server's task in one session, with the server's own id. In the state `KEPT`, the task keeps its session and
+    link alive."""
 
     __slots__ = ("_live", "_own_id", "_timer", "_use", "link", "owned", "since", "state")
 
@@ -100,7 +100,8 @@ class _KnownTask:
 
     @property
     def is_of_link(self) -> bool:
-        """Return True if the server still knows this task by its id: the link over which it was created is open."""
+        """Return True if the server still knows this task by its id, because the link over which it was created is
+        open."""
         tasks = self.link.known_tasks
         return tasks is not None and tasks.get(self._own_id) is self.owned
 
@@ -134,13 +135,13 @@ class KnownTasks:
         self._known: WeakKeyDictionary[LiveSession, dict[TaskHandle, _KnownTask]] = WeakKeyDictionary()
 
     def owned(self, live: LiveSession, handle: TaskHandle) -> OwnedTask | None:
-        """Return the task of this session with this handle. None if it is not known here."""
+        """Return the task of this session with this handle; None if it is not known here."""
         known = self._known.get(live, {}).get(handle)
         return None if known is None else known.owned
 
     def is_reachable(self, upstream: ConfiguredUpstream, live: LiveSession, handle: TaskHandle) -> bool:
-        """Return True if requests about the task may be sent to its server. After a restart, a shared server may give
-        the same id to a task of another session. So its task must be known here, in this session and over the present
+        """Return True if requests about the task may be sent to its server. A restarted server that is shared may give
+        the same id to a task of another session, so its task must be known here, in this session and over the present
         link."""
         if not upstream.settings.shared:
             return True
@@ -157,8 +158,8 @@ class KnownTasks:
         *,
         is_new: bool = False,
     ) -> None:
-        """Record the state of a task that its server has sent over this link. `text` is the handle that the client has.
-        `state` None: the state is unreadable, and is ignored. `is_new`: the server has just created the task."""
+        """Record the state of a task that its server has sent over this link. `text` is the client's handle. `state` is
+        None if it is unreadable, and then ignored. `is_new`: the server has just created the task."""
         if state is None or live.ended:
             return
         tasks = self._known.setdefault(live, {})
@@ -249,8 +250,8 @@ class RelayedTasks:
         }
 
     def created_legacy(self, exchange: Exchange, result: Object, endpoint: str) -> Object:
-        """Return a legacy server's result. If it describes a new task (MCP 2025-11-25, Tasks), the task's id is
-        replaced by the client's handle. Raises `Refused`: the task has no usable id."""
+        """Return a legacy server's result. If it describes a new task (MCP 2025-11-25, Tasks), put the client's handle
+        in the place of the task's id. Raises `Refused`: the task has no usable id."""
         if "task" not in result:
             return result
         task = decode_object(result["task"], "task")
@@ -262,8 +263,8 @@ class RelayedTasks:
     def _named(
         self, exchange: Exchange, task: Object, endpoint: str, state: TaskState | None, cancellation: bytes
     ) -> str:
-        """Return the handle of a task that the exchange's server has just created. If its id is unusable, cancel it
-        with the params `cancellation`, and raise `Refused`."""
+        """Return the handle of a task that the exchange's server has just created. If the task's id is unusable, send
+        `tasks/cancel` with the params `cancellation`, and raise `Refused`."""
         live, link = live_session_of(exchange), conversation_of(exchange)
         assert live is not None
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id(task))
@@ -335,7 +336,7 @@ class RelayedTasks:
     def handle_for(
         self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool
     ) -> str | None:
-        """Return the handle of a task in a server's list. None if the session must not see the task. `is_own`: all
+        """Return the handle of a task in a server's list; None if the session must not see the task. `is_own`: all
         tasks in the list belong to the session."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)
         owned = self.known.owned(live, handle)

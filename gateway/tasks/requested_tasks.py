@@ -1,7 +1,6 @@
 """Create tasks for calls of 2025-11-25 clients that request one, and answer these clients' requests about the tasks.
 
-This module decides which calls can become tasks, and answers in the form of MCP 2025-11-25, Tasks. The tasks are run as
-for modern clients (`gateway.tasks.gateway_tasks`).
+The tasks are run as for modern clients (`gateway.tasks.gateway_tasks`).
 """
 
 from collections.abc import Mapping
@@ -47,7 +46,7 @@ _NUMBER: Final = frozenset(b"-0123456789")
 @dataclass(eq=False, repr=False, kw_only=True)
 class RequestedTasks:
     """Creates tasks for clients that request them, and answers requests about these tasks. `maker` is None if tasks are
-    off (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""
+    off (`gateway.tasks.enabled`): only requests about existing tasks are answered then."""
 
     settings: TaskSettings
     maker: TaskMaker | None
@@ -64,17 +63,19 @@ class RequestedTasks:
     # -- what clients are told
 
     def is_for(self, live: LiveSession) -> bool:
-        """Return True if calls of that session can become tasks."""
+        """Return True if calls of `live` may become tasks: tasks are on, and the session's protocol version is
+        2025-11-25."""
         return self.maker is not None and live.session.client.protocol_version == VERSION
 
     def declared(self, handshake: bytes) -> bytes:
-        """Return an `initialize` result that declares that tools can be called as tasks; unchanged if they cannot."""
+        """Return an `initialize` result that declares that tools can be called as tasks. Return it unchanged if they
+        cannot."""
         if self.maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
             return handshake
         return declaring_legacy_tasks(handshake)
 
     def offer(self, exchange: Exchange, endpoint: str) -> None:
-        """Mark, in the result of a `tools/list`, the tools that are offered as tasks. Do nothing if the client cannot
+        """Mark, in the result of a `tools/list`, the tools that can be called as tasks. Do nothing if the client cannot
         use tasks."""
         live = live_session_of(exchange)
         if live is not None and self.is_for(live):
@@ -88,8 +89,8 @@ class RequestedTasks:
         return result | {"tools": msgspec.Raw(encode(shown))}
 
     def _with_offer(self, exchange: Exchange, raw: msgspec.Raw, path: str) -> msgspec.Raw:
-        """Return a listed tool. Mark it as callable as a task if the settings offer this and the server does not say
-        anything about it."""
+        """Return a listed tool. Mark it as callable as a task if the settings offer this and its server says nothing
+        about tasks."""
         tool = decode_object(raw, "a tool")
         execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
         called = self.endpoints[path].called(exchange, Era.LEGACY, tool)
@@ -101,8 +102,8 @@ class RequestedTasks:
     # -- a call that asks for a task
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer | None:
-        """Create a task for a counted call that requests one, send the call, and answer with the handle. Return None if
-        the gateway creates no task, so that the call must be sent to its server unchanged.
+        """Create a task for a counted call that requests one, send the call, and return the answer with the handle.
+        Return None if the gateway creates no task: the call must be sent to its server unchanged.
 
         Raises:
             Refused: there are too many tasks, or the tool forbids them, is unknown or not allowed.
@@ -137,8 +138,8 @@ class RequestedTasks:
         return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), log_facts=facts)
 
     async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
-        """Return the tool of a call if the gateway must create a task for it; else None. Raises `Refused`: neither the
-        gateway nor the server can create a task."""
+        """Return the tool of a call for which the gateway must create the task; None if the call must be sent to the
+        server. Raises `Refused`: neither the gateway nor the server can create a task."""
         endpoint = self.endpoints[request.endpoint]
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
         upstream = endpoint.server(tool.server, exchange.context)
@@ -216,7 +217,7 @@ class RequestedTasks:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return the seconds for which the outcome is stored. `raw` is `params.task`. Raises `InvalidMessage`: it cannot be
+    """Return how many seconds the outcome is stored. `raw` is `params.task`. Raises `InvalidMessage`: it cannot be
     read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))

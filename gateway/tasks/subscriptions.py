@@ -63,8 +63,8 @@ class TaskSubscriptions:
         self._is_ended = False
 
     async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
-        """Subscribe to tasks of one session at one server. Return the handles of those that the server acknowledges in
-        time."""
+        """Subscribe to tasks of one session at one server. Return the handles of the tasks that the server acknowledges
+        in time."""
         honoured: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
         def receive(frame: Frame) -> None:
@@ -104,8 +104,8 @@ class TaskSubscriptions:
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """Return the handles of the tasks that a server acknowledges. If there are any, add the server as a source to
-        the stream."""
+        """Return the handles of the tasks in a server's acknowledgement (`params`). If it has any, add the server to
+        the sources of the stream."""
         accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
         own_ids = msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
         handles = [tasks[own][1] for own in own_ids if own in tasks]
@@ -180,7 +180,7 @@ class TaskListening:
         return answer
 
     def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
-        """Return the decoded handles that are valid, by their texts. Raises `Refused`: 400, `raw` is not an array of
+        """Return the handles that are valid, decoded, by their texts. Raises `Refused`: 400, `raw` is no array of
         strings."""
         try:
             texts = msgspec.json.decode(raw, type=list[str])
@@ -195,7 +195,7 @@ class TaskListening:
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
-        """Return the session of the request; else that of the first task that has one; else a new session."""
+        """Return the session of the request, or of the first task that has one, or a new session."""
         resolved = await self.resolver.resume(request, who)
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:

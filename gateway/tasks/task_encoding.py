@@ -56,7 +56,7 @@ def task_result(task: Task, handle: str) -> bytes:
 
 
 def declaring_tasks(discovery: bytes) -> bytes:
-    """Return a `server/discover` result that declares the tasks extension, whether the servers declare it or not."""
+    """Return a `server/discover` result with the tasks extension, even if the servers do not declare it."""
     result = object_of(discovery)
     capabilities = object_of(result.get("capabilities"))
     extensions = {TASKS: msgspec.Raw(b"{}")} | object_of(capabilities.get("extensions"))
@@ -65,7 +65,7 @@ def declaring_tasks(discovery: bytes) -> bytes:
 
 
 def _modern(result: bytes) -> bytes:
-    """Return a call's result with a `resultType` added, which results in the legacy form do not have."""
+    """Return a call's result with a `resultType`, which results in the legacy form lack."""
     members = object_of(result)
     return result if "resultType" in members else encode({"resultType": "complete"} | members)
 
@@ -77,7 +77,7 @@ def iso_time(at: float) -> str:
 
 def legacy_task(task: Task, handle: str) -> dict[str, Any]:
     """Return a task for legacy clients (MCP 2025-11-25, `Task`). `handle` is the task's id for its client. `task` may
-    be a record without its outcome. If the tool has reported an error, the status is `failed`."""
+    be a record without its outcome. The status is `failed` if the tool has reported an error."""
     status, message = str(task.status), task.message
     if task.is_tool_error:
         status, message = "failed", task.reason or message
@@ -107,8 +107,7 @@ def legacy_outcome(task: Task, handle: str) -> Message:
 
 
 def declaring_legacy_tasks(handshake: bytes) -> bytes:
-    """Return an `initialize` result that declares that tools can be called as tasks, whether the servers declare it or
-    not."""
+    """Return an `initialize` result that declares tools as callable as tasks, even if the servers do not declare it."""
     result = object_of(handshake)
     capabilities = object_of(result.get("capabilities"))
     tasks = object_of(capabilities.get("tasks"))

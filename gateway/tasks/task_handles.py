@@ -54,8 +54,8 @@ _decoder: Final = msgspec.msgpack.Decoder(TaskHandle)
 class TaskHandles:
     """Signs handles with the first key of a key ring, and reads handles signed with any of its keys.
 
-    A handle is base64url, a dot, and the signature as base64url: safe in headers and URLs. A task keeps its handle
-    until the first key changes.
+    A handle is base64url, a dot, and the signature as base64url: safe in headers and URLs. A task's handle changes only
+    with the first key.
     """
 
     def __init__(self, ring: KeyRing) -> None:
@@ -74,7 +74,7 @@ class TaskHandles:
         return self.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
 
     def read(self, text: str) -> TaskHandle | None:
-        """Return the contents of a handle. None if it was not signed with a key of this ring."""
+        """Return the contents of a handle; None if it was not signed with a key of this ring, or cannot be decoded."""
         if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) or not is_canonical(text):
             return None
         content, _, signature = text.partition(".")
@@ -99,8 +99,8 @@ class TaskHandles:
 
 
 def claimed(text: str) -> TaskHandle | None:
-    """Return the contents of a handle without verifying the signature, for operators, who may see every task. None if
-    the text is not a handle."""
+    """Return the contents of a handle without verifying the signature. For operators, who may see every task. None if
+    the text is no handle."""
     return None if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) else _decoded(text.partition(".")[0])
 
 

@@ -1,5 +1,4 @@
-"""Ask the client of a task the questions of its server: those in a result, or those of a task that the server has
-created.
+"""Ask the client of a task its server's questions, which come in a result or in a task that the server has created.
 
 The client reads the questions in the state of its task, and answers them with `tasks/update` (ext-tasks).
 """
@@ -27,9 +26,9 @@ MAX_ROUNDS: Final = 32
 
 
 def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, questions: Mapping[str, Question]) -> None:
-    """Ask the client of a call in the state `asking`. Questions that the client has answered in an earlier run get the
-    same answer. If too many questions are open, cancel the call. `server.answer` is called with each answer, and with
-    the question's key (JSON) as request id."""
+    """Ask the client of a call these questions, in the state `asking`. A question that the client has answered in an
+    earlier run gets the same answer. If too many questions are open, cancel the call. `server.answer` is called with
+    each answer, and with the question's key (JSON) as the request id."""
     live = live_session_of(exchange)
     assert live is not None
     known: list[tuple[InputRequest, str]] = []

@@ -40,15 +40,14 @@ _REMEMBERED: Final = 4_096
 
 
 def names_kept_s(settings: TaskSettings) -> float:
-    """Return the seconds for which task names are stored after one was added or renewed. No record lives longer without
-    a renewal, because a working task is renewed when half of its lifetime has passed."""
+    """Return for how many seconds the store keeps a task's names after they were added or renewed. No record lives
+    longer without a renewal: a working task is renewed when half of its lifetime has passed."""
     return max(LEAST_KEPT_S, 2 * settings.working_ttl_s(settings.ttl_s))
 
 
 class Places:
-    """Acquires and releases the places (entries) of tasks in quotas of the store. An expired task does not release its
-    places; they are released when a full quota is searched. The places under a key are stored for `kept_s` seconds
-    after the last one was acquired."""
+    """Acquires and releases the places (entries) of tasks in quotas of the store. The places of expired tasks are
+    released when a full quota is searched. A quota is stored for `kept_s` seconds after its last place was acquired."""
 
     def __init__(self, quotas: Quotas, store: TaskStore, kept_s: float = LEAST_KEPT_S) -> None:
         self._quotas = quotas
@@ -76,7 +75,7 @@ class Places:
             await self._quotas.give_back(key, names)
 
     async def _gone(self, names: list[str]) -> list[str]:
-        """Return the places of expired tasks. Only a random sample of the tasks is looked up."""
+        """Return the places of expired tasks, among a random sample of the tasks with these places."""
         tasks = sorted({name.partition("#")[0] for name in names})
         some = random.sample(tasks, min(len(tasks), _MAX_CHECKED))
         gone = {task for task in some if await self._store.get(*ids_of(task)) is None}
@@ -113,7 +112,7 @@ class TaskQuotas:
 
 
 class RunningNames:
-    """Records in the store which replica runs which tasks, so that others find them if it dies. `replica` is this
+    """Records in the store which replica runs which tasks, so that others find the tasks if it dies. `replica` is this
     replica.
 
     The names are stored in quotas without a limit, which serve as sets.
@@ -133,14 +132,14 @@ class RunningNames:
         await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=self._kept_s)
 
     async def renew(self, task: Task) -> None:
-        """Extend the lifetime of a task's names, because the task works for long: the names under this replica, its
-        session and its principal. Raises `StoreUnavailable`."""
+        """Extend the lifetime of the names of a long task: those under this replica, its session and its principal.
+        Raises `StoreUnavailable`."""
         await self.add(task.name)
         for key in _keys(task):
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def leave(self, name: str) -> None:
-        """Record that this replica, which continues to live, has released a task. Raises `StoreUnavailable`."""
+        """Record that this replica has released a task, although it lives on. Raises `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
         await self.remove(name)
@@ -183,10 +182,10 @@ def _of_principal(counted_as: str) -> str:
 
 
 class BoundedTasks:
-    """Wraps a task store. Raises `StoreFull` for a write that exceeds the bytes of the task's principal.
+    """Wraps a task store. Raises `StoreFull` for a write beyond the bytes that the task's principal may store.
 
-    Anonymous clients are counted by their network (`Task.counted_as`). Until it expires, a task counts with the largest
-    size that it has had.
+    Anonymous clients are counted by their network (`Task.counted_as`). A task counts with its largest size so far until
+    it expires.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not
 
 
 class TaskRecovery:
-    """Recovers tasks that no replica runs. There is no client whose credential grants rights at that time, so `rights`
-    decides by the present configuration."""
+    """Recovers tasks that no replica runs. `rights` decides by the present configuration what their principals may do,
+    because no client with a credential takes part."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TaskRecovery:
         self._tasks = Tasks("recovery of tasks")
 
     def is_here(self, session: Session) -> bool:
-        """Return True if this replica owns the session, and so recovers its tasks."""
+        """Return True if this replica owns the session, and so has to recover its tasks."""
         return self._cluster is None or session.owner == self._cluster.replica
 
     async def is_run_by_another(self, session: Session, task: Task) -> bool:
@@ -124,7 +124,7 @@ class TaskRecovery:
         return why(task.principal, call.context) or why(task.principal, session.context)
 
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
-        """Decide what happens to a task that this replica follows, after its server has lost the task of its own."""
+        """Decide what happens to a task that this replica follows, because the server has lost its own task."""
         why = self._why_not(self._rights.why_lost, running.task, session, call)
         if not may_run_again(running.task):
             running.give_up(_FORGOTTEN)
@@ -181,8 +181,8 @@ class TaskRecovery:
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
-        """Recover one task. Return True if there is nothing left to do for it here. An error, such as a record of
-        another version, is logged once and returns False, so that it does not stop the recovery of other tasks."""
+        """Recover one task. Return True if nothing is left to do for it here. An error, such as a record of another
+        version, is logged once and returns False, so that the other tasks are recovered."""
         try:
             is_settled = await self._is_settled(name, alive)
         except StoreUnavailable:
@@ -224,8 +224,7 @@ class TaskRecovery:
 
 
 def _call_of(task: Task) -> StoredCall | None:
-    """Return the stored call of a task. None if it was not stored, or its version cannot be read: then it cannot be
-    continued."""
+    """Return the stored call of a task. None if it was not stored or cannot be read: the call cannot be continued."""
     try:
         return StoredCall.read(task.request) if task.request else None
     except (msgspec.MsgspecError, RecursionError):

@@ -94,8 +94,8 @@ class SharedOutcome:
         self._message: Message | None = None
 
     async def look(self, text: str, look: Look) -> Task | Message:
-        """Return the task if it has not ended. Otherwise return the response to `tasks/result` for the handle `text`.
-        Raises the errors of `look`."""
+        """Return the task if it has not ended; else the response to `tasks/result` for the handle `text`. Raises the
+        errors of `look`."""
         async with self._turn:
             await let_others_run()
             message = self._message if self._text == text else None
@@ -111,7 +111,7 @@ class SharedOutcome:
 
 
 class Room:
-    """Limits the bytes of outcomes that were sent to the client of one session and that it has not read.
+    """Limits the bytes of outcomes that were sent to one session's client and that the client has not read.
 
     `turn` is locked from the reading of a task until its outcome has room. So at most one outcome of a session is in
     memory without room.
@@ -150,8 +150,8 @@ class Room:
 
 
 class WaitingCalls:
-    """Begins the event streams of waiting `tasks/result` calls, and sends keepalives on them, as a conversation does
-    for its calls. These calls have no deadline, because their tasks have limits of their own."""
+    """Begins the event streams of waiting `tasks/result` calls, and sends keepalives on them. The calls have no
+    deadline, because their tasks have limits of their own."""
 
     name = ""
     deadlines = _NO_LIMITS
@@ -179,10 +179,10 @@ class WaitingCalls:
         exchange.fail(code, reason)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Do nothing: no server has asked."""
+        """Do nothing: no server has asked this client."""
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """Do nothing: no server has asked."""
+        """Do nothing: no server has asked this client."""
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Do nothing: no server waits for progress."""
@@ -224,8 +224,8 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
 
 
 class _AskedQuestions:
-    """The questions that were sent to the client of a session, as pairs of task name and key. `waiting` has the events
-    that wake the client's waiting calls when one of them cancels its questions."""
+    """The questions that were sent to a session's client, as pairs of task name and key. `waiting` has events to set
+    when a call withdraws its questions: other waiting calls may then ask them."""
 
     def __init__(self) -> None:
         self.names: set[tuple[str, str]] = set()
@@ -237,8 +237,7 @@ class _AskedQuestions:
 
 
 class _Waiting:
-    """One `tasks/result` that waits for its task. `asked` has all questions that were sent to the client of its
-    session."""
+    """One `tasks/result` that waits for its task. `asked` has the questions that were sent to the session's client."""
 
     def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _AskedQuestions) -> None:
         self._call = call
@@ -294,8 +293,7 @@ class _Waiting:
     # -- questions
 
     def _ask(self, running: RunningTask) -> None:
-        """Ask the client the task's open questions, except those that were sent already or that the client cannot
-        answer."""
+        """Ask the client the task's open questions, except those that it was asked already or cannot answer."""
         questions = running.exchange.open_questions()
         if self._own and not self._own.keys() & questions.keys():
             self._withdraw()
@@ -324,7 +322,7 @@ class _Waiting:
             self._asked.names.discard(name)
 
     def _withdraw(self) -> None:
-        """Cancel the questions that were asked on this call, because they need no answer on it any more."""
+        """Cancel the questions that were asked on this call, because no answer on this call is needed."""
         for key in [*self._own]:
             self._forget(key)
         self._live.withdraw_questions(self._call)

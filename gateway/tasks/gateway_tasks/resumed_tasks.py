@@ -68,8 +68,8 @@ class TaskContinuation:
     # -- the server's own task
 
     async def follow(self, task: Task, session: Session, call: StoredCall, lost: Callable[[RunningTask], None]) -> bool:
-        """Follow the task that a server has created for the call. Return False if the server cannot be reached from
-        here. `lost` is called if the server no longer knows its task. It must end or repeat the call, which is still in
+        """Follow the task that a server has created for the call. Return False if this replica cannot reach the server.
+        `lost` is called if the server no longer knows its task: `lost` must end or repeat the call, which is still in
         flight.
 
         Raises:
@@ -117,8 +117,8 @@ class TaskContinuation:
     # -- the call
 
     async def run_again(self, task: Task, session: Session, call: StoredCall) -> None:
-        """Send the call again. First record this in the store, so that the call is not sent a third time if this
-        replica dies.
+        """Send the call again, after recording this in the store: if this replica dies, the call is not sent a third
+        time.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -132,8 +132,8 @@ class TaskContinuation:
             self._tasks.spawn(self._send(running, call))
 
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
-        """Send the call of a running task again, because its server no longer knows its own task. Store this fact
-        first."""
+        """Send the call of a running task again, because the server no longer knows its own task. First record this in
+        the store."""
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return
@@ -176,7 +176,7 @@ class TaskContinuation:
     def _exchange(
         self, task: Task, live: LiveSession, call: StoredCall, caller: ClientDeclaration | None
     ) -> TaskExchange:
-        """Return an exchange for the stored call of a task. No client waits for it."""
+        """Return an exchange for the stored call of a task, without a waiting client."""
         if call.is_legacy:
             return RequestedExchange.of(live, call.context, handle=self._handles.of_record(task))
         return TaskExchange(
@@ -188,8 +188,8 @@ class TaskContinuation:
         )
 
     async def _take(self, changed: Task, exchange: TaskExchange) -> RunningTask | None:
-        """Take a task over by writing its changed record, and run it with this exchange. None if another replica was
-        first."""
+        """Take a task over by writing its changed record, and run the task with this exchange. Return None if another
+        replica was first."""
         changed = replace(changed, updated_at=self._table.clock())
         await self._table.names.add(changed.name)
         if not await self._table.store.replace(changed):

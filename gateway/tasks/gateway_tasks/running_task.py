@@ -48,7 +48,7 @@ _TOOL_ERROR: Final = "the tool has reported an error"
 
 class RunningTask:
     """Runs one task with its call. `ended` is called when the outcome is stored, or another owner continues the task.
-    `is_kept` is True if the store outlives this process, so that another owner can continue."""
+    `is_kept`: the store outlives this process, so that another owner can continue the task."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class RunningTask:
         return self._settings.call_timeout_s
 
     def hold(self, reply: Answer) -> None:
-        """Own the reply of the call until the task ends, so that the session stays in use."""
+        """Keep the call's reply until the task ends, and then release it. The reply keeps the session in use."""
         self._reply = reply
         if self._has_ended:
             self._release()
 
     async def settled(self) -> None:
-        """If the call has ended, wait until the outcome of the task is stored."""
+        """Wait until the outcome of the task is stored, if the call has ended."""
         await self._tasks.settled()
 
     # -- what happens to the call (gateway.tasks.gateway_tasks.task_exchange.TaskWork)
@@ -145,8 +145,8 @@ class RunningTask:
         return self.is_left and bool(self.task.upstream_id)
 
     def has_become(self, task: TaskAtServer) -> None:
-        """Store the task that the server has created for the call, so that the next owner can follow it. It is stored
-        with, or before, all changes that result from it."""
+        """Store the task that the server has created for the call, so that the next owner can follow it. No change that
+        results from this task is stored earlier."""
         exchange = self.exchange
         followed = FollowedCall(task, exchange.caller)
         call = StoredCall({}, exchange.context, exchange.era == "legacy")
@@ -164,8 +164,7 @@ class RunningTask:
             self._step(TaskEvent.RESUME, questions=b"")
 
     def _over(self, frame: Frame) -> None:
-        """End the task with the last frame of its call. An unreadable frame ends it too, because no other frame
-        follows."""
+        """End the task with the last frame of its call, even if the frame is unreadable."""
         try:
             self._decide(parse(frame.data))
         except Exception as error:
@@ -211,8 +210,8 @@ class RunningTask:
         self._end_as(TaskEvent.FAIL, text, error=error)
 
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
-        """End the task with `event`, and set the fields `outcome` of its record. `text` describes the outcome and
-        becomes the task's message, in place of the last progress."""
+        """End the task with `event`, and set the fields `outcome` of its record. `text` describes the outcome, and
+        replaces the last progress as the task's message."""
         ttl_s = self.record.now - self.task.created_at + self.kept_s  # counts from the creation
         self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 
@@ -241,7 +240,7 @@ class RunningTask:
     # -- requests of clients and operators
 
     def answer(self, responses: Object) -> None:
-        """Pass the client's answers, by the keys of their questions, to the call. Unknown keys are ignored."""
+        """Pass the client's answers, by the keys of their questions, to the call. Ignore unknown keys."""
         suspended = self.exchange.suspended
         if not self.exchange.is_suspended or suspended is None or not responses.keys() & suspended.questions.keys():
             return
@@ -253,7 +252,7 @@ class RunningTask:
         self._go_on(answers)
 
     def answer_one(self, key: str, message: Message) -> None:
-        """Pass the client's answer to one question, a result or an error, to the call. An unknown key is ignored."""
+        """Pass the client's answer to one question, a result or an error, to the call. Ignore an unknown key."""
         if isinstance(message.result, msgspec.Raw):
             self.answer({key: message.result})
         elif key in self.exchange.open_questions():

@@ -28,9 +28,9 @@ class FollowedCall(msgspec.Struct, frozen=True):
 
 
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The params that the client has sent, including `_meta`, and the context (rights) of its request. The session's
-    context may grant more rights when the call is sent again. `params` is empty if the call must not be sent again.
-    `is_legacy`: the client's protocol version is before 2026-07-28."""
+    """The client's params, with `_meta`, and the context (rights) of its request; the session may have more rights when
+    the call is sent again. `params` is empty if the call must not be sent again. `is_legacy`: the client's protocol
+    version is before 2026-07-28."""
 
     params: Object
     context: Context
@@ -39,13 +39,14 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, data: bytes) -> "StoredCall":
-        """Decode a call that `stored` or `following` has encoded. Raises `msgspec.MsgspecError`: it cannot be read."""
+        """Decode a call that `stored` or `following` has encoded. Raises `msgspec.MsgspecError`: `data` is no such
+        call."""
         return msgspec.json.decode(data, type=cls)
 
 
 def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
-    """Encode a call for the store, without answers to questions, because it will begin anew. Empty if above
-    `MAX_BYTES`."""
+    """Encode a call for the store. Leave out answers to questions, because the call will begin anew. Return an empty
+    value above `MAX_BYTES`."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
@@ -53,8 +54,8 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
 
 
 def following(request: bytes, followed: FollowedCall) -> bytes:
-    """Return the encoded call `request`, with the task that its server has created added. Empty if it is too large:
-    then the next owner cannot follow the task."""
+    """Return the encoded call `request` with the task that its server has created. Return an empty value if it is too
+    large: then the next owner cannot follow the task."""
     if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
         return b""
     data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))
@@ -95,7 +96,7 @@ class RecordedAnswers:
 
 
 def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:
-    """Return the answers recorded in `data`, and the client's `responses` to `questions`. Both have the same keys."""
+    """Return the answers recorded in `data`, and the client's `responses` to `questions`, by the same keys."""
     recorded = RecordedAnswers(data)
     for key, question in questions.items():
         if key in responses:

@@ -1,6 +1,6 @@
 """Let a call become a task: its client's request is answered with a handle (task id), and the call continues.
 
-Only calls of clients that declare the tasks extension, or request a task, use this. It costs other calls nothing.
+Only calls of clients that declare the tasks extension, or request a task, use this module.
 """
 
 import logging
@@ -36,8 +36,7 @@ _STATUS = "notifications/tasks/status"
 
 
 class TaskSink(ReplyQueue):
-    """Passes each frame of a task's call to the callback `receive` at once. There is no queue, because no client
-    reads."""
+    """Passes each frame of a task's call to the callback `receive` at once: no client reads a queue."""
 
     __slots__ = ("_receive",)
 
@@ -68,11 +67,11 @@ class TaskWork(Protocol):
 
     @property
     def answer_s(self) -> float:
-        """Return the seconds in which the client must answer a question."""
+        """Return how many seconds the client has for its answer to a question."""
 
     @property
     def call_s(self) -> float:
-        """Return the seconds that the call may last without a message of its server."""
+        """Return how many seconds the call may last without a message of its server."""
 
     def receive(self, frame: Frame) -> None:
         """Handle a frame of the call: a notification, or the answer (`frame.final`)."""
@@ -163,13 +162,13 @@ class TaskExchange(Exchange):
         return self.suspended
 
     def hold_questions(self) -> None:
-        """Ask the client nothing until `release_questions`. Else a server that asks at once would have its question
-        answer the request that the handle of the task is to answer."""
+        """Ask the client nothing until `release_questions`. A question at once would answer the request that the task's
+        handle has to answer."""
         self._holds_questions = True
 
     def release_questions(self) -> None:
-        """Ask what was held back, unless it was withdrawn or the call has left the server meanwhile. If the call has
-        become a task, the task asks."""
+        """Ask the questions that were held back, except those withdrawn. Ask none if the call is no longer at its
+        server. If the call has become a task, the task asks them."""
         self._holds_questions = False
         held, self._held = self._held, None
         if held is None or self.state is not ExchangeState.SENT:
@@ -239,8 +238,7 @@ class TaskExchange(Exchange):
         return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
 
     def stored(self, task: Task) -> None:
-        """React to a version of the task's record that was stored. Does nothing here; a subclass notifies its
-        client."""
+        """Do nothing with the stored version of the task's record. A subclass notifies its client."""
 
     def forget_work(self) -> None:
         """Drop the references of the call to its task, after the task has ended."""
@@ -266,7 +264,7 @@ class TaskExchange(Exchange):
 
 
 def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
-    """End a task whose call could not be sent, with that error."""
+    """End a task whose call could not be sent, with this error."""
     if isinstance(error, StoreError):
         error = store_refused(error)
     if isinstance(error, Refused):
@@ -279,8 +277,8 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
 
 class RequestedExchange(TaskExchange):
     """A legacy client's tool call that has requested a task. `owned` has the task's handle, and the `tasks/result` call
-    that waits for it. The client gets progress and log messages on that call's stream, or on the session's standalone
-    stream."""
+    that waits for the task. The client gets progress and log messages on that call's stream, or on the session's
+    standalone stream."""
 
     takes_rounds = True
     owned: OwnedTask | None = None
@@ -297,7 +295,7 @@ class RequestedExchange(TaskExchange):
         kept_s: float = 0.0,
     ) -> "RequestedExchange":
         """Return a call in this session with the rights of this context. `handle` is empty until the task is stored.
-        `kept_s` is for how many seconds the client wants the outcome to be stored."""
+        `kept_s` is how many seconds the client wants the outcome stored."""
         exchange = cls(
             method="tools/call",
             client_id=fallback_id(),  # the client cancels by `tasks/cancel`, not by a request id
@@ -328,8 +326,8 @@ class RequestedExchange(TaskExchange):
         request: tuple[Object, Object] | None,
         written_at: float,
     ) -> None:
-        """Record that the request was sent. Only now set the caller (the client's declared capabilities), which
-        questions need: the link must be opened as for a legacy client."""
+        """Record that the request was sent. Set the caller (the client's declared capabilities), which questions need,
+        only now: the link must be opened as for a legacy client."""
         super().sent_as(conversation, number, request, written_at)
         if self.caller is None and (live := live_session_of(self)) is not None:
             self.caller = caller_of(live)
@@ -354,7 +352,7 @@ class RequestedExchange(TaskExchange):
             self._send(encode_notification(_STATUS, splice(encode(told))))
 
     def _send(self, frame: bytes) -> None:
-        """Send a frame to the client if a stream is open. A lost frame is harmless, because the client can poll."""
+        """Send a frame to the client if it has a stream open. Otherwise drop it: the client can poll."""
         stream, live = None if self.owned is None else self.owned.stream, live_session_of(self)
         if (stream is None or not stream.emit(frame)) and live is not None and live.open_streams:
             live.send_to_client(frame)

@@ -77,8 +77,8 @@ class TaskableReply:
     """Forwards the reply of a call to the HTTP layer, unless the call becomes a task
     (`transports.inbound_port.Answer`).
 
-    `answered` is a future that is done when the client can be answered: the call was sent or refused, or is a task. If
-    it is a task, the running task gets the call's own reply, and must end it.
+    `answered` is done when the client can be answered: the call was sent or refused, or is a task. The running task
+    gets the call's own reply, and must end the reply.
     """
 
     def __init__(self, exchange: TaskExchange, headers: HeaderList) -> None:
@@ -112,7 +112,8 @@ class TaskableReply:
         self._timer = asyncio.get_running_loop().call_later(seconds, due)
 
     def accepted(self, inner: Answer) -> None:
-        """Record that the call was sent to its server. `inner` is the call's own reply."""
+        """Record that the call was sent to its server. `inner` is the call's own reply. If the call is a task, the task
+        gets it."""
         self._step(ReplyEvent.ACCEPT)
         self._inner = inner
         if self._hold is not None:
@@ -128,7 +129,7 @@ class TaskableReply:
             self.answered.set_exception(error)
 
     def became_task(self, hold: Callable[[Answer], None]) -> None:
-        """Record that the client was answered with a handle. `hold` is called with the call's own reply, now or when
+        """Record that the client was answered with a handle. `hold` is called with the call's own reply, as soon as
         there is one."""
         self._step(ReplyEvent.MAKE_TASK)
         self._hold = hold
@@ -193,8 +194,8 @@ class TaskMaker:
         accepting: Awaitable[Answer],
         tool_of: ToolOf,
     ) -> Answer:
-        """Return the reply to a call when the call was sent or has become a task. `accepting` sends the call, and
-        returns the reply for the case that it does not become a task. Raises the errors of `accepting`."""
+        """Send a call, and return its reply once the call was sent or has become a task. `accepting` sends the call and
+        returns the reply for a call that becomes no task. Raises the errors of `accepting`."""
         reply = self._begin(exchange, request, headers, tool_of)
         sending = self._tasks.spawn(_accept(reply, accepting))
         try:
@@ -227,15 +228,15 @@ class TaskMaker:
     async def _make_then_ask(
         self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf
     ) -> None:
-        """Turn a call into a task, or not (`_make`). Only then ask what its server has asked meanwhile."""
+        """Turn a call into a task if possible (`_make`). Then ask the questions that its server has asked meanwhile."""
         try:
             await self._make(exchange, request, reply, tool_of)
         finally:
             exchange.release_questions()
 
     async def begin(self, exchange: TaskExchange, request: Request, tool: Called) -> RunningTask:
-        """Create and store the task of a call that is about to be sent. The client is answered with the task, not by
-        the call.
+        """Create and store the task of a call that is about to be sent. The caller answers the client with the task's
+        handle.
 
         Raises:
             Refused: the session or its principal has the maximum number of tasks.
@@ -258,7 +259,7 @@ class TaskMaker:
         return running
 
     async def undo(self, running: RunningTask) -> None:
-        """Delete a task whose call was refused. No client has its handle."""
+        """Delete a task whose call was refused, before any client has the task's handle."""
         task = running.task
         await running.settled()
         with contextlib.suppress(StoreError):  # it stays until it expires
@@ -266,8 +267,7 @@ class TaskMaker:
         await self._forget(running)
 
     async def _make(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
-        """Turn a call into a task. Do nothing if the call has ended, asks its client, or has reached a limit for
-        tasks."""
+        """Turn a call into a task. Do nothing if the call has ended or asks its client, or there are too many tasks."""
         live = live_session_of(exchange)
         if live is None or _is_settled(exchange, reply):
             return

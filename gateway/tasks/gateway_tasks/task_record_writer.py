@@ -83,8 +83,8 @@ class TaskRecordWriter:
 
     @property
     def told(self) -> Task | None:
-        """Return the task as clients may see it. None if they must see the stored record, because the task has ended or
-        was lost: an outcome counts only when it is stored."""
+        """Return the task as clients may see it. Return None if it has ended or was lost: an outcome counts only when
+        stored, so clients must see the stored record."""
         return None if self.task.is_over or self.is_lost else self.task
 
     @property
@@ -93,7 +93,8 @@ class TaskRecordWriter:
         return self._clock()
 
     def change(self, *, can_wait: bool = False, **fields: Any) -> None:
-        """Set fields, and write them in the background: at once, or within `EVERY_S` seconds if they `can_wait`."""
+        """Set fields of the record, and write them in the background: at once, or within `EVERY_S` seconds with
+        `can_wait`."""
         if self.is_lost:
             return
         fields["updated_at"] = self._clock()
@@ -112,8 +113,8 @@ class TaskRecordWriter:
         return not self.is_lost and not self._waiting
 
     def renew(self, kept_s: float) -> bool:
-        """Extend the lifetime of a working task to `kept_s` seconds from now, if less than half of that is left. Return
-        False if it was not extended."""
+        """Extend the lifetime of a working task to `kept_s` seconds from now, if less than half of `kept_s` is left.
+        Return True if it was extended."""
         now = self._clock()
         is_due = not self.is_lost and not self.task.is_over and self.task.expires_at - now < kept_s / 2
         if is_due:
@@ -168,7 +169,7 @@ class TaskRecordWriter:
                 logger.exception("a change of a task is stored, but not every client was notified")
 
     def _leave_out(self, fields: dict[str, Any]) -> bool:
-        """Queue changes again, without fields that do not fit into the store. Return False if nothing can be left
+        """Queue changes again, without the fields that do not fit into the store. Return False if no field can be left
         out."""
         tried = replace(self._stored, **fields)
         left_out: dict[str, Any] = {}

@@ -60,9 +60,8 @@ class TaskVisibility:
         self._policy = policy
 
     def may_see(self, task: Task, session: Session | None, who: RequestContext) -> bool:
-        """Return True if policy lets this request call the tool that the task called. `who` is known to be the task's
-        principal. `session` is the task's session. If it has ended (None), the workspace that its client announced does
-        not count."""
+        """Return True if policy lets this request call the task's tool. `who` must be the task's principal. `session`
+        is the task's session; if it has ended (None), the workspace that its client announced does not count."""
         try:
             if session is None:
                 context = self._rules.context(who.principal, who.claims, "")
@@ -103,8 +102,8 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
 
 @dataclass(eq=False, repr=False)
 class MadeTasks:
-    """Answers requests about the tasks that the gateway has created, for all sessions. To other principals, and to
-    credentials that may not use its tool, a task is unknown."""
+    """Answers requests about the tasks that the gateway has created, for all sessions. A task is unknown to other
+    principals, and to credentials that may not use its tool."""
 
     table: TaskTable
     recovery: TaskRecovery
@@ -127,13 +126,13 @@ class MadeTasks:
         return task_result(await self.current(handle, who, counts=True), text)
 
     async def count(self, session_id: str) -> None:
-        """Count a request about tasks against the rate of their session. The caller must have checked that the sender
-        is the session's principal, because others could use up the rate. Raises `Refused`: 429, too many requests."""
+        """Count a request about tasks against the rate of their session. The sender must be the session's principal:
+        others could use up the rate. Raises `Refused`: 429, too many requests."""
         await self.rates.call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task, and count the request if it may see the task. Raises the errors of `get`, except
-        `OwnedByPeer`."""
+        """Return the record of a task, and count the request. Only a request that may see the task counts. Raises the
+        errors of `get`, except `OwnedByPeer`."""
         task = await self.find(handle, who)
         await self.count(task.session_id)
         return task
@@ -204,9 +203,11 @@ class MadeTasks:
 
     async def page(self, session: Session, endpoint: str, who: RequestContext, after: str) -> tuple[list[Task], str]:
         """Return a page of the tasks that this client may see, and the cursor of the next page; empty after the last
-        (MCP 2025-11-25, Tasks). The session's own tasks come first, oldest first, then those of the principal's other
-        sessions, by name. Anonymous clients share one principal, so they get only the tasks of their session. The tasks
-        are without outcome (`TaskStore`). `after` is the cursor, empty for the first page. The request is not counted.
+        (MCP 2025-11-25, Tasks).
+
+        The session's own tasks come first, oldest first, then those of the principal's other sessions, by name.
+        Anonymous clients share one principal, so they get only the tasks of their session. The tasks are without
+        outcome (`TaskStore`). `after` is the cursor; empty for the first page. The request is not counted.
 
         Raises:
             Refused: `after` is no valid cursor.
@@ -244,27 +245,28 @@ class MadeTasks:
         return [self._told(task.name) or task for task in seen]  # a task that works here has a newer version
 
     def _told(self, name: str) -> Task | None:
-        """Return the newest record of a task that runs on this replica, as clients may see it. None if the store has
-        it: the task does not run here or has ended."""
+        """Return the record of a task that works on this replica, as clients may see it. Return None if the stored
+        record counts: the task does not run here, or has ended."""
         running = self.table.get(name)
         return None if running is None else running.record.told
 
     def _run_here(self, name: str) -> RunningTask | None:
-        """Return the running task with this name, if this replica still owns it; else None. After another replica has
-        taken the task over, its call may still be in flight here, but does not determine the outcome any more."""
+        """Return the running task with this name, if this replica still owns it; else None. A task that another replica
+        has taken over may still have a call in flight here, but the call does not determine the outcome."""
         running = self.table.get(name)
         return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
-        """Count the request, and return the running task. If no replica runs it, take it over. None if it has ended."""
+        """Count the request, and return the running task; None if the task has ended. If no replica runs it, take it
+        over."""
         task = await self.counted(handle, who)
         if task.is_over:
             return None
         return self._run_here(task.name) or await self._here(task, await self.sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task, without an outcome that is not stored yet. The request is not counted. Raises
-        the errors of `get`, except `OwnedByPeer`."""
+        """Return the record of a task, without an outcome that is not stored yet. Do not count the request. Raises the
+        errors of `get`, except `OwnedByPeer`."""
         told = self._told(handle.name)
         task = told or await self.table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
@@ -280,7 +282,8 @@ class MadeTasks:
         raise self.audit.refused(UnknownTask(), about, why=why)
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
-        """Return the running task. If no replica runs it, recover it first. None if it does not run here after that."""
+        """Return the running task. If no replica runs it, recover it first. Return None if it does not run here even
+        then."""
         if session is not None and not self.recovery.is_here(session):
             found = await found_session(session.id, who, self.resolver, Era(session.era))
             session = None if found is None else found.live.session

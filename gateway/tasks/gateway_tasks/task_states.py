@@ -67,12 +67,12 @@ TASK: Final[Mapping[TaskStatus, Mapping[TaskEvent, TaskStatus]]] = {
 
 
 def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
-    """Return the status of a task after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
+    """Return the status of a task after `event`. Raises `IllegalStep`: the event cannot happen in this status."""
     return step(TASK, status, event)
 
 
 def may_run_again(task: Task) -> bool:
-    """Return True if the next owner may send the call again: its tool is idempotent, and it was sent only once."""
+    """Return True if the next owner may send the call again: the tool is idempotent, and the call was sent once."""
     return task.is_repeatable and task.runs == 1
 
 
@@ -84,7 +84,7 @@ def message_of(runs: int, text: str = "") -> str:
 
 
 def progress_text(params: Object) -> str:
-    """Return the params of a progress notification as text for people. Raises `msgspec.MsgspecError` if they are
+    """Return the params of a progress notification as text for people. Raises `msgspec.MsgspecError`: they are
     unreadable."""
     decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
     text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
@@ -140,8 +140,8 @@ def can_be_read(outcome: bytes) -> bool:
 
 
 def error_text(error: msgspec.Raw) -> str | None:
-    """Return the message of a JSON-RPC error, shortened. None if clients cannot read the error. `data` is not
-    checked."""
+    """Return the message of a JSON-RPC error, shortened, without a look at its `data`. None if clients cannot read the
+    error."""
     try:
         return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

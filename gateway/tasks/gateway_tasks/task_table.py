@@ -40,7 +40,7 @@ def log_fields_of(task: Task) -> dict[str, str]:
 
 
 class TaskTable:
-    """The tasks that this replica runs. Each is in the table from before it is stored until its outcome is stored.
+    """The tasks that this replica runs. A task is added before it is stored, and removed when its outcome is stored.
 
     `noted` is called with an event of a task, one of `gateway.observability.metrics.TASK_EVENTS`, to count and record
     it. `clock` returns Unix time in seconds. `is_kept`: the store outlives this process.
@@ -101,8 +101,8 @@ class TaskTable:
         return True
 
     def stop(self) -> None:
-        """End the tasks that are still working, because the gateway stops, so that their records have an outcome at
-        once. Leave those that another owner can continue."""
+        """End the working tasks, because the gateway stops, so that their records get an outcome at once. Leave those
+        that another owner can continue."""
         left = [running for running in self if not running.task.is_over]
         if left:
             ended = sum(_is_ended(running) for running in left)
@@ -130,8 +130,8 @@ class TaskTable:
         self.forget_name(running.name)
 
     def forget_name(self, name: str) -> None:
-        """Delete, in the background, the record in the store that this replica runs this task. If that fails, a replica
-        that finds the name sees that the task has ended."""
+        """Delete, in the background, the stored name by which other replicas know that this replica runs this task. If
+        that fails, they find that the task has ended."""
         self._tasks.spawn(_tried(self.names.remove, name))
 
     def _ended(self, running: RunningTask) -> None:
@@ -144,7 +144,7 @@ class TaskTable:
             self.forget_name(running.name)
 
     def renew(self) -> None:
-        """Extend the lifetimes of the records of all working tasks, where it is due."""
+        """Extend the lifetimes of the records of all working tasks that are due for it."""
         for running in self:
             if running.record.renew(self.settings.working_ttl_s(running.kept_s)):
                 # The next renewal comes long before the names expire.
