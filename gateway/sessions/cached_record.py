@@ -1,8 +1,8 @@
 """Decide when this replica may serve a session from its cached record, without asking the store.
 
-A cached record is the last that the store returned for a live session. All rules here share two conditions. The record
-belongs to the principal of the request. Its context is the one that the credential and the operator's rules give now.
-No I/O.
+A cached record is the last record of a live session that the store has returned. All rules here share two conditions:
+the record belongs to the principal of the request, and its context is the one that the credential and the operator's
+rules give now. No I/O.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ store. Otherwise one call in ten would wait, and take twice as long."""
 
 
 class CachedRecords:
-    """Decides when a cached record may serve a request. `clock` is the wall clock, in which sessions expire."""
+    """Decides when a cached record may serve a request. `clock` returns Unix time in seconds."""
 
     def __init__(self, rules: ContextRules, cluster: Cluster | None, clock: Callable[[], float]) -> None:
         self._rules = rules
@@ -33,14 +33,13 @@ class CachedRecords:
         self._clock = clock
 
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the cached record fits the caller and is younger than `CACHED_FOR_S`. If the message that the
-        session has ended is lost, the session is served for up to that time longer."""
+        """Return True if the cached record fits the caller and is younger than `CACHED_FOR_S`. A session that has ended
+        elsewhere is served for up to this time if the message about its end is lost."""
         return self.usable_age_s(live) is not None and self._fits(live, who.principal, who.claims)
 
     def usable_age_s(self, live: LiveSession) -> float | None:
-        """Return the age of the record in seconds; None if the record may not be used. Every call checks this, also on
-        the fast path; the caller itself was checked before. From `AGING_AFTER_S` on, the caller should start another
-        read."""
+        """Return the age of the record in seconds; None if the record may not be used. The sender is not checked here.
+        From `AGING_AFTER_S` on, the record should be read again."""
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None
@@ -61,8 +60,8 @@ class CachedRecords:
         )
 
     def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the session may be served while the store does not answer: this replica owns the session, and
-        its lease is long enough that no other replica takes the session over for a while."""
+        """Return True if the session may be served while the store does not answer: this replica owns it, and no other
+        replica can take it over for a while, because this replica's lease is long enough."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None

@@ -63,8 +63,8 @@ def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ChildSessions:
-    """Let a client keep several sessions apart through one connection: answer its calls of `open_session` and
-    `close_session`, and move a call whose argument `session` names a child session into that session."""
+    """Let a client keep several sessions apart through one connection. Answer calls of `open_session` and
+    `close_session`, and move any other call into the child session that its argument `session` names."""
 
     lifecycle: SessionLifecycle
     attacher: SessionAttacher
@@ -72,9 +72,9 @@ class ChildSessions:
     clock: Callable[[], float]
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
-        """Move a tool call to the child session that its argument `session` names, and return the params to send to the
+        """Move a tool call to the child session that its argument `session` names, and return the params for the
         server. Answer a call of `open_session` or `close_session` here, and return None. Only a call without a handle
-        runs in the parent session: a call meant for a child must never run there.
+        runs in the parent session.
 
         Raises:
             InvalidArguments: the handle names no session of this principal.
@@ -144,8 +144,8 @@ class ChildSessions:
 
 
 def _alias(within: Session, handle: str) -> str:
-    """Return the alias under which the store finds a handle's child session. An authenticated principal's handle is
-    valid in all of its sessions. An anonymous client's handle is valid only in the session in which it was opened."""
+    """Return the alias under which the store finds a handle's child session. An authenticated principal can use its
+    handles in all its sessions; an anonymous client only in the session in which it opened the child."""
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])

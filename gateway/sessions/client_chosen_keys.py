@@ -1,7 +1,7 @@
 """Read session keys, the names that clients choose for their sessions, and estimate how hard they are to guess. Pure.
 
-A key is bound to its principal. Anonymous clients are one principal, so whoever guesses a key of one gets its session.
-Such a key must be as hard to guess as a session token.
+A key is bound to its principal. All anonymous clients are one principal, so whoever guesses the key of one gets its
+session. Such a key must be as hard to guess as a session token.
 """
 
 import functools
@@ -57,7 +57,7 @@ def session_key(request: Request, headers: Sequence[str]) -> str | None:
 
 
 def _as_utf_8(value: str) -> str:
-    """Decode a header's text as UTF-8 if possible, so that a key is the same in a header and in `_meta`."""
+    """Decode a header's text as UTF-8 if possible, so that a key is the same text in a header and in `_meta`."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeError:
@@ -65,8 +65,7 @@ def _as_utf_8(value: str) -> str:
 
 
 def checked_key(key: Any) -> str:
-    """Return `key`, which a client or an environment variable gives, if it can be a session key. Raises as
-    `session_key`."""
+    """Return `key`, from a client or an environment variable, if it can be a session key. Raises as `session_key`."""
     if not isinstance(key, str):
         raise bad_session_key("must be a string")
     if not key.strip():
@@ -99,7 +98,7 @@ def estimated_bits(key: str) -> float:
     """Return an upper bound on the random bits of a key, from its length and its apparent alphabet: 4 bits for a hex
     digit, 6 for a character of base64url. A key made of repetitions, sequences or words has 0.
 
-    No estimate can tell random text from text that looks random. This one detects text that a person types in.
+    The estimate detects text that a person types; it cannot tell random text from text that looks random.
     """
     if (uuid := _UUID.fullmatch(key)) is not None and uuid[1] != "4":
         return 0.0  # made of a time or a name (RFC 9562 §5)
@@ -114,16 +113,16 @@ def estimated_bits(key: str) -> float:
 
 
 def _is_sequence(text: str) -> bool:
-    """Return True if more than 60 % of the characters equal the previous character or are next to it in the alphabet.
-    In 32 random hex digits, up to half may be."""
+    """Return True if more than 60 % of the characters equal the character before or are next to it in the alphabet. In
+    32 random hex digits, up to half may be."""
     steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(text)]
     return 5 * sum(step <= 1 for step in steps) > 3 * len(steps)
 
 
 def _alphabet(text: str) -> int:
-    """Return the size of the smallest alphabet (decimal, hex, base32, base64) that has all characters of a text.
+    """Return the size of the smallest alphabet (decimal, hex, base32, base64) with all characters of a text.
 
-    Return 1 if none has: addresses and phrases have spaces, dots or colons.
+    Return 1 if there is none: addresses and phrases have spaces, dots or colons.
     """
     used = set(text)
     if used <= set(string.digits):

@@ -29,7 +29,7 @@ class HttpSseSessions:
 
     async def join(self, request: Request, who: RequestContext) -> Carried:
         """Return the session of a new event stream: the one that the request names, else a new one. The result has no
-        token if a later `initialize` must find the session, by its session key or by `session.reattach`.
+        token if the client's `initialize` will find the session, by its session key or by `session.reattach`.
 
         Raises:
             Refused: as `carried`, and as `SessionOpener.open`.
@@ -57,8 +57,8 @@ class HttpSseSessions:
         return Carried(token=self.carriers.token(session), is_returned=True, by_cookie=by_cookie)
 
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
-        """Return the session that the request names, and True if a cookie names it. Clients send a cookie to all paths
-        of the host, so a cookie that was set at another endpoint does not count."""
+        """Return the session that the request names, and True if a cookie names it. Ignore a cookie from another
+        endpoint: clients send a cookie to all paths of the host."""
         if (token := explicit_token(request)) is not None:
             session_id = self.lookup.id_of_token(token, request.era, who.principal)
             return await self.lookup.by_id(session_id, request.era, who.principal), False
@@ -69,7 +69,7 @@ class HttpSseSessions:
 
     async def leave(self, token: str) -> None:
         """Stop the server processes of a session whose event stream has ended, unless the session is in use. The
-        session stays: its client may come back."""
+        session itself stays for a returning client."""
         session_id = self.carriers.tokens.verify(token)
         live = None if session_id is None else self.live.get(session_id)
         if live is not None and not live.is_busy:

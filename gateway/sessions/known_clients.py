@@ -1,4 +1,4 @@
-"""A table of client implementations: which of them send a response's session back in later requests. Pure.
+"""Name client implementations, and which of them send a response's session back in later requests. Pure.
 
 Only a client that certainly sends nothing back gets its principal's default session. A client that keeps cookies, or
 that is not in the table, gets a session of its own: a wrong guess would merge two clients.
@@ -19,10 +19,9 @@ MAX_AGENT_CHARS: Final = 64
 class Implementation:
     """The behaviour of clients built on one HTTP library, unless their authors have changed it.
 
-    `cookies`: a client sends cookies back for as long as it runs. No SDK sends back `MCP-Gateway-Session` or the
-    session in `_meta` by itself; every SDK sends back `requestState` within a call. `line`: sample code that sends a
-    session key beside the program's other headers, with the placeholder `{header}`. Each run has another key, because
-    two instances of one program must not share it.
+    `cookies`: a client sends cookies back as long as it runs. No SDK sends back `MCP-Gateway-Session` or the session in
+    `_meta` by itself; every SDK sends back `requestState` within a call. `line`: sample code that sends a session key
+    in the header `{header}` (a placeholder). Each run needs another key, because two instances must not share one.
     """
 
     name: str
@@ -86,8 +85,8 @@ def known(agent: str, name: str) -> Implementation | None:
 
 
 def mending_line(agent: str, name: str, header: str) -> str:
-    """Return a line of code or configuration that makes a client send a session key, and so keep one session.
-    `header`: the header of the key; if empty, only `_meta` can carry it."""
+    """Return a line of code or configuration that makes a client send a session key, so that it keeps one session.
+    `header` is the header of the key; if empty, only `_meta` can have it."""
     if not header:
         return f'"_meta": {{"{KEY_META}": "{_KEY}"}}'
     implementation = known(agent, name)

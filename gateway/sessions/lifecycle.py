@@ -31,8 +31,8 @@ CHECKED_AT_ONCE: Final = 256
 class SessionLifecycle:
     """Creates and ends sessions, and keeps those in use alive.
 
-    `on_close` is called with each live session that this replica is about to close, so that other parts can release
-    what they hold for the session.
+    `on_close` is called with each live session that this replica is about to close, to release resources of the
+    session.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SessionLifecycle:
         alias already names a session that has not ended, return that session instead.
 
         Raises:
-            Refused: 429, its principal has as many sessions as it may.
+            Refused: 429, the principal has the maximum number of sessions.
         """
         try:
             await self._quotas.session(session)
@@ -89,8 +89,8 @@ class SessionLifecycle:
     # -- ending
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        """End a session at once, with its processes. Idempotent: only the first caller gets True. `calls`: the number
-        of calls answered in the session, as its owner has reported it, if that is another replica."""
+        """End a session at once, with its processes and child sessions. Return True if this call has ended it. `calls`:
+        the number of calls answered in the session, as reported by another replica that owns it."""
         found = await self._store.peek(session_id)
         if (live := self._live.get(session_id)) is not None:
             calls = live.calls
@@ -115,8 +115,8 @@ class SessionLifecycle:
         return ended
 
     def ended_elsewhere(self, data: bytes | None) -> None:
-        """Close a session that another replica has ended. `data` is a message of the topic `ENDED`: a session id. It is
-        None if messages may have been lost: then the next rounds of `sweep` find the ended sessions."""
+        """Close a session that another replica has ended. `data` is a message of the topic `ENDED`: a session id. If
+        messages may have been lost (None), do nothing: the next rounds of `sweep` find the ended sessions."""
         if data is not None and self._live.get(data.decode()) is not None:
             self._close_soon(data.decode())
 
@@ -125,8 +125,8 @@ class SessionLifecycle:
         self._close_soon(session_id, over=False, taken_over=True)
 
     def end_former(self, live: LiveSession) -> None:
-        """Close what is live of a session from before another replica owned it. The outcome of its calls in flight is
-        unknown. What begins here now gets new processes, and may start them before the old ones have ended."""
+        """Close a live session from before another replica owned the session. The outcome of its calls in flight is
+        unknown. New calls here get new processes, perhaps before the old ones have ended."""
         live.lose()
         self._live.remove(live.session.id)
         self._on_close(live)
@@ -174,8 +174,8 @@ class SessionLifecycle:
         await self._audit.flush()
 
     async def keep_alive(self) -> None:
-        """Restart the idle time in the store of every session that was in use since the last round. The idle time
-        counts from the end of the last exchange. One write per session and round is cheaper than one per call."""
+        """Restart the idle time, in the store, of every session that was in use since the last round. The idle time
+        counts from the end of the last exchange."""
         for scanned in slices(list(self._live), SCANNED_AT_ONCE):
             used = [live for live in scanned if live.take_use()]
             written = 0
@@ -195,7 +195,7 @@ class SessionLifecycle:
         live session is left on this replica. Called repeatedly while this replica drains.
 
         Raises:
-            StoreUnavailable: the store does not answer, so nobody else could claim what is released.
+            StoreUnavailable: the store does not answer, so no other replica could claim a released session.
         """
         assert self._cluster is not None
         if any(map(_can_move, self._live)):
@@ -228,5 +228,5 @@ class SessionLifecycle:
 
 
 def _can_move(live: LiveSession) -> bool:
-    """Return True if nothing of a session would be lost if another replica served it from now on."""
+    """Return True if nothing of the session is lost when another replica serves it from now on."""
     return live.is_movable and not (live.exchanges or live.has_suspended)

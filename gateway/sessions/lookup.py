@@ -14,7 +14,7 @@ from transports.inbound_port import Refused, Request
 class SessionLookup:
     """Verifies tokens and cookies, and reads the records of the sessions that they name.
 
-    The reason of a refusal is recorded in the audit trail and never sent to the client.
+    The reason of a refusal is recorded in the audit trail, and hidden from the client.
     """
 
     def __init__(self, store: SessionStore, carriers: Carriers, audit: Audit) -> None:
@@ -61,8 +61,8 @@ class SessionLookup:
                     yield session_id
 
     async def first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
-        """Return the first of these sessions that has not ended; None if all have. Clients send cookies automatically,
-        so a cookie of an ended session is neither an error nor recorded.
+        """Return the first of these sessions that has not ended; None if all have. Record nothing: clients send the
+        cookies of ended sessions automatically.
 
         Raises:
             StoreUnavailable: the store does not answer.

@@ -55,11 +55,11 @@ class SessionOpener:
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
         """Open a session. If `alias` names a session that has not ended, resume that one. A client with a session key
-        can come back, so its session gets its full time to live from the start (`confirmed`).
+        can come back, so its session has its full time to live from the start (`confirmed`).
 
         Raises:
-            Refused: 429, its principal has as many sessions as it may; 503, other replicas do not reach this one.
-            OwnedByPeer: another replica owns the session of that alias.
+            Refused: 429, the principal has the maximum number of sessions; 503, other replicas do not reach this one.
+            OwnedByPeer: another replica owns the session with this alias.
         """
         if self.cluster is not None and not self.cluster.is_reachable:
             raise not_found_by_others()
@@ -98,9 +98,9 @@ class SessionOpener:
 
 
 def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str], str]) -> dict[str, str]:
-    """Return the metadata of a new session: the names and texts of the operator's rules, with placeholders replaced by
-    facts of the session. `scrub` redacts the texts. Clients choose some of the values, so characters that are not
-    allowed in metadata are removed.
+    """Return the metadata of a new session: the names and texts of the operator's rules, with placeholders filled in
+    from the session. `scrub` redacts the texts. Remove characters that metadata must not have, because clients choose
+    some of the values.
 
     Raises:
         Refused: 400, the metadata is too large.

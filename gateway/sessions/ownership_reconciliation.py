@@ -1,7 +1,7 @@
 """Check that the store names this replica as owner of its live sessions: each session once per lease time.
 
 A store may fail over to a copy that lacks the last claims. Then a session's record names an earlier owner, and no
-replica is notified. The last owner keeps processes that no request reaches any more. The earlier owner may still have
+replica is notified. The last owner keeps processes that no request reaches, and the earlier owner may still have
 processes from before the claim.
 """
 
@@ -36,8 +36,8 @@ class Reconciliation:
         self._part = 0
 
     async def keep_comparing(self) -> None:
-        """Compare one part of the sessions at each heartbeat, until cancelled. A slow comparison does not shift the
-        later ones."""
+        """Compare one part of the sessions at each heartbeat, until cancelled. A slow comparison does not delay later
+        ones."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -77,8 +77,8 @@ class Reconciliation:
         self._part = (self._part + 1) % _PARTS
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
-        """Return True if this replica has lost a session, and has not claimed it again since `epoch` was read. `found`:
-        the owner and epoch in the store."""
+        """Return True if the store names another owner or epoch (`found`) than this replica and `epoch`, and this
+        replica has not claimed the session again since then."""
         session = live.session
         return (
             found != (self._cluster.replica, epoch)
@@ -88,8 +88,8 @@ class Reconciliation:
         )
 
     async def _tell(self, lost: Sequence[tuple[LiveSession, tuple[str, int]]]) -> None:
-        """Notify the earlier owners of sessions that this replica had claimed these sessions, before the store lost the
-        claims in a failover. An earlier owner that missed the claim still has processes."""
+        """Notify the earlier owners of lost sessions that this replica had claimed them, and that the store has lost
+        the claims in a failover. An earlier owner that missed the claim still has processes."""
         earlier: defaultdict[str, list[str]] = defaultdict(list)
         for live, (owner, epoch) in lost:
             if owner and owner != self._cluster.replica and count_of(epoch) < count_of(live.session.epoch):

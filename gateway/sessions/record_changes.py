@@ -1,5 +1,5 @@
 """Change the record of a session, in the store and in this replica's cached copy. Limit the data that clients put into
-it: the parameters of `initialize`, and subscriptions."""
+the record: the parameters of `initialize`, and subscriptions."""
 
 import contextlib
 import functools
@@ -31,7 +31,7 @@ class RecordLimits:
             raise self._refused("params of initialize")
 
     def check_subscription(self, session: Session, uri: str = "") -> None:
-        """Check the size of a record with `uri` as one more subscription. Raises `Refused`: -32602, it is too large."""
+        """Check the size of a record with one more subscription, `uri`. Raises `Refused`: -32602, it is too large."""
         uris = (*session.subscriptions, uri) if uri else session.subscriptions
         size = len(session.client.initialize_params) + sum(len(each.encode("utf-8", "replace")) for each in uris)
         if len(uris) > MAX_SUBSCRIPTIONS or size > self._most:
@@ -43,8 +43,8 @@ class RecordLimits:
 
 
 class SessionRecords:
-    """Writes records of sessions; a session that has ended stays as it is. Every method may raise `StoreUnavailable`,
-    except `remember_shown`, and `happened`, which adds an entry to the timeline of a session."""
+    """Writes records of sessions that have not ended. Every method may raise `StoreUnavailable`, except
+    `remember_shown`, and `happened`, which adds an entry to the timeline of a session."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class SessionRecords:
             live.replace_record(session)
 
     def remember_shown(self, live: LiveSession) -> None:
-        """Write the tools that the session was shown into its record, in the background. If the store does not answer,
-        the next list writes them."""
+        """Write the tools that the client has seen into the session's record, in the background. If the store does not
+        answer, the next list of tools writes them."""
         self._tasks.start(live, functools.partial(self._write_shown, live))
 
     async def _write_shown(self, live: LiveSession) -> None:
@@ -76,11 +76,11 @@ class SessionRecords:
                 written = text
 
     async def settled(self) -> None:
-        """Wait until what runs in the background has ended."""
+        """Wait until the writes in the background have ended."""
         await self._tasks.settled()
 
     async def subscribe(self, live: LiveSession, uri: str) -> None:
-        """Record a subscription to a resource, so that the gateway can repeat it for the server's next process.
+        """Record a subscription to a resource, so that the server's next process can get it too.
 
         Raises:
             Refused: -32602, the record has no room for it.
@@ -100,17 +100,17 @@ class SessionRecords:
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that a session has a link to an upstream. Return True if the session has lost a link to it: the
-        gateway was restarted, or its servers were stopped. Then each new link counts as one after a loss, also a second
-        one for a client with other capabilities."""
+        """Record that a session has a link to an upstream. Return True if an earlier link was lost, because the gateway
+        was restarted or the session's servers were stopped. Then every new link counts as one after a loss, even a
+        second one, for a client with other capabilities."""
         if upstream in live.session.links:
             return upstream in live.used_before
         await self._change_set(live, "links", add=upstream)
         return False
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """In the session's record, replace the entry `old` about an HTTP upstream by `new`. It has the MCP session id
-        that a later link resumes. An empty string means no entry."""
+        """Replace the entry `old` about an HTTP upstream in the session's record by `new`. The entry has the MCP
+        session id that a later link resumes; an empty string means no entry."""
         await self._change_set(live, "remote", add=new, remove=old)
 
     async def _change_set(self, live: LinkSession, field: SetField, **change: str) -> None:

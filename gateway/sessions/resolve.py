@@ -43,8 +43,8 @@ class SessionResolver:
         self.read_again = self.attacher.refresh  # for a call that waits for the record and then calls `still_serves`
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session that the request names; None if it names none. Checked in this order: token in a header,
-        token in `_meta`, session key, cookie, default session.
+        """Return the session that the request names; None if it names none. The order is: token in a header, token in
+        `_meta`, session key, cookie, default session.
 
         Raises:
             Refused: 404, a token does not name a live session of this principal; 400, a session key cannot be used.
@@ -69,14 +69,14 @@ class SessionResolver:
         return replace(resolved, own_session=own_session) if own_session else resolved
 
     def holds(self, live: LiveSession) -> bool:
-        """Return True if the session is still live on this replica, and its client has come back after opening it."""
+        """Return True if the session is still live on this replica, and its client has sent a second request."""
         return self.live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
     def same_session_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
-        """Return for how many seconds an identical request of the same caller resolves to this session, if it lives.
+        """Return for how many seconds an identical request of the same caller resolves to this session, while it lives.
 
-        A token, a cookie or a session key decides it for good, and so does the replica that has forwarded the request.
-        A default session is a client's until a replica learns that the client brings tokens back.
+        A token, a cookie, a session key or the replica that has forwarded the request names the session for good. A
+        client loses its default session when a replica learns that it brings tokens back.
         """
         if self.used_ids(resolved.live, request) is not None:
             return ASKED_AGAIN_S
@@ -88,13 +88,13 @@ class SessionResolver:
         return math.inf if key is not None and self.live.named(key.name) is resolved.live else 0.0
 
     def used_ids(self, live: LiveSession, request: Request) -> UsedIds | None:
-        """Return the request ids used in the client's default session: a call with one of them may be another client's.
-        None: the session is no default session."""
+        """Return the request ids used in the client's default session; None if this is no default session. A call with
+        a used id may be another client's."""
         return self.returns.used_ids(live, request)
 
     def still_serves(self, live: LiveSession) -> bool:
-        """Return True if this replica may serve a live session that it has served before, without asking the store. A
-        cached record that is about to become too old is read again in the background."""
+        """Return True if this replica may go on serving a live session without asking the store. Read a cached record
+        that soon is too old again in the background."""
         age_s = self.cached.usable_age_s(live)
         if age_s is None:
             return False
@@ -123,8 +123,8 @@ class SessionResolver:
     async def _found(
         self, live: LiveSession | None, who: RequestContext, read: Callable[[], Awaitable[Session | None]]
     ) -> Resolved | None:
-        """Return the live session if its cached record is recent, else the session that `read` finds in the store; None
-        if `read` finds none. If the store does not answer, return the live session if it may be served without it.
+        """Return the live session if its cached record is recent. Else return the session that `read` finds in the
+        store, or None. If the store does not answer, return the live session if it may be served without the store.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`; and what `read` raises.
@@ -153,7 +153,7 @@ class SessionResolver:
         return found
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session that a cookie of the request names, if cookies are switched on; None if none does."""
+        """Return the session that a cookie of the request names; None if none does or cookies are off."""
         session_ids = self.lookup.ids_of_cookies(request, who)
         first = next(session_ids, None)
         if first is None:
@@ -163,7 +163,7 @@ class SessionResolver:
         return None if resolved is None else replace(resolved, cookie_held=True)
 
     async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
-        """Return the live session of that alias; None if there is none.
+        """Return the live session with this alias; None if there is none.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`.
@@ -206,7 +206,7 @@ class SessionResolver:
         return resolved
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
-        """Open a session as `SessionOpener.open` does, and note its alias, so that later requests find it in memory."""
+        """Open a session as `SessionOpener.open` does, and cache its alias for later requests."""
         resolved = await self.opener.open(request, who, client, alias)
         if alias is not None:
             self.live.note_alias(resolved.live, alias.name)
@@ -214,14 +214,14 @@ class SessionResolver:
 
 
 def _at_hand(live: LiveSession, who: RequestContext) -> Resolved:
-    """Return a session that is served from its cached record, which fits the caller."""
+    """Return a session to be served from its cached record."""
     live.act_for(who.claims)
     return Resolved(live=live, context=live.session.context)
 
 
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
     """Cache the route to a session's owner for later requests with the same head, which then skip the store. The owner
-    checks that it still owns the session, and that the caller may use it. Return the route with its `memory`."""
+    checks that it still owns the session, and the caller's rights to it. Return the route with its `memory`."""
     if request.handler_cache is None or not names_token(request):
         return route
     route = replace(route, memory=RouteMemory(), until=who.until)

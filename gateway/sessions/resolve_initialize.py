@@ -1,4 +1,4 @@
-"""Find the session of a legacy `initialize`: one that the client names or is re-attached to, else a new one."""
+"""Find the session of a legacy `initialize`: one that the client names or is attached to again, else a new one."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ class InitializeResolver:
     async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved
     ) -> tuple[Resolved, Object]:
-        """Apply the workspace that an `initialize` announces, if it differs from the session's. Return the session, and
-        the `_meta` with which the result reports the decision (`SessionAttacher.apply_announced`)."""
+        """Apply the workspace that an `initialize` announces, if it differs from the session's workspace. Return the
+        session, and the `_meta` that reports the decision in the result (`SessionAttacher.apply_announced`)."""
         if not self.attacher.announces_other(request, resolved):
             return resolved, {}
         return await self.attacher.apply_announced(request, who, resolved, anew=True)

@@ -1,8 +1,8 @@
 """Learn which clients come back to the sessions that they open, which never do, and which share a default session.
 
-A modern session is watched from its opening until a request comes for it. A session without such a request keeps no
-idle process. A client that never comes back is reported, and so are clients that share a default session. A client that
-has brought a token back has no default session.
+A modern session is watched from its opening until its second request. Until then, it keeps no idle process. Clients
+that never come back, or share a default session, are reported. A client that has brought a token back gets no default
+session.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class ClientKey(msgspec.Struct, frozen=True):
     agent: str
 
     def flag(self, what: str) -> str:
-        """Return the name under which the store keeps an expiring flag about these clients. `what`: its meaning."""
+        """Return the name under which the store keeps an expiring flag about these clients. `what` is its meaning."""
         return msgspec.json.encode(
             [what, self.principal.issuer, self.principal.subject, self.name, self.agent]
         ).decode()
@@ -67,11 +67,11 @@ def client_key(request: Request, principal: Principal) -> ClientKey:
 
 
 class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that needs a session key of its own: it opened several and came back to none, or it is `shared`: several
-    programs, or several starts of one, use one default session. `line`: configuration that gives it its own.
+    """A client that needs a session key of its own, because it has opened `sessions` sessions and come back to none.
+    With `shared`, several programs, or several starts of one, use one default session: `sessions` counts how often
+    another program went on with it. `line` is configuration that gives the client a session key.
 
-    `sessions`: how many it opened, or how often another program went on with a session of others. The first was at
-    `since`, the last at `last`, in seconds since the epoch.
+    The first time was at `since` and the last at `last`, in seconds since the epoch.
     """
 
     client: str
@@ -85,7 +85,7 @@ class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """Return the client's behaviour as a sentence."""
+        """Return a sentence about the client's behaviour."""
         who = f"client {self.client or '(no name)'} ({self.agent or 'no User-Agent'}) of {self.principal}"
         if self.shared:
             return f"{who} is more than one program, or was started again, and all of them share one default session"
@@ -93,7 +93,7 @@ class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def together(clients: Iterable[ClientWarning]) -> list[ClientWarning]:
-    """Merge the reports of several replicas into one list of clients, the most sessions first."""
+    """Merge the reports of several replicas into one list of clients, those with the most sessions first."""
     found: dict[tuple[str, str, str, bool], ClientWarning] = {}
     for one in clients:
         key = (one.client, one.agent, one.principal, one.shared)
@@ -110,7 +110,7 @@ def together(clients: Iterable[ClientWarning]) -> list[ClientWarning]:
 
 
 class _Openings:
-    """The sessions that one client at one address has opened since it last came back to one, or the programs that have
+    """The sessions that one client at one address has opened since it last came back to one; or the programs that have
     gone on with its default session."""
 
     __slots__ = ("count", "first", "is_told", "last", "times")
@@ -135,15 +135,15 @@ class _Openings:
 
 
 def _telling_id(request: Request) -> bytes | None:
-    """Return the id of a request to a default session as JSON: a client never uses one twice, so an id that was used
-    before is another client's, or of the same program started again. Return None for a request that cannot tell: it was
-    sent again, or the report would have no place in its result, which may be cached."""
+    """Return the JSON id of a request to a default session. A client never uses an id twice, so a used id shows another
+    client, or another start of the same program. Return None for a request that cannot show this: it was sent again, or
+    its result may be cached and has no place for a report."""
     message = request.message
     return None if message is None or request.again or message.method in CACHEABLE else encode(message.id)
 
 
 class UsedIds:
-    """The request ids that the client of a default session has used, as hashes, because ids may be long texts."""
+    """The hashes of the request ids that the client of a default session has used. Ids themselves may be long."""
 
     __slots__ = ("_hashes",)
 
@@ -154,7 +154,7 @@ class UsedIds:
         return hash(request_id) in self._hashes
 
     def add(self, request_id: bytes) -> None:
-        """Add an id, given as JSON. An id that was used before begins the ids of another client."""
+        """Add an id, given as JSON. If it was used before, another client has begun: forget the earlier ids."""
         if request_id in self:
             self._hashes.clear()
         if len(self._hashes) < _MOST_IDS:
@@ -202,8 +202,8 @@ class ReturnTracker:
     # -- sessions
 
     def opened(self, live: LiveSession, request: Request, who: RequestContext, *, has_key: bool, alias: str) -> None:
-        """Watch a session that a modern client has just opened. `has_key`: the client sent a session key. `alias`: the
-        alias of the key or of the default session; empty if the session is for this client alone."""
+        """Watch a session that a modern client has just opened. `has_key`: the client sent a session key. `alias` is
+        that of the key or of the default session; empty if the session is for this client alone."""
         client = client_key(request, who.principal)
         openings = None
         if not alias:
@@ -216,22 +216,22 @@ class ReturnTracker:
         live.watch_return(watch)
 
     def found_default(self, live: LiveSession, request: Request, who: RequestContext) -> None:
-        """Watch the default session of a client that another replica, or this one before its restart, has opened."""
+        """Watch a client's default session, which another replica, or this one before its restart, has opened."""
         if live.return_watch is None:
             live.watch_return(_Watch(None, client_key(request, who.principal), is_waiting=False))
 
     @staticmethod
     def used_ids(live: LiveSession, request: Request) -> UsedIds | None:
-        """Return the request ids used in a session that is the default session of the request's client. Return None if
-        it is not."""
+        """Return the request ids used in this session, if it is the default session of the request's client; else
+        None."""
         watch = live.return_watch
         if not isinstance(watch, _Watch) or watch.default_of is None or brings_token(request):
             return None
         return watch.used_ids
 
     async def came_back(self, live: LiveSession, request: Request) -> str:
-        """Record that a request has come for a session, if the session is watched. Return the line that gives the
-        client a session of its own, if the session is a default one and another client has used it; else nothing."""
+        """Record a further request for a watched session. If it is a default session that another client has used,
+        return the line that gives the client a session of its own; else an empty string."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
             return ""
@@ -257,7 +257,7 @@ class ReturnTracker:
     # -- what is learnt
 
     async def carries(self, client: ClientKey) -> bool:
-        """Return True if any replica has seen a client with this key bring back the token of a default session."""
+        """Return True if any replica has seen a client with this key bring back a token."""
         known = self._carrying.get(client)
         if known is None:
             try:
@@ -269,11 +269,11 @@ class ReturnTracker:
     # -- what is told
 
     def warnings(self) -> list[ClientWarning]:
-        """Return the clients that come back to no session, or share one, the most sessions first."""
+        """Return the clients that come back to no session or share one, those with the most sessions first."""
         return together(self._described(*one) for one in self._reportable())
 
     async def tell(self) -> None:
-        """Report each client that never comes back or shares a session, once: in the log, and in the audit trail for
+        """Report each client that never comes back or shares a session, once, in the log, and in the audit trail for
         `doctor`."""
         for client, openings, shared in self._reportable():
             if openings.is_told:
@@ -294,7 +294,7 @@ class ReturnTracker:
             )
 
     def _reportable(self) -> list[tuple[ClientKey, _Openings, bool]]:
-        """Return the clients to be reported, and whether each has shared a session in the last day."""
+        """Return the clients to be reported, each with True if it has shared a session in the last day."""
         now, since = self._clock(), self._wall() - _LEARNT_FOR_S
         found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
         return found + [(client, openings, True) for client, openings in self._shared.items() if openings.last > since]

@@ -27,8 +27,8 @@ class Alias(NamedTuple):
 class Aliases:
     """Chooses the alias of a request without a token: that of its session key, else that of its default session.
 
-    `endpoints` are the gateway's own paths. Any other path belongs to an app behind the middleware. A session of an
-    app is valid on all paths of the app.
+    `endpoints` are the gateway's own paths. Any other path belongs to an app behind the middleware, whose sessions are
+    valid on all its paths.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Aliases:
         return Alias(name)
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
-        """Return True if the client is known never to send a token or cookie back. Only then may it share a default
+        """Return True if the client is known to send no token or cookie back: only then may it share a default
         session."""
         agent, name = agent_of(request), modern_client(request).name
         if agent in self._default_for or name in self._default_for:
@@ -85,8 +85,8 @@ class Aliases:
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:
-    """Return the alias of the default session of a principal and a client, by its name and version. It is None for a
-    legacy or anonymous client."""
+    """Return the alias of the default session of a principal's client, made from the client's name and version. Return
+    None for a legacy or anonymous client."""
     if request.era is not Era.MODERN or principal.is_anonymous:
         return None
     client = modern_client(request)
@@ -94,8 +94,8 @@ def default_alias(request: Request, principal: Principal) -> str | None:
 
 
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:
-    """Return the alias under which `initialize` finds the principal's earlier session, if the setting
-    `session.reattach` has "principal"; None for an anonymous client."""
+    """Return the alias under which `initialize` finds the principal's earlier session (setting `session.reattach`);
+    None for an anonymous client."""
     if principal.is_anonymous:
         return None
     return json.dumps(["reattach", principal.issuer, principal.subject, client, endpoint])

@@ -37,8 +37,8 @@ _BUSY: Final = "the session's record changes too often"
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The session of a request, and the session's context for the request's credential.
 
-    `opened`: the request has opened the session. `cookie_held`: the client holds the session's cookie already.
-    `own_session`: another client has used this default session; with this line the client gets a session of its own.
+    `opened`: the request has opened the session. `cookie_held`: the client has the session's cookie already.
+    `own_session`: if another client uses this default session, the line that gives this client one of its own.
     """
 
     live: LiveSession
@@ -51,8 +51,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class SessionAttacher:
     """Makes this replica the owner of stored sessions, and builds a `LiveSession` for each.
 
-    `end_former` closes a live session from before another replica owned the session: the other's processes have served
-    calls since, of which the processes here know nothing.
+    `end_former` closes a live session from before another replica owned the session: its processes do not know the
+    calls that the other replica's processes have served.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SessionAttacher:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
-        """Load a session into this replica, from the record that the store has just returned. Update its context.
+        """Load a session from its record, which the store has just returned, and update its context.
 
         Raises:
             OwnedByPeer: another replica owns the session.
@@ -114,7 +114,7 @@ class SessionAttacher:
 
     def refresh(self, live: LiveSession) -> "asyncio.Future[None]":
         """Read a session's record again in the background, while the cached record serves calls. Return the future of
-        the read. Concurrent callers share the future, and it never raises."""
+        the read, which concurrent callers share and which never raises."""
         return self._refreshing.start(live, lambda: self._refresh(live))
 
     async def _refresh(self, live: LiveSession) -> None:
@@ -140,9 +140,8 @@ class SessionAttacher:
         """Decide if the session gets the workspace that a request announces. Return the session, and the `_meta` that
         reports the decision in the request's result.
 
-        A workspace set by the credential or a rule stays. A session without a workspace gets the announced one. An
-        announced workspace is replaced only by an `initialize` (`anew`), because other clients of the session rely on
-        it.
+        A workspace set by the credential or a rule stays. A session without a workspace gets the announced one. Only an
+        `initialize` (`anew`) replaces an announced workspace, because other clients of the session rely on it.
 
         Raises:
             Refused: 400, the session has another announced workspace.
@@ -182,7 +181,7 @@ class SessionAttacher:
 
     async def _renew(self, live: LiveSession, granted: CredentialClaims | None) -> Context:
         """Store the context that the credential and the rules give the session now, and return it. Restart the
-        session's servers, because they were started with the old context."""
+        session's servers, which were started with the old context."""
         async with self._context_lock(live):
             before = live.session.context
             for _ in range(_TRIES):
@@ -196,13 +195,13 @@ class SessionAttacher:
         return context
 
     def _context_lock(self, live: LiveSession) -> asyncio.Lock:
-        """Return the lock that is held while a session's context is decided and stored: one change at a time."""
+        """Return the session's lock, which is held while one change of its context is decided and stored."""
         return self._changing.setdefault(live.session.id, asyncio.Lock())
 
     async def _write(self, live: LiveSession, context: Context) -> bool:
         """Store a context that was decided from the cached record, and return True. If the stored record has changed
-        since, as after another replica's takeover, read it again and return False. Also forget the session's MCP
-        sessions at HTTP servers: they have the old context and must not be resumed."""
+        since, read it again and return False. Also delete the ids of the session's MCP sessions at HTTP servers, which
+        have the old context and must not be resumed."""
         session = live.session
         renewed = await self._store.update(session.id, if_version=session.version, context=context, remote=())
         if renewed is None and await self._read(live):
@@ -213,7 +212,7 @@ class SessionAttacher:
         return True
 
     async def _read(self, live: LiveSession) -> bool:
-        """Read a session's record from the store again and cache it. Return False if the session has ended."""
+        """Read a session's record from the store, and cache it. Return False if the session has ended."""
         session = await self._store.peek(live.session.id)
         if session is not None:
             _use_read(live, session)
@@ -226,8 +225,8 @@ class SessionAttacher:
         return Resolved(live=live, context=session.context, opened=True)
 
     def take_over(self, session: Session) -> None:
-        """Load a session that this replica has claimed from a dead owner. If several requests find the owner dead at
-        once, only the first call has an effect."""
+        """Load a session that this replica has claimed from a dead owner. Do nothing if another request has done so
+        already."""
         live = self._live.get(session.id)
         if live is not None and live.session.epoch == session.epoch:
             return
@@ -238,19 +237,19 @@ class SessionAttacher:
 
 
 def _is_before(live: LiveSession, session: Session, *, claimed: bool = False) -> bool:
-    """Return True if what is live here began before a later claim of the session. `session`: the record as read from
-    the store, which may be older than the claim of `live`; or as just claimed by this replica (`claimed`)."""
+    """Return True if the live session is from before the claim in `session`, the record as read from the store. That
+    record may itself be older than the claim of `live`, except if this replica has just claimed it (`claimed`)."""
     return live.session.epoch != session.epoch and (claimed or session.version >= live.session.version)
 
 
 def _use_read(live: LiveSession, session: Session) -> None:
-    """Cache a record that the store has just returned, unless the cached one is newer: written during the read."""
+    """Cache a record that the store has just returned, unless the cached one is newer: written meanwhile."""
     live.replace_record(session if session.version >= live.session.version else live.session, is_read=True)
 
 
 def _grant_alike(*contexts: Context) -> bool:
-    """Return True if successive contexts of a session grant the same rights: then calls in flight may finish under the
-    first. Different workspaces count as different rights, unless the client itself announced them."""
+    """Return True if successive contexts of a session grant the same rights, so that calls in flight may finish under
+    the first. Different workspaces are different rights, unless the client itself announced them."""
     granted = {(each.trust, each.permissions, each.read_only, each.rights) for each in contexts}
     announced = all(each.provenance.workspace == "announced" for each in contexts)
     return len(granted) == 1 and (announced or len({each.workspace for each in contexts}) == 1)

@@ -73,7 +73,7 @@ async def own_sessions(store: SessionStore) -> list[Session]:
 
 
 def _chosen(own: list[Session], prefix: str) -> Session:
-    """Return the session whose id begins with `prefix`. Raises `ToolError` unless there is exactly one."""
+    """Return the session whose id begins with `prefix`. Raises `ToolError` if there is none or more than one."""
     matching = [session for session in own if session.id.startswith(prefix)]
     if len(matching) == 1:
         return matching[0]

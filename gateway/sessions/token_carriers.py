@@ -1,4 +1,4 @@
-"""Read and write the parts of a request that name its session: tokens in headers and `_meta`, cookies. Pure."""
+"""Read and write what names a session in requests and responses: tokens in headers and `_meta`, cookies. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -42,7 +42,7 @@ def asks_for_new(request: Request) -> bool:
 
 
 def brings_token(request: Request) -> bool:
-    """Return True if a request carries a token, or a cookie with the name that this gateway uses."""
+    """Return True if a request carries a token, or a cookie with the name of this gateway's."""
     return explicit_token(request) is not None or bool(cookies_of(request))
 
 
@@ -60,7 +60,7 @@ def cookie_values(header: str, *, secure: bool) -> list[str]:
 
 
 def without_tokens(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return a request's raw headers with the values of tokens and cookies blanked: only their presence shows."""
+    """Return a request's raw headers with the values of tokens and cookies blanked, but not removed."""
     return [(name, _BLANK[name](value) if name in _BLANK else value) for name, value in headers]
 
 
@@ -105,7 +105,7 @@ def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
 
 class Carriers:
     """Signs and verifies tokens and cookies, and builds the response headers that carry them. `key_headers`: request
-    headers that may carry a session key; the first one found counts. `in_results`: `session.token_in_results`."""
+    headers that may carry a session key; the first one found counts. `in_results` is `session.token_in_results`."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class Carriers:
         """Return True if the result's `_meta` must carry the session's token. `opened`: the request has opened the
         session.
 
-        Most clients never read that `_meta`, and some compare whole results. So by default the token is sent there
-        once, and only to a client that has no other way to get it.
+        Most clients never read it, and some compare whole results. So by default the token is sent there once, and only
+        to a client that has no other way to get it.
         """
         if self._in_results != "new" or not opened:
             return self._in_results == "always"
@@ -150,16 +150,16 @@ class Carriers:
         return not keeps_cookies and "cookie" not in request.headers
 
     def token(self, session: Session) -> str:
-        """Return the session token: the signed session id, which clients get instead of the id. The client of a child
-        session gets the token of the parent."""
+        """Return the session token that clients get: the signed session id. For a child session, return its parent's
+        token."""
         return self.tokens.sign(session.parent or session.id)
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
         """Return the response headers with the session's token and cookie. Legacy clients get them only with the answer
         to `initialize`. A client with a session key gets no cookie: it may have other sessions, under other keys.
 
-        A page of another site gets none either. The gateway ignores its cookie (`SessionLookup.ids_of_cookies`), and a
-        new one would replace that of the user's session.
+        A page of another site gets no cookie either. The gateway ignores its cookie (`SessionLookup.ids_of_cookies`),
+        and a new one would replace that of the user's session.
         """
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
