@@ -48,7 +48,7 @@ Nonce = tuple[Annotated[str, msgspec.Meta(min_length=NAME_CHARS, max_length=NAME
 
 
 class Refusal(enum.StrEnum):
-    """The reason why a replica refuses an envelope, or what a peer asks for in it."""
+    """The reason why a replica refuses an envelope, or the claim that the envelope asks for."""
 
     INVALID = "invalid"
     """The envelope's age or content is wrong."""
@@ -98,7 +98,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     """Facts of one call. `epoch` and `version` are from the session's record; -1 if the sender did not read the record
     for this call. `traceparent` is empty if the client sent none. `expires` is Unix time in seconds. `copy_of` is the
-    nonce of an earlier copy that may have arrived: only one of the two is executed."""
+    nonce of an earlier copy that may have arrived: the receiver executes only one of the two."""
 
     epoch: int
     version: int
@@ -161,8 +161,7 @@ class Envelopes:
         return _encode(CallFacts(epoch, version, correlation or CORRELATION.get(), traceparent, expires, copy_of))
 
     def accept(self, nonce: Nonce, facts: CallFacts) -> Refusal | None:
-        """Accept a received call and return None, or return the reason to refuse it. The numbers of a channel only
-        rise."""
+        """Accept a received call and return None, or return the reason to refuse it."""
         now = self._clock()
         # An envelope that is valid for longer could be accepted again after its nonce is forgotten.
         if not 0 < facts.expires - now <= 2 * VALID_S:

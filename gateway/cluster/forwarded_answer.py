@@ -17,7 +17,7 @@ _heads = msgspec.msgpack.Decoder(tuple[int, HeaderList])
 
 def message_in(payload: bytes | None) -> tuple[bytes, HeaderList] | None:
     """Return the JSON message in an owner's answer, and the response's headers except content type and length. Return
-    None if `payload` is None, or is not a single JSON message with status 200."""
+    None if `payload` is None, or anything but one JSON message with status 200."""
     if payload is None:
         return None
     size = 2 + int.from_bytes(payload[:2], "big")
@@ -48,7 +48,7 @@ class ForwardedAnswer:
         call.when_answered(self._receive)
 
     def _receive(self) -> None:
-        """Put the owner's answer into `replies` if it is one small message. Otherwise close `replies`."""
+        """Put the owner's answer into `replies` if it is one small message; else close `replies`."""
         found = message_in(self.call.answer)
         if found is None:
             self.replies.close()
@@ -59,7 +59,7 @@ class ForwardedAnswer:
         self.replies.push(Frame(message, final=True))
 
     def elsewhere(self) -> OwnedByPeer:
-        """Return an exception to raise: the `Forwarder` catches it and continues this call."""
+        """Return an exception to raise, so that the `Forwarder` continues this call."""
         return OwnedByPeer(msgspec.structs.replace(self._route, begun=self))
 
     def cancel(self, reason: str) -> None:
@@ -98,7 +98,7 @@ class RelayedReply:
         """Set if the answer is JSON with status 200."""
 
     def start(self) -> None:
-        """Record that the peer may have sent the request to a server: it may have taken effect."""
+        """Record that the peer may have sent the request to a server, so that it may have taken effect."""
         self.has_started = True
 
     async def pass_on(self, kind: bytes, payload: bytes) -> bool:
@@ -120,8 +120,8 @@ class RelayedReply:
         return True
 
     def go_on(self, method: str) -> bool:
-        """Let the answer to another try follow in the event stream that the client has got the beginning of. Return
-        False if it cannot: the client has got a part of another answer, or resumes the stream itself (GET)."""
+        """Let the answer to another try follow in the event stream that the client is reading. Return False if it
+        cannot: the client has got a part of another kind of answer, or resumes its stream itself (GET)."""
         if method != "POST" or not self.is_stream:
             return False
         self.send, self.has_begun = continued(self.send), False

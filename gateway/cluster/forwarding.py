@@ -1,6 +1,6 @@
 """Forward requests to the replicas that own their sessions, and take sessions over from dead owners.
 
-This runs on the replica that the client is connected to. `peer_listener.py` is the owner's side.
+This runs on the replica to which the client is connected. `peer_listener.py` is the owner's side.
 """
 
 import asyncio
@@ -56,11 +56,10 @@ _RETURNED: Final = frozenset({Outcome.MOVED, *_NOT_REACHED})
 
 class ForwardingPath:
     """Forward the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` leads to
-    the owner, for their HTTP head and caller. `is_here` gets a session id and returns True if the session is live on
-    this replica.
+    the owner. `is_here` gets a session id and returns True if the session is live on this replica.
 
-    A call that the `Forwarder` has forwarded leaves this path. Calls that differ from it only in id, progress token and
-    arguments take it, and the owner decides everything about the session. What is unusual, the `Forwarder` continues.
+    A call that the `Forwarder` has forwarded leaves this path for later calls that differ from it only in id, progress
+    token and arguments. The owner decides everything about their session. The `Forwarder` continues unusual calls.
     docs/adr/0040-the-fast-path.md
     """
 
@@ -78,7 +77,7 @@ class ForwardingPath:
         self.is_over = False
 
     def end(self) -> None:
-        """Send no more calls: their sender has to be authenticated again."""
+        """Send no more calls, because their sender has to be authenticated again."""
         self._until = 0.0
 
     def begin(
@@ -89,7 +88,7 @@ class ForwardingPath:
         trace: bytes = b"",
         correlation: str = "",
     ) -> "ForwardedCall | None":
-        """Send a call to the owner. Return None if nothing was done: the call cannot take the fast path."""
+        """Send a call to the owner. Return None, and do nothing, if the call cannot take the fast path."""
         route, peers = self._route, self._peers
         memory, is_in_time = route.memory, monotonic() < self._until
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
@@ -123,7 +122,8 @@ class ForwardedCall:
         call.when_answered(self._receive)
 
     def _receive(self) -> None:
-        """Send the owner's answer to the client. If it is not one small message, the `Forwarder` continues the call."""
+        """Send the owner's answer to the client. Let the `Forwarder` continue the call if it is not one small
+        message."""
         connection, found = self._connection, message_in(self._call.answer)
         if connection is None:
             return
@@ -141,21 +141,21 @@ class ForwardedCall:
             self._call.wake()  # the `Forwarder` was not told of what has come
 
     def fall_back(self) -> None:
-        """Leave the fast path: the `Forwarder` continues the call. Does nothing the second time."""
+        """Leave the fast path: the `Forwarder` continues the call. Do nothing the second time."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.fall_back(self._began, self._elsewhere)
 
     def _elsewhere(self, request: Request) -> Answer:
-        """Raise `OwnedByPeer`, as without the fast path, so that the `Forwarder` continues the request. Must run in the
-        request's own `contextvars` context."""
+        """Raise `OwnedByPeer`, as on the general way, so that the `Forwarder` continues the request. Call this in the
+        request's own context (`contextvars`)."""
         CLIENT.set(request.client)
         CORRELATION.set(self._correlation)
         raise OwnedByPeer(replace(self._route, begun=self._peers.answer_to(self._call, self._route)))
 
 
 def _start_begun(route: Route, reply: RelayedReply) -> None:
-    """Record in `reply` that the request may have taken effect, if it was already sent to the owner (`route.begun`)."""
+    """Record in `reply` that the request may have taken effect, if it was already sent (`route.begun`)."""
     if route.begun is not None and route.begun.call.may_have_run:
         reply.start()
 
@@ -164,8 +164,8 @@ class Forwarder:
     """Forward requests to the owners of their sessions, and take sessions over from dead owners.
 
     `take_over` is called with each session that this replica has claimed. `is_here` gets a session id and returns True
-    if the session is live on this replica. `stripped` removes session tokens from headers: this replica has verified
-    them.
+    if the session is live on this replica. `stripped` removes session tokens from headers, because this replica has
+    verified them.
     """
 
     def __init__(
@@ -196,9 +196,9 @@ class Forwarder:
     async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:
         """Forward a request to the session's owner, relay the answer to the client, and return None.
 
-        If the owner does not answer, return the ASGI `send` for another try. The caller then handles the request again,
-        because this replica owns the session by now or may claim it. `scope["mcp.again"]` is set to True if the request
-        may have taken effect already.
+        If the owner does not answer, return the ASGI `send` for another try: the caller handles the request again,
+        because this replica owns the session now or may claim it. `scope["mcp.again"]` is True if the request may have
+        taken effect.
 
         Raises:
             Refused: 503, the owner is unreachable and the session cannot be claimed.
@@ -265,13 +265,13 @@ class Forwarder:
         return self._peers.answer_to(self._peers.send(channel, route, trace, body), route)
 
     def _path(self, route: Route, request: Request, _: float) -> ForwardingPath:
-        """Return the fast path to the owner for calls like `request`. The owner enforces their time limit."""
+        """Return the fast path to the owner for calls like `request`. The owner enforces the calls' time limits."""
         path = ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
         self._paths.add(path)
         return path
 
     def end_paths(self) -> None:
-        """End the fast paths to owners, so that the senders of the next calls are authenticated again."""
+        """End the fast paths to owners, so that the senders of later calls are authenticated again."""
         for path in self._paths:
             path.end()
         self._paths.clear()
@@ -288,8 +288,8 @@ class Forwarder:
         return ForwardedRequest(route, common, body)
 
     async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> Outcome:
-        """Forward a request, and return its outcome. A request that may have taken effect is not refused: it waits up
-        to `_PATIENCE_S` for an owner or the store. Raises `Refused` only if nothing was sent to a server."""
+        """Forward a request, and return its outcome. A request that may have taken effect waits up to `_PATIENCE_S` for
+        an owner or the store, and is not refused. Raises `Refused`: nothing was sent to a server."""
         while True:
             try:
                 outcome = await self._outcome(request, reply)
@@ -330,10 +330,10 @@ class Forwarder:
         return outcome
 
     async def _have_claimed(self, session: Session, reply: RelayedReply) -> Outcome:
-        """Have another replica claim the session of an owner that this one does not reach, because this one may claim
-        none. It looks for the owner itself: this replica alone may be cut off. Nothing of the request is sent before
-        the claim. Return `ANSWERED` if the client has left. Raises `Refused`: 503, the owner answers, or no other
-        replica claims the session."""
+        """Let another replica claim the session of an owner that this one does not reach, because this one may claim
+        none. The other replica looks for the owner itself, in case this one alone is cut off. No part of the request is
+        sent before the claim. Return `ANSWERED` if the client has left. Raises `Refused`: 503, the owner answers, or no
+        other replica claims the session."""
         tried, has_claimed = [session.owner], None
         try:
             async with asyncio.timeout(None) as waiting:
@@ -353,8 +353,8 @@ class Forwarder:
         return Outcome.MOVED
 
     async def claim_for_peer(self, session_id: str) -> bool | None:
-        """Claim a session for a peer that may claim none, unless this replica reaches the session's owner. Return False
-        if it does; None if this replica may claim none either.
+        """Claim a session for a peer that may claim none, and return True. Return False if this replica reaches the
+        session's owner; None if this replica may not claim sessions either.
 
         Raises:
             Refused: 503, the owner may run.
@@ -380,7 +380,7 @@ class Forwarder:
         return True
 
     async def _claim(self, session: Session, outcome: Outcome, refused_at: str | None) -> None:
-        """Claim the session of an owner that could not be reached. `refused_at`: the owner's address, if its lease is
+        """Claim the session of an owner that could not be reached. `refused_at` is the owner's address if its lease is
         valid.
 
         Raises:
@@ -403,8 +403,8 @@ class Forwarder:
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
         """Send a request to the other replicas, one after the other, until one claims its unowned session and serves
-        it. This one may not: it drains, others do not reach it, or have a newer configuration. Return `MOVED` if some
-        were reached and none may claim the session. Raises `Refused`: 503, no other one is reached."""
+        it. This replica may not: it drains, others do not reach it, or have a newer configuration. Return `MOVED` if
+        some replicas were reached and none may claim the session. Raises `Refused`: 503, no replica is reached."""
         tried, was_returned = list[str](), False
         while (another := await self._cluster.another(*tried)) is not None:
             tried.append(another[0])

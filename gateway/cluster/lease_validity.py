@@ -22,7 +22,7 @@ _CLOCKS_S: Final = 0.3
 
 
 class OwnLease:
-    """The lease of this replica, and what it knows of other leases. `peers`: the last listed addresses of the other
+    """The lease of this replica, and its knowledge of other leases. `peers` has the last listed addresses of the other
     replicas, by name; None if they were never listed."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class OwnLease:
         self.trusted_until = max(self.trusted_until, asked_at + TRUST_S)
 
     def not_renewed(self) -> None:
-        """Record that the store has not answered. In an outage, leases of other replicas look expired too."""
+        """Record that the store has not answered: leases of other replicas may look expired because of the outage."""
         self._renewed_since = None
 
     def held(self, asked_at: float) -> None:
@@ -70,13 +70,13 @@ class OwnLease:
 
     @property
     def trusts_expired(self) -> bool:
-        """Return True if a peer's lease that looks expired has expired. False until `LEASE_S` after an outage of the
-        store, in which no replica could renew its lease."""
+        """Return True if a peer's lease that looks expired has expired. Return False until `LEASE_S` after an outage of
+        the store, because no replica could renew its lease."""
         return self._renewed_since is not None and monotonic() - self._renewed_since >= LEASE_S
 
     def hold(self, replica: str) -> bool:
-        """Agree to claim no session of `replica` for `HOLD_S`, because that replica does not reach the store. Return
-        False if it is too late: this replica already treats `replica` as dead."""
+        """Agree to claim no session of `replica`, which does not reach the store, for `HOLD_S`. Return False if this
+        replica already treats `replica` as dead."""
         now = monotonic()
         if now - self._doubted.get(replica, -LEASE_S) < LEASE_S:
             return False
@@ -84,9 +84,9 @@ class OwnLease:
         return True
 
     def doubt(self, replica: str) -> bool:
-        """Return True if a silent replica, whose lease was not renewed for `DOUBT_S`, may be treated as dead. False
-        until two `LEASE_S` after a start or an outage: `replica` may not know this one yet, and cannot ask it to hold.
-        """
+        """Return True if a silent replica, whose lease was not renewed for `DOUBT_S`, may be treated as dead. Return
+        False until two `LEASE_S` after a start or an outage: `replica` may not know this one yet, and so cannot ask it
+        to hold."""
         now = monotonic()
         if self._renewed_since is None or now - self._renewed_since < 2 * LEASE_S:
             return False

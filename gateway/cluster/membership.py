@@ -25,8 +25,8 @@ _AWAY_S: Final = 0.5
 
 
 class Beats:
-    """Renew this replica's lease periodically. `ask_to_hold` gets the peers' addresses by name, asks these peers to
-    claim no session of this replica for a while, and returns True if all have agreed."""
+    """Renew this replica's lease periodically. `ask_to_hold` gets the peers' addresses by name, and asks them to claim
+    no session of this replica for a while. It returns True if all have agreed."""
 
     def __init__(self, cluster: Cluster, bus: Bus, ask_to_hold: Callable[[Mapping[str, str]], Awaitable[bool]]) -> None:
         self._cluster = cluster
@@ -34,8 +34,8 @@ class Beats:
         self._ask_to_hold = ask_to_hold
 
     async def live(self) -> None:
-        """Renew the lease until cancelled, also at once when a peer asks for it. Each renewal closes the sessions that
-        other replicas have claimed."""
+        """Renew the lease until cancelled: periodically, and at once when a peer asks for it. Each renewal closes the
+        sessions that other replicas have claimed."""
         while True:
             # The store may be unreachable when the gateway starts. A replica without a lease soon owns nothing.
             with contextlib.suppress(StoreUnavailable):
@@ -55,8 +55,8 @@ class Beats:
                 asked.clear()
 
     async def renew(self) -> bool:
-        """Renew the lease. Until the store answers, ask the peers to claim no session of this replica. Return False if
-        the renewal failed."""
+        """Renew the lease. While the store does not answer, ask the peers to claim no session of this replica. Return
+        False if the renewal failed."""
         beating = asyncio.ensure_future(self._cluster.beat())
         try:
             while not (await asyncio.wait((beating,), timeout=_LATE_S))[0]:
@@ -82,9 +82,9 @@ class Membership:
     """Join the cluster and keep the membership alive.
 
     `listen` is the HOST:PORT to listen on for peers. `advertise` is the address at which peers reach this replica, if
-    it differs. `store` is the URL of the shared store; empty if the operator has set `listen`. If neither address was
-    set and the store is on another machine, peers may be too: then listen on the address from which the store is
-    reached.
+    it differs. `store` is the URL of the shared store; empty if the operator has set `listen`. If the operator has set
+    neither address and the store is on another machine, peers may be too: then listen on the address from which this
+    machine reaches the store.
     """
 
     cluster: Cluster

@@ -1,10 +1,9 @@
 """Check that other replicas reach this one at the address that it advertises, and that all have the same keys.
 
-A replica that its peers cannot reach must own no session: they would take its sessions over, while it still serves the
-clients that reach it directly. So each replica sends itself a request at its advertised address, as a peer would. It
-does so periodically, and whenever a peer has claimed one of its sessions while it was alive. A replica whose keys
-differ from its peers' keys must own no session either, because peers could not send it requests. So it contacts some
-peers before it is ready for the first time.
+A replica that its peers cannot reach must own no session: they would take its sessions over while it serves clients. So
+each replica sends itself a request at its advertised address, as a peer would: periodically, and after a peer has
+claimed a session from it. A replica whose keys differ from its peers' keys must own no session either, because peers
+could not send it requests. So it contacts some peers before it is ready for the first time.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ _LOG_EVERY: Final = 60
 
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Return the reason why `replica` does not answer at `address`, as text for operators; empty if it answers."""
+    """Return the reason why `replica` does not answer at `address`, for operators; empty if it answers."""
     try:
         return await _greeted(address, replica, envelopes)
     except PeerUnproven as unproven:
@@ -49,8 +48,8 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
 
 
 async def _greeted(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Send a greeting to a replica. Return the reason if it does not answer, as `why_not_found` does. Raises
-    `PeerUnproven`: the process at that address has not proved that it is this replica."""
+    """Greet a replica, and return as `why_not_found`. Raises `PeerUnproven`: the process at the address has not proved
+    that it is this replica."""
     channel = None  # a new one: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -108,7 +107,7 @@ class Reachability:
                 await cluster.beat()  # publishes it at once
 
     async def _has_keys_of_others(self) -> bool:
-        """Return False, and log the replica's name, if another replica has other keys than this one."""
+        """Return False, and log the replica's name, if another replica is found to have other keys than this one."""
         try:
             others = await self._cluster.others()
         except StoreUnavailable:
@@ -128,7 +127,7 @@ class Reachability:
         return True
 
     async def _has_other_keys(self, name: str, address: str) -> bool | None:
-        """Return True if that replica has other keys than this one; None if it does not answer."""
+        """Return True if the named replica has other keys than this one; None if it does not answer."""
         try:
             return None if await _greeted(address, name, self._envelopes) else False
         except PeerOtherKeys:
@@ -137,8 +136,8 @@ class Reachability:
             return None
 
     async def keep_checking(self) -> None:
-        """Repeat the check until cancelled: periodically, and soon after a peer has claimed one of this replica's
-        sessions."""
+        """Repeat the check until cancelled: periodically, and soon after a peer has claimed a session from this
+        replica."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S if self._cluster.is_reachable else AGAIN_S):

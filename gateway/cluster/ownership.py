@@ -44,10 +44,10 @@ Until then, replicas with an earlier one claim no session."""
 
 
 class ConfigurationNumber:
-    """The number of this replica's configuration, and the newest number that any replica holds. `holders`: the replicas
-    that hold the newest. A replica whose configuration has no file takes no part: its number is 0.
+    """The number of this replica's configuration, and the newest number that any replica holds. `holders` are the
+    replicas with the newest. A replica whose configuration has no file takes no part: its number is 0.
 
-    The store numbers configurations in the order in which they came. A replica with an earlier one than another replica
+    The store numbers configurations in the order in which they came. A replica with an older one than another replica
     serves its own sessions, and claims none (docs/adr/0044-configuration-numbers.md).
     """
 
@@ -67,14 +67,14 @@ class ConfigurationNumber:
         return self.own < self.newest
 
     def use(self, digest: str) -> None:
-        """Set the digest of the configuration that this replica serves from now on; empty: it has no file. The first
-        one is no edit."""
+        """Set the digest of the configuration that this replica serves from now on; empty: it has no file. Every digest
+        after the first counts as an edit."""
         self._is_edited = self._is_edited or (self.own > 0 and digest != self._digest)
         self._digest = digest
 
     async def renew(self, *, holds: bool) -> None:
-        """Read from the store which configuration is the newest. With `holds`, record that this replica has its own;
-        without, that it holds none, because it may claim no session: so it must hold no other replica back.
+        """Read from the store which configuration is the newest. With `holds`, record that this replica has its own.
+        Without, record that it holds none: it claims no session, so it must hold no other replica back.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -105,8 +105,8 @@ class ConfigurationNumber:
 class RouteMemory:
     """The cached part of a route to a session's owner, for all requests with the same HTTP head.
 
-    `common`: the facts that these requests share, encoded for the owner; empty until needed. `place`: where the owner
-    stores these facts. `is_stale`: the session's owner must be looked up again.
+    `common` has the facts that these requests share, encoded for the owner; empty until needed. `place` is where the
+    owner stores these facts. `is_stale`: the session's owner must be looked up again.
     """
 
     __slots__ = ("common", "is_stale", "place")
@@ -132,8 +132,8 @@ class RouteMemory:
 class Route(msgspec.Struct, frozen=True):
     """The facts to forward a request by: its session's record, its principal, and the claims of its credential.
 
-    `memory` is shared by requests with the same HTTP head. `is_read` is False if the record was read for an earlier one
-    of these requests: then the owner decides by its own record. `begun`: the pending answer, if the request was already
+    Requests with the same HTTP head share `memory`. `is_read` is False if the record was read for an earlier one of
+    these requests: then the owner decides by its own record. `begun` is the pending answer if the request was already
     sent to the owner. Until `until` (Unix time), requests with the same head need no new authentication.
     """
 
@@ -160,8 +160,8 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Former(msgspec.Struct):
-    """The owner from which this replica has claimed a session, or has tried to, although that owner may run. `until`:
-    when its lease has ended unless it has handled the claim (monotonic clock); None: it may not be told yet."""
+    """The owner from which this replica has claimed a session, or tried to, although that owner may run. `until` is the
+    monotonic time at which the owner's lease has ended; None while the owner may not know of the claim."""
 
     owner: str
     until: float | None = None
@@ -171,7 +171,7 @@ class Cluster:
     """Represent this replica among the replicas that share its store.
 
     `taken_over` is called with the id of each session that another replica has claimed from this one. `claims` counts
-    this replica's claims: as `copied` if the store soon copied the claim to a standby, else as `not copied`.
+    this replica's claims by whether the store soon copied them to a standby: `copied` or `not copied`.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class Cluster:
         """Renew this replica's lease, and close the sessions that other replicas have claimed. Raises
         `StoreUnavailable`.
 
-        The lease counts as renewed, and the store is told that the losses were handled, when all of them are closed:
-        from then on, another replica serves them. All who ask while a renewal is under way share the next one.
+        The renewal counts, and the store learns that the losses were handled, only when all these sessions are closed:
+        from then on, another replica serves them. Callers during a renewal share the next one.
         """
         if (under_way := self._tasks.running(BEAT)) is not None:
             await asyncio.wait((under_way,))
@@ -252,9 +252,9 @@ class Cluster:
                 self.lose(session_id)
 
     async def _has_claimed_again(self, session_id: str) -> bool:
-        """Return True if the store names this replica's last claim of a session, although another replica had claimed
-        the session: that was before. What is live here now began with the last claim, and must not end. It says nothing
-        of a claim that the store has forgotten: then the store names an earlier claim of this replica."""
+        """Return True if the store names this replica's last claim of a session: it was made after the claim of another
+        replica that is being handled. The live session here belongs to the last claim, and must not end. Return False
+        if the store has forgotten the last claim, and names an earlier one."""
         epoch = self._claimed.get(session_id)
         found = None
         if epoch is not None:
@@ -263,8 +263,8 @@ class Cluster:
         return found is not None and (found.owner, found.epoch) == (self.replica, epoch)
 
     async def log_refusing(self) -> None:
-        """Log each replica whose address refused a connection, but whose lease is still valid after a while: it
-        advertises a wrong address."""
+        """Log each replica that advertises a wrong address: it refused a connection, and its lease is still valid after
+        a while."""
         for replica, (address, since) in tuple(self._refusing.items()):
             if monotonic() - since > LEASE_S + 1:
                 del self._refusing[replica]
@@ -293,16 +293,16 @@ class Cluster:
         self._released.clear()
 
     async def may_claim(self) -> bool:
-        """Return True if others reach this replica, and none has a newer configuration. Asks the store, because another
-        replica may have a newer one since the last renewal. While this replica drains, the answer is for sessions of
-        dead owners."""
+        """Return True if others reach this replica and none has a newer configuration. Ask the store, because another
+        replica may have got a newer one since the last renewal. While this replica drains, it may claim only sessions
+        of dead owners."""
         if self.is_reachable:
             await self.renew_configuration()
         return self.is_reachable and not self.configuration.is_outdated
 
     async def renew_configuration(self) -> None:
         """Tell the store which configuration this replica has, and read which is the newest. A replica that claims no
-        session holds none, or no other replica might claim one either. Raises `StoreUnavailable`."""
+        session holds none: else no other replica might claim one either. Raises `StoreUnavailable`."""
         await self.configuration.renew(holds=self.is_reachable and not self.is_leaving)
 
     async def leave(self) -> None:
@@ -314,12 +314,12 @@ class Cluster:
     # -- owning
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
-        """Return the session, after claiming it if it has no owner. An ended session is returned unclaimed. If it was
-        claimed from an owner that runs, first wait until that one answers no client any more, as `take` does.
+        """Return the session, after claiming it if it has no owner. Return an ended session unclaimed. If the former
+        owner may run, first wait until it answers no client, as `take` does.
 
         Raises:
             OwnedByPeer: another replica owns the session, or must own it: this one drains, others do not reach it, or
-                its configuration is older than theirs.
+            its configuration is older than theirs.
             StoreUnavailable: the store does not answer.
         """
         while session.owner != self.replica:
@@ -347,17 +347,17 @@ class Cluster:
         return await self._sessions.peek(session.id)
 
     def lose(self, session_id: str) -> None:
-        """End the live session (its processes and links here), because another replica has claimed it."""
+        """End the live session, with its processes and links here, because another replica has claimed the session."""
         self._told[session_id] = None
         self._taken_over(session_id)
 
     async def tell_forgotten(self, owner: str, session_ids: Sequence[str]) -> None:
-        """Notify the owner of sessions that this replica had claimed them, and that the store has lost these claims. If
-        the owner did not notice the claims, it still has processes from before them."""
+        """Notify the owner of sessions that this replica had claimed them, and that the store has lost the claims. An
+        owner that did not notice the claims still has processes from before them."""
         await self._directory.tell_lost(owner, [_FORGOTTEN + session_id for session_id in session_ids])
 
     def mark_released(self, session: Session) -> None:
-        """Record that this replica is about to release a session, and no longer serves it."""
+        """Record that this replica serves a session no longer, because it is about to release it."""
         self._released.add(session.id)
 
     def has_released(self, session_id: str) -> bool:
@@ -365,8 +365,8 @@ class Cluster:
         return session_id in self._released
 
     async def is_contested(self, session: Session) -> bool:
-        """Return True if another replica claimed the session from this one while this one ran. Then this replica must
-        not claim it back: both run and do not reach each other, and the session would move back and forth."""
+        """Return True if another replica has claimed the session from this one while this one ran. Then this replica
+        must not claim it back: both run without reaching each other, and the session would move back and forth."""
         await self.beat()  # closes the sessions that were taken since the last beat
         return session.id in self._taken
 
@@ -384,10 +384,10 @@ class Cluster:
     async def take(self, session: Session, *, may_run: bool) -> Session | None:
         """Claim a session from an unreachable owner. Return the session with its present owner; None if it has ended.
 
-        An owner that runs (`may_run`: it has not refused a connection) may still answer the clients that reach it. It
-        may also have renewed its lease just before the claim. So wait until it answers none: it has handled the claim,
-        or its lease is still old, or has ended. Other requests for the session wait, too (`own`): they find this
-        replica as its owner, also if the store's answer to this claim is lost.
+        An owner that may run (`may_run`: it has not refused a connection) may still answer clients, or have renewed its
+        lease just before the claim. So wait until it answers none: it has handled the claim, or its lease is old or has
+        ended. Other requests for the session wait, too (`own`): they find this replica as its owner, even if the
+        store's answer to this claim is lost.
         """
         former = _Former(session.owner)
         if may_run:
@@ -420,8 +420,8 @@ class Cluster:
             await asyncio.sleep(_ASKED_EACH_S)
 
     async def _answers_none(self, owner: str, until: float, session_id: str) -> bool:
-        """Return True if the former owner of a session has handled the claim, or would ask the store before it answers
-        a client: its lease has ended (at `until` at the latest), or is old."""
+        """Return True if the former owner of a session has handled the claim, or asks the store before it answers a
+        client: its lease is old or has ended, which it has at `until` at the latest."""
         if monotonic() >= until or await self._directory.acknowledged(owner, session_id):
             return True
         age_s = await self.lease_age(owner)
@@ -430,8 +430,8 @@ class Cluster:
         return age_s >= DOUBT_S and self.lease.doubt(owner)
 
     async def release(self, session: Session) -> None:
-        """Clear the owner of a session in the store, because this replica drains. The next replica that gets a request
-        for the session claims it."""
+        """Clear the owner of a session in the store, because this replica drains. The next replica with a request for
+        the session claims it."""
         await self._directory.release(session.id, self.replica, epoch=session.epoch)
 
     # -- whether the lease is valid
@@ -443,7 +443,7 @@ class Cluster:
 
     def may_have_lost(self, session_id: str) -> bool:
         """Return True if the store must be asked before an answer of this session is sent: this replica's lease is old,
-        or another replica has claimed the session, whose calls in flight are only about to end."""
+        or another replica has claimed the session and this one has not ended its calls yet."""
         return not self.lease.is_fresh or session_id in self._told
 
     async def still_owns(self, session: Session) -> bool:
@@ -455,7 +455,7 @@ class Cluster:
     # -- the others
 
     async def owned_elsewhere(self, session_id: str) -> Session | None:
-        """Return the session as it is in the store, if another replica owns it now; else None."""
+        """Return the stored record of the session if another replica owns it now; else None."""
         found = await self._sessions.peek(session_id)
         return found if found is not None and found.owner not in ("", self.replica) else None
 
@@ -477,9 +477,9 @@ class Cluster:
         return set(await self._directory.replicas())
 
     async def another(self, *but: str) -> tuple[str, str] | None:
-        """Return the name and address of a random other replica that may claim sessions, except those named `but`; None
-        if there is none. Replicas with the newest configuration come first; others may claim nothing of a newer one.
-        """
+        """Return the name and address of a random other replica that may claim sessions, except those in `but`; None if
+        there is none. Replicas with the newest configuration come first; if this one's is older, only they are
+        chosen."""
         others = [other for other in await self.others() if other[0] not in but]
         newest = [other for other in others if other[0] in self.configuration.holders]
         if newest or self.configuration.is_outdated:
@@ -492,7 +492,7 @@ class Cluster:
         return [(name, at) for name, at in live.items() if at and name != self.replica]
 
     async def ask_to_beat(self, replica: str) -> None:
-        """Ask a replica, through the bus, to renew its lease at once. Does nothing if it was asked a moment ago."""
+        """Ask a replica, through the bus, to renew its lease at once. Do nothing if this was done a moment ago."""
         now = monotonic()
         if now - self._asked_to_beat.get(replica, -LEASE_S) >= _BEAT_EACH_S:
             self._asked_to_beat = {replica: now}

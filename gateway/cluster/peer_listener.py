@@ -50,9 +50,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class PeerListener:
     """Serve the requests of peers. `refused` is called for each sender that is not a replica of this store, or that
-    breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of that
-    replica for a while. `claim` gets a session's id, and returns True if this replica has claimed the session, False if
-    the session's owner answers, None if this replica does not know."""
+    breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of it for a
+    while. `claim` gets a session's id, and returns True if this replica has claimed the session, False if the session's
+    owner answers, None if neither is so."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class PeerListener:
                 call.end(b"r", Refusal.SEEN.value.encode())
 
     async def _claim_for(self, call: Call, session_id: str) -> None:
-        """Claim a session for the peer that has called, and answer. Its calls for one session share one claim."""
+        """Claim a session for the peer that has called, and answer. Calls for one session share one claim."""
         claimed = None
         try:
             with contextlib.suppress(Refused, StoreUnavailable):
@@ -126,8 +126,8 @@ class PeerListener:
                 call.end(*((b"a", b"") if claimed else (b"r", Refusal.OWNED.value.encode())))
 
     def _learn(self, repeated: RepeatedHead, post: StartedPost) -> None:
-        """Let calls like a POST that was answered in one piece take the fast path from now on. If too many HTTP heads
-        have fast paths, drop all paths of the head that got its first one earliest."""
+        """Let later calls like a POST that was answered in one piece take the fast path. If too many HTTP heads have
+        fast paths, drop those of the head that got its first one earliest."""
         if not repeated.learn(post) or repeated in self._with_paths:
             return
         if len(self._with_paths) >= _MOST_WITH_PATHS:
@@ -142,9 +142,9 @@ async def _nothing() -> None:
 
 
 class DefinedHead:
-    """The facts about all calls with the same HTTP head. `head` is None if these calls cannot be started on arrival, or
-    if the head is refused: then the endpoint's app answers. `repeated` has the fast paths of the head; None until the
-    second call."""
+    """The facts about all calls with the same HTTP head. `head` is None if the endpoint's app has to answer these
+    calls: they cannot be started on arrival, or the head is refused. `repeated` has the fast paths of the head; None
+    until the second call."""
 
     __slots__ = ("_principal", "endpoint", "has_come", "head", "repeated", "shared")
 
@@ -204,8 +204,8 @@ class DefinedHead:
 
 
 class ForwardedPost:
-    """One forwarded request, while its endpoint serves it. `start` begins it. `learn` is called with each POST that was
-    answered in one piece, and the fast paths of its head."""
+    """One forwarded request, while its endpoint serves it. `start` begins it. `learn` is called with the fast paths of
+    its head, and with a POST that was answered in one piece."""
 
     __slots__ = """_agreeing _post _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
         _known _learn _response _tasks""".split()
@@ -234,7 +234,7 @@ class ForwardedPost:
         self._response: bytes | None = None  # the head of the answer, and empty once it was sent
 
     def start(self) -> None:
-        """Begin to serve the request: if possible on the fast path, else on arrival, else in a task."""
+        """Begin to serve the request: on the fast path if possible, else at once without a task, else in a task."""
         known, call = self._known, self._call
         call.attend(self.leave)
         if self._begin_fast():
@@ -252,8 +252,8 @@ class ForwardedPost:
             asyncio.get_running_loop().call_soon(self._wait)  # after all steps that need no waiting
 
     def _begin_fast(self) -> bool:
-        """Send the call on the fast path, if its sender lets this replica decide by its own record of the session
-        (`epoch` -1). The call counts as sent to a server from the start. Return False if nothing was done."""
+        """Send the call on the fast path. Return False, and do nothing, if that is impossible, or the sender has read
+        the session's record (`epoch` is not -1). The call counts as sent to a server from the start."""
         repeated, facts, call = self._known.repeated, self._facts, self._call
         if repeated is None or facts.epoch != -1 or call.goes_on:
             return False
@@ -267,8 +267,8 @@ class ForwardedPost:
 
     async def started(self) -> None:
         """Record that the request is about to be sent to a server. If the sender was notified that the request waits,
-        first wait until the sender agrees. Raises `Refused`: 503, the sender has left, and may have forwarded the
-        request to another replica."""
+        first wait for its consent. Raises `Refused`: 503, the sender has left, and may have forwarded the request to
+        another replica."""
         self._has_started = True
         if self._is_waiting:
             self._is_waiting = False
@@ -292,7 +292,7 @@ class ForwardedPost:
     # -- on the fast path (`transports.inbound_port.AnsweringConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send the answer to the call in one frame. Return False if it is too large: then nothing was done."""
+        """Send the answer to the call in one frame. Return False, and do nothing, if it is too large."""
         if len(frame) > SMALL_BYTES:
             return False
         self._fast = None
@@ -300,12 +300,12 @@ class ForwardedPost:
         return True
 
     def stream_fast(self, *_: object) -> bool:
-        """Return False: streams are not sent on the fast path, but by the endpoint's app."""
+        """Return False: the endpoint's app sends event streams."""
         return False
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Continue a call without the fast path. `become` makes its answer from its request. `began`: the time of its
-        arrival (monotonic clock)."""
+        """Continue a call without the fast path. `become` makes its answer from its request. `began` is the monotonic
+        time of its arrival."""
         self._fast = None
         known, call = self._known, self._call
         try:
@@ -331,8 +331,7 @@ class ForwardedPost:
             post.answer.replies.when_ready(self._ready, post.quiet_at)
 
     def _ready(self, is_quiet: bool) -> None:
-        """Answer the call. Called when the first frame has come, when none has come for too long (`is_quiet`), or when
-        none will come."""
+        """Answer the call: the first frame has come, none has come for too long (`is_quiet`), or none will come."""
         if self._post is None:
             return  # a task serves the request by now
         if is_quiet:
@@ -362,7 +361,7 @@ class ForwardedPost:
     # -- the app of the endpoint, for all else
 
     def leave(self) -> None:
-        """Notify the endpoint that the sender has cancelled the call or is gone, as an ASGI disconnect."""
+        """Notify the endpoint, by an ASGI disconnect, that the sender has cancelled the call or is gone."""
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
         if not self._gone.done():
@@ -407,9 +406,9 @@ class ForwardedPost:
         return {"type": "http.disconnect"}
 
     async def _send(self, event: MutableMapping[str, Any]) -> None:
-        """Handle an ASGI event of the endpoint. Unless the response is an event stream, its head is kept until the body
-        comes: both may fit in one frame. If cancelled while a slow reader blocks, send `x`: the answer is incomplete.
-        """
+        """Handle an ASGI event of the endpoint. Keep the head of a response that is no event stream until the body
+        comes, because both may fit in one frame. If cancelled while a slow reader blocks, send `x`: the answer is
+        incomplete."""
         call = self._call
         if event["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in event["headers"]]
@@ -438,7 +437,7 @@ class ForwardedPost:
 
 
 def _whole(post: StartedPost) -> bytes | None:
-    """Return the frame for an answer that has come and is one small JSON message; None for any other answer."""
+    """Return the frame for an answer that is complete as one small JSON message; None for any other answer."""
     answer = post.answer
     frame = None if answer is None else answer.replies.first
     if answer is None or frame is None or not frame.final or not post.quiet_at or answer.is_doubtful:

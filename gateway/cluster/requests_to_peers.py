@@ -1,8 +1,8 @@
 """Send requests to peers (other replicas), relay the answers to clients, and decide if a peer that fails is dead.
 
-A request that was sent may have taken effect, unless the peer answers that it has not. Copies may be sent to the same
-peer, which executes only one of them. Copies are sent only for some seconds, because a peer remembers nonces for a
-limited time. If the request goes to another replica, it is marked as one that may have taken effect.
+A sent request may have taken effect, unless the peer answers that it has not. Copies may be sent to the same peer,
+which executes only one of them. Copies are sent only for some seconds, because a peer remembers nonces for a limited
+time. A request that goes to another replica is marked as one that may have taken effect.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class Channels:
         self._unproven = LogLimit()
 
     def ready(self, replica: str) -> PeerChannel | None:
-        """Return the open channel to a peer, if it has room for one more call and the peer sent a frame recently; else
+        """Return the open channel to a peer if it takes one more call and the peer has sent a frame recently; else
         None."""
         channel = self._channels.get(replica)
         return channel if channel is not None and channel.has_room and channel.is_heard else None
@@ -122,7 +122,7 @@ class Channels:
 
 
 class Copies:
-    """Send copies of one request to one peer. Each copy refers to the first that may have arrived, so that the peer
+    """Send copies of one request to one peer. Each copy names the first that may have arrived, so that the peer
     executes at most one."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Copies:
 
     @property
     def may_have_run(self) -> bool:
-        """Return True if a copy was sent that the peer may have executed, as far as its frames tell."""
+        """Return True if the peer may have executed a copy, as far as its frames tell."""
         return self._first is not None
 
     @property
@@ -148,7 +148,7 @@ class Copies:
 
     @property
     def is_late(self) -> bool:
-        """Return True if it is too late for another copy: the peer may have forgotten the first, and execute both."""
+        """Return True if it is too late for another copy: the peer may have forgotten the first and execute both."""
         first = self._first
         return first is not None and monotonic() - first.asked_at >= COPIES_S
 
@@ -179,7 +179,7 @@ class Copies:
 
 
 class _GreetingReply(RelayedReply):
-    """Take the answer to a greeting, which has neither a client nor a head."""
+    """Take the answer to a greeting, for which no client waits."""
 
     def __init__(self) -> None:
         super().__init__(_never, _nowhere)
@@ -197,7 +197,7 @@ async def _nowhere(_: Any) -> None:
 
 
 class PeerRequests:
-    """Send requests to peers, and return how each request has ended. Decides nothing about sessions."""
+    """Send requests to peers, and return how each request has ended, without a decision about its session."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes, log: RequestLog) -> None:
         self._cluster = cluster
@@ -207,8 +207,8 @@ class PeerRequests:
         self._looks = Tasks("looks at leases")
 
     def channel_to(self, route: Route) -> PeerChannel | None:
-        """Return an open channel to the session's owner, for a POST that shares its HTTP head with others; None if no
-        channel can be used. The owner's lease is not read: the owner itself checks that it owns the session."""
+        """Return an open channel to the session's owner, for a POST that shares its HTTP head with others; None if
+        there is none. The owner's lease is not read, because the owner itself checks that it owns the session."""
         memory = route.memory
         if memory is None or self._log.tracing is not None or len(memory.common) > MAX_DEFINITION_BYTES:
             return None
@@ -217,12 +217,12 @@ class PeerRequests:
     def send(
         self, channel: PeerChannel, route: Route, traceparent: str, body: bytes, correlation: str = ""
     ) -> PeerCall:
-        """Send a POST on the channel to the session's owner. `correlation` as in `Envelopes.facts`."""
+        """Send a POST on the channel to the session's owner. For `correlation`, see `Envelopes.facts`."""
         assert route.memory is not None
         return channel.ask(route.memory, self._envelopes.facts(route, traceparent, None, correlation), body)
 
     def answer_to(self, call: PeerCall, route: Route) -> ForwardedAnswer:
-        """Return the pending answer of the session's owner to a POST that was sent."""
+        """Return the pending answer of the session's owner to the sent POST `call`."""
         return ForwardedAnswer(call, route, self.answered)
 
     def answered(self, route: Route) -> None:
@@ -281,7 +281,8 @@ class PeerRequests:
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | Outcome:
         """Send a copy of the request, and return its call. If the peer is silent since `since`, read its lease
-        meanwhile: if the lease proves it dead or cut off, return that outcome instead. Raises as `Copies.send`."""
+        meanwhile. If the lease proves the peer dead or cut off, return that outcome instead. Raises as
+        `Copies.send`."""
         if since is None:
             return await copies.send()
         sending = asyncio.ensure_future(copies.send())
@@ -297,11 +298,12 @@ class PeerRequests:
     async def _before_next(
         self, peer: Peer, since: float, failure: PeerTimedOut | PeerConnectionLost
     ) -> Outcome | None:
-        """Wait before the next try to reach a peer, and return None. If there must be no other try, return the outcome.
+        """Wait before the next try to reach a peer, and return None; or return the outcome if there must be no other
+        try.
 
-        `since`: the time of the first failed try (monotonic clock). `failure`: how the last try ended. Raises
-        `Refused`: 503, the peer may run, and has other keys. Two such replicas would claim sessions from each other
-        again and again, and each claim loses the session's processes.
+        `since` is the monotonic time of the first failed try, and `failure` the end of the last. Raises `Refused`: 503,
+        the peer may run, and has other keys. Two such replicas would claim sessions from each other again and again,
+        and each claim ends the session's processes.
         """
         is_lost = not isinstance(failure, PeerTimedOut)
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
@@ -312,8 +314,8 @@ class PeerRequests:
         return outcome
 
     async def _watched(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome | None:
-        """Relay the answer until it ends or the client disconnects. Return None if the connection to the peer was lost
-        first."""
+        """Relay the answer until it ends or the client disconnects, and return the outcome. Return None if the
+        connection to the peer was lost before."""
         watch = ClientWatch(reply.receive, call.close)
         try:
             return await self._relay(call, peer, copies, reply)
@@ -352,8 +354,8 @@ class PeerRequests:
     # -- what a failure means for the peer
 
     async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> Outcome | None:
-        """Return the outcome for a peer that was silent for `silent_s`, or closes connections (`is_lost`); None to keep
-        waiting. Raises `Refused`: 503, the peer's state is unknown, and the client has waited long enough."""
+        """Return the outcome for a peer that was silent for `silent_s` seconds, or closes connections (`is_lost`); None
+        to keep waiting. Raises `Refused`: 503, the peer's state is unknown, and the client has waited long enough."""
         return self._judged(await self._look(peer, 0.0 if is_lost else silent_s), silent_s)
 
     def _judged(self, lease: Lease, silent_s: float) -> Outcome | None:
@@ -363,7 +365,7 @@ class PeerRequests:
         return outcome
 
     async def _look(self, peer: Peer, silent_s: float) -> Lease:
-        """Read the state of the lease of a peer that was silent for `silent_s` seconds. Concurrent requests share one
+        """Return the state of the lease of a peer that was silent for `silent_s` seconds. Concurrent requests share one
         read of the store."""
         silent_since, own = monotonic() - silent_s, self._cluster.lease
         try:
@@ -380,8 +382,8 @@ class PeerRequests:
         return Lease.VALID
 
     async def _age_of(self, replica: str) -> tuple[float, float | None]:
-        """Return the time when the store was asked (monotonic clock), and the lease's age in seconds; None instead of
-        the age if the lease has expired."""
+        """Return the monotonic time when the store was asked, and the age of the lease in seconds; None if it has
+        expired."""
         return monotonic(), await self._cluster.lease_age(replica)
 
     async def _after_loss(self, peer: Peer) -> Outcome:
@@ -404,7 +406,7 @@ class PeerRequests:
         raise unreachable()
 
     async def hold(self, peers: Mapping[str, str]) -> bool:
-        """Ask replicas (addresses by name) to claim no session of this one for a while. Return True if all agreed."""
+        """Ask replicas (addresses by name) to claim no session of this one for a while. Return True if all agree."""
         agreed = False
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost, TimeoutError):
             async with asyncio.timeout(_HOLD_WITHIN_S):
@@ -413,8 +415,8 @@ class PeerRequests:
         return agreed
 
     async def has_claimed(self, peer: Peer, session_id: str) -> bool | None:
-        """Have a replica claim a session, unless it reaches the session's owner. Return False if it does; None if the
-        replica may claim none, or is not reached. One that is not reached may claim the session nevertheless."""
+        """Ask a replica to claim a session, and return True if it has. Return False if it reaches the session's owner;
+        None if it may claim none, or was not reached: then it may claim the session nevertheless."""
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost):
             kind, payload = await self._answer(peer, CLAIM, session_id)
             if kind == b"h":
@@ -424,7 +426,7 @@ class PeerRequests:
         return None
 
     async def look_for(self, session: Session, address: str) -> Outcome:
-        """Greet a session's owner, and return how that ended: as a request in this session would. Raises as `ask`."""
+        """Greet a session's owner. Return the outcome that a request in this session would have. Raises as `ask`."""
         peer, greeting = Peer(session.owner, address), SharedFacts(path=GREETING, session="")
         request = ForwardedRequest(Route(session, session.principal, None), greeting, b"")
         return await self._ask(peer, Copies(peer, request, [], self._envelopes, self._channels), _GreetingReply())
