@@ -7,7 +7,7 @@ names, and names of other programs.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -20,20 +20,6 @@ from gateway.config.hosts.placeholders import Place
 from gateway.config.limits import SUSPENDED_S
 from gateway.config.sandbox import profile_table, sandbox_table
 from gateway.config.secrets import UnusableSecret, secret_in
-
-__all__ = [
-    "GONE",
-    "OTHER_NAMES",
-    "ConfigurationError",
-    "Gathered",
-    "Origins",
-    "explained",
-    "fault_lines",
-    "gathered",
-    "models_in",
-    "unknown_variables",
-    "variables",
-]
 
 PREFIX: Final = "MCP_GATEWAY_"
 GONE: Final[Mapping[str, str]] = {
@@ -100,8 +86,8 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
 
 def _paths(model: type[BaseModel]) -> Iterator[str]:
     """Yield the names of variables for the nested settings of `model`, without the prefix."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
+    for name, setting in model.model_fields.items():
+        kind = setting.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from (f"{name}__{below}" for below in (*kind.model_fields, *_paths(kind)))
 
@@ -116,10 +102,10 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
     for variable in sorted(os.environ, key=str.upper):  # an object comes before its fields, which win
         text, name = os.environ[variable], variable.upper()
         first, *below = name.removeprefix(PREFIX).lower().split("__")
-        field = model.model_fields.get(first)
-        if field is None or not text or not name.startswith(PREFIX):
+        setting = model.model_fields.get(first)
+        if setting is None or not text or not name.startswith(PREFIX):
             continue
-        if below and not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        if below and not (isinstance(setting.annotation, type) and issubclass(setting.annotation, BaseModel)):
             continue
         if _is_in_text(given, [first, *below]):
             continue  # validation refuses what is no object
@@ -144,47 +130,36 @@ _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-
 """Options on the command line whose names differ from their settings."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Origins:
-    """The places that give settings of `gateway` (file, environment, command line), and the settings that each
-    gives."""
+    """The places that give settings of `gateway`: `file` (its path; empty if none was read), environment and command
+    line, and the settings that each gives. `servers` has the path of each server's entry in the file, if that is not
+    `mcpServers.NAME`. `document` is the file as it was read: no variable has its value in it."""
 
-    def __init__(
-        self,
-        file: str,
-        in_file: Any,
-        environment: Mapping[str, Any],
-        overrides: Mapping[str, Any],
-        servers: Mapping[str, str] | None = None,
-        document: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._file = file
-        self.document = document or {}
-        """The file as it was read: no variable has its value in it."""
-        self._places = (in_file, environment, overrides)
-        self._servers = servers or {}
+    file: str
+    in_file: Any
+    environment: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    servers: Mapping[str, str] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict)
 
     def in_words(self, loc: tuple[int | str, ...]) -> str:
         """Return the path in the file of a setting that validation calls `loc`. Hosts have their servers under
         different keys."""
-        if loc[:1] == ("mcpServers",) and loc[1:2] and loc[1] in self._servers:
-            return ".".join((self._servers[str(loc[1])], *map(str, loc[2:])))
+        if loc[:1] == ("mcpServers",) and loc[1:2] and loc[1] in self.servers:
+            return ".".join((self.servers[str(loc[1])], *map(str, loc[2:])))
         return ".".join(map(str, loc))
 
     def of(self, setting: str) -> str:
         """Return in words all places that give a setting or a part of it."""
         return " and ".join(self.places_of(setting))
 
-    @property
-    def file(self) -> str:
-        """Return the path of the file; empty if none was read."""
-        return self._file
-
     def places_of(self, setting: str) -> tuple[str, ...]:
         """Return the places that give a setting or a part of it; the one that wins is the last."""
         variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
         option = f"--{_OPTIONS.get(setting, setting)} on the command line"
-        named = (self._file, variable, option)
-        return tuple(name for name, given in zip(named, self._places, strict=True) if _has(given, setting))
+        named = ((self.file, self.in_file), (variable, self.environment), (option, self.overrides))
+        return tuple(name for name, given in named if _has(given, setting))
 
     def of_fault(self, loc: tuple[int | str, ...]) -> str:
         """Return the place at which to correct a fault that validation found at `loc`. If only defaults are involved,
@@ -194,7 +169,7 @@ class Origins:
             found = self.places_of(".".join(names[:end]))
             if found:
                 return found[-1]
-        return self._file
+        return self.file
 
 
 def _has(given: Any, setting: str) -> bool:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gateway.config.load import ConfigurationError, explained, gathered
+from gateway.config.configuration_errors import ConfigurationError
+from gateway.config.load import explained, gathered
 from gateway.config.secrets import given_keys
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings

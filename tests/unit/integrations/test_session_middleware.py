@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway import SessionMiddleware
-from gateway.config.load import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sessions import SessionSettings
 from gateway.integrations import app_session_store
 from gateway.integrations.app_session import AppSession, SessionNotLoaded
