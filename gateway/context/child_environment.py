@@ -1,8 +1,8 @@
 """Build the environment variables of one server's child processes, from the session, the rules, and secrets."""
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Any
 
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR, EnvironmentValue
 from gateway.context.principal_secrets import PrincipalSecrets, is_template, with_paths
@@ -15,6 +15,7 @@ from transports.upstream.stdio import inherited
 from transports.upstream_port import UpstreamUnavailable
 
 
+@dataclass(eq=False, repr=False)
 class ChildEnvironment:
     """Build the environment of one server's child processes.
 
@@ -22,26 +23,18 @@ class ChildEnvironment:
     Values of `env` without a secret are not added here: the transport sets them for all children.
     """
 
-    def __init__(
-        self,
-        server: str,
-        names: Mapping[str, EnvironmentValue],
-        own: Mapping[str, str],
-        *,
-        facts: SessionFacts,
-        rules: ContextRules,
-        secrets: PrincipalSecrets,
-        folders: SessionFolders,
-    ) -> None:
-        self._server = server
-        self._names = names
-        self._own = own
-        self._facts = facts
-        self._rules = rules
-        self._secrets = secrets
-        self._folders = folders
-        self._has_folder = any(value.field == TEMP_DIR for value in names.values())
-        self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
+    server: str
+    names: Mapping[str, EnvironmentValue]
+    own: Mapping[str, str]
+    _: KW_ONLY
+    facts: SessionFacts
+    rules: ContextRules
+    secrets: PrincipalSecrets
+    folders: SessionFolders
+
+    def __post_init__(self) -> None:
+        self._has_folder = any(value.field == TEMP_DIR for value in self.names.values())
+        self._of_request = frozenset(name for name, value in self.names.items() if value.field == CORRELATION_ID)
 
     async def of(
         self,
@@ -60,34 +53,30 @@ class ChildEnvironment:
         more = {CORRELATION_ID: correlation}
         if self._has_folder:
             try:
-                more[TEMP_DIR] = str(self._folders.path(session.id))
+                more[TEMP_DIR] = str(self.folders.path(session.id))
             except OSError as error:
                 raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
-        variables = self._facts.environment(session, self._names, more)
+        variables = self.facts.environment(session, self.names, more)
         configured = {
             name: value
             for name, (value, where) in self._configured(session).items()
-            if where != own_setting(self._server) or is_template(value)
+            if where != own_setting(self.server) or is_template(value)
         }
-        return variables | await self._secrets.fill(with_paths(configured, files), session.principal, token)
+        return variables | await self.secrets.fill(with_paths(configured, files), session.principal, token)
 
     def without_session(self) -> dict[str, str]:
         """Return the variables of a child that is started for no session. They are empty or have their default, so that
         a program that reads them starts. Variables that each child has anyway are left out: they stay what they are."""
         always = {*inherited(), "HOME", "TMPDIR"}
-        return {name: value.default for name, value in self._names.items() if value.default or name not in always}
+        return {name: value.default for name, value in self.names.items() if value.default or name not in always}
 
     def overriding(self, session: Session) -> frozenset[str]:
         """Return the variables of the server's own `env` whose values other settings replace for the session."""
-        configured, own = self._configured(session), own_setting(self._server)
-        return frozenset(name for name in self._own if configured[name][1] != own)
+        configured, own = self._configured(session), own_setting(self.server)
+        return frozenset(name for name in self.own if configured[name][1] != own)
 
     def _configured(self, session: Session) -> Mapping[str, tuple[str, str]]:
-        return self._rules.variables(session.principal, session.context, self._server, self._own)
-
-    def facts(self, session: Session, correlation: str) -> dict[str, Any]:
-        """Return the facts of a session that a child process gets as JSON, and reads with `current_session`."""
-        return self._facts.all_of(session, correlation)
+        return self.rules.variables(session.principal, session.context, self.server, self.own)
 
     def comparable(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables without the correlation id, so that two processes' environments can be compared."""

@@ -184,7 +184,7 @@ class SessionResources:
         self, session: Session, env: Mapping[str, str], correlation: str, files: SecretFiles | None = None
     ) -> LinkResources:
         sandbox = self.sandboxed.sandbox(session.context.trust)
-        facts = self.environment.facts(session, correlation)
+        facts = self.environment.facts.all_of(session, correlation)
         resources = await self.grants.for_child(session, facts, env, sandbox.launcher, self.settings.env, files)
         given = msgspec.structs.replace(resources.given, overriding=self.environment.overriding(session))
         return await self.sandboxed.of_session(replace(resources, given=given), session.id, sandbox)

@@ -7,6 +7,7 @@ conversation that has received it, until the server notifies of a change. Policy
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from typing import Any, Final
 
@@ -28,38 +29,31 @@ notifications."""
 _HELD_BYTES: Final = 16 << 20
 
 
+@dataclass(eq=False, repr=False)
 class ServerLists:
     """Request and cache the lists of one server.
 
     `timeout_s`: how long the server may take to send a list. `probed` returns the tools that the server listed to the
-    probe, which are valid for a conversation until it has received a list itself. `listed` is called with each list of
-    tools, and `outdated` when the probed tools are not valid any more. `results` caches the server's fresh results: a
+    probe, which are valid for a conversation until it has received a list itself. `on_listed` is called with each list
+    of tools, `on_outdated` when the probed tools are not valid any more. `results` caches the server's fresh results: a
     list found there is not requested. `has_lock`: there is a lock, which needs the digests of prompts and templates,
     and lists of the conversation itself.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        timeout_s: float,
-        probed: Callable[[], Tools | None],
-        results: ResultCache,
-        listed: Callable[[Tools], None] = lambda _: None,
-        outdated: Callable[[], None] = lambda: None,
-        has_lock: bool = False,
-    ) -> None:
-        self._has_lock = has_lock
-        self.results = results
-        self._name = name
-        self._timeout_s = timeout_s
-        self._probed = probed
-        self._listed = listed
-        self._on_outdated = outdated
+    name: str
+    _: KW_ONLY
+    timeout_s: float
+    probed: Callable[[], Tools | None]
+    results: ResultCache
+    on_listed: Callable[[Tools], None] = lambda _: None
+    on_outdated: Callable[[], None] = lambda: None
+    has_lock: bool = False
+
+    def __post_init__(self) -> None:
         self._outdated: Tools | None = None
         # Conversations that receive the same list share one object.
         self._same: LRUCache[bytes, Listed] = LRUCache(_HELD_BYTES, getsizeof=lambda found: 1_024 + found.size)
-        self._tasks = Tasks(f"lists of {name}")
+        self._tasks = Tasks(f"lists of {self.name}")
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
         """Return the list `method` without a request to the server; None if it is not known."""
@@ -67,9 +61,9 @@ class ServerLists:
         if lists is not None and method in lists.known:
             return lists.known[method]
         # What another process lists says nothing of what this one would do, so a lock is compared with its own list.
-        if self._has_lock or method != "tools/list" or (lists is not None and method in lists.changed):
+        if self.has_lock or method != "tools/list" or (lists is not None and method in lists.changed):
             return None
-        probed = self._probed()
+        probed = self.probed()
         return None if probed is self._outdated else probed
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
@@ -84,7 +78,7 @@ class ServerLists:
         is_old = monotonic() - lists.asked_at.get(method, float("-inf")) >= AGAIN_S
         if found is not None and (name in found or not name or not is_old):
             return found
-        if found is None and not self._has_lock and METHODS[method].kind not in lists.announced:
+        if found is None and not self.has_lock and METHODS[method].kind not in lists.announced:
             kept = cached_items(method, self.results)
             if kept is not None:
                 found = self._shared_list(method, kept)
@@ -99,19 +93,19 @@ class ServerLists:
         try:
             return await self._tasks.share((lists, method), lambda: self._ask(method, conversation, lists))
         except TasksClosed:
-            raise UpstreamUnavailable(f"server {self._name!r} is not asked any more: the gateway stops") from None
+            raise UpstreamUnavailable(f"server {self.name!r} is not asked any more: the gateway stops") from None
 
     async def _ask(self, method: str, conversation: Conversation, lists: Lists) -> Listed:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 await conversation.ready()
                 lists.ask(method)
                 items, missing = await read_list(method, conversation, self.results)
         except TimeoutError:
-            waited = f"did not start and answer {method} within {self._timeout_s:g} s"
-            raise UpstreamUnavailable(f"server {self._name!r} {waited}") from None
+            waited = f"did not start and answer {method} within {self.timeout_s:g} s"
+            raise UpstreamUnavailable(f"server {self.name!r} {waited}") from None
         if missing and missing != TOO_LONG:  # nothing is decided by an empty list that is a fault
-            raise UpstreamUnavailable(f"server {self._name!r}: {method}: {missing}")
+            raise UpstreamUnavailable(f"server {self.name!r}: {method}: {missing}")
         found = self._shared_list(method, items)
         lists.asked_at[method] = monotonic()
         if method not in lists.changed:
@@ -121,7 +115,7 @@ class ServerLists:
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
         """Add the items of a list page, which a client has requested and the server has sent, to the known list."""
         items = listed_items(method, page)
-        if self._has_lock and method == "tools/list":
+        if self.has_lock and method == "tools/list":
             self._compare(items)
         if conversation is None:
             return
@@ -143,12 +137,12 @@ class ServerLists:
 
     def _compare(self, items: Iterable[dict[str, Any]]) -> None:
         """Stop using the probed tools if one has changed since. Conversations then request the list themselves."""
-        probed = self._probed()
+        probed = self.probed()
         if probed is None or probed is self._outdated:
             return
         if not probed.are_same([tool for tool in items if tool["name"] in probed]):
             self._outdated = probed
-            self._on_outdated()
+            self.on_outdated()
 
     def _passed(self, method: str, conversation: Conversation, items: list[dict[str, Any]]) -> None:
         key, passed = METHODS[method].item_key, conversation.lists.passed
@@ -171,11 +165,11 @@ class ServerLists:
         if method != "tools/list":
             return self._shared(method, self._names(method, with_files(method, [*items])))
         found = Tools(items)
-        self._listed(found)
+        self.on_listed(found)
         return self._shared(method, found)
 
     def _names(self, method: str, items: list[dict[str, Any]]) -> Names:
-        has_digests = self._has_lock and method in LOCKED_LISTS
+        has_digests = self.has_lock and method in LOCKED_LISTS
         return Names.of(items, METHODS[method].item_key, has_digests=has_digests)
 
     def _shared(self, method: str, found: Listed) -> Listed:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from time import monotonic
 from typing import Any, Final
@@ -66,6 +67,7 @@ _SHOWN_CHARS: Final = 8
 Headers = dict[str, str]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class HttpUpstream:
     """Open links to one URL. `headers` are the operator's, for every request. `repeatable` are the methods that may be
     sent again if the server closes the connection without an answer. `gateway` is the name of this gateway in `Via`;
@@ -77,28 +79,20 @@ class HttpUpstream:
     sessions. With a session key of such a gateway in `headers`, the session outlives the link.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        url: str,
-        headers: Mapping[str, str],
-        max_event_bytes: int,
-        gateway: str = "",
-        repeatable: frozenset[str] = frozenset(),
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        advice: str = "",
-    ) -> None:
-        self.name = name
-        self.advice = advice
-        self.pause = pause
-        self.url = url
-        self.headers = {name: value for name, value in headers.items() if (name.lower(), value) != _ASKS_FOR_SESSION}
-        self.keeps_session = len(self.headers) < len(headers)
-        self.ends_session = _KEY not in map(str.lower, headers)
-        self.gateway = gateway
-        self.max_event_bytes = max_event_bytes
-        self.repeatable = repeatable
+    name: str
+    url: str
+    headers: Mapping[str, str]
+    max_event_bytes: int
+    gateway: str = ""
+    repeatable: frozenset[str] = frozenset()
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        given = self.headers
+        self.headers = {name: value for name, value in given.items() if (name.lower(), value) != _ASKS_FOR_SESSION}
+        self.keeps_session = len(self.headers) < len(given)
+        self.ends_session = _KEY not in map(str.lower, given)
         self.budget = LineBudget()
         self._client: httpx2.AsyncClient | None = None
         self._is_redirect_logged = False

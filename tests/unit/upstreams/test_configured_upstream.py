@@ -47,7 +47,8 @@ pytestmark = pytest.mark.anyio
 
 def upstream(name: str) -> ConfiguredUpstream:
     anything: Any = SimpleNamespace(results=ResultCache(0))
-    parts: Any = SimpleNamespace(name=name, permits=None, start_times_s=(), starts={}, restarts={})
+    links = {"quotes": "own", "is_gateway": False, "permits": None, "start_times_s": (), "starts": {}, "restarts": {}}
+    parts: Any = SimpleNamespace(name=name, **links)
     names = ("start", "facts", "discovery", "era_for", "answered", "learn", "log_first_answer")
     probe: Any = SimpleNamespace(**dict.fromkeys(names))
     probe.era_now = lambda _: LEGACY
@@ -422,7 +423,10 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
         "assertions": None,
         "credentials": None,
         "environment": SimpleNamespace(
-            of=returning(environment), facts=lambda *_: {}, comparable=dict, overriding=lambda _: frozenset()
+            of=returning(environment),
+            facts=SimpleNamespace(all_of=lambda *_: {}),
+            comparable=dict,
+            overriding=lambda _: frozenset(),
         ),
         "quotas": SimpleNamespace(process=returning(lambda: None)),
         "take_prestarted": lambda _: prestarted,

@@ -104,7 +104,9 @@ async def test_the_file_of_a_process_gets_no_token_of_other_rights_or_of_a_later
     parts: Any = dict.fromkeys(("assertions",)) | {
         "grants": SimpleNamespace(folders=folders, for_child=for_child),
         "credentials": SimpleNamespace(sources=lambda _: [*source], current=current),
-        "environment": SimpleNamespace(of=of, facts=lambda *_: {}, overriding=lambda _: frozenset()),
+        "environment": SimpleNamespace(
+            of=of, facts=SimpleNamespace(all_of=lambda *_: {}), overriding=lambda _: frozenset()
+        ),
         "quotas": SimpleNamespace(process=returning(lambda: None)),
         "take_prestarted": lambda _: None,
     }
@@ -161,7 +163,9 @@ async def test_a_process_gets_no_file_for_a_variable_that_a_rule_replaces(folder
         "assertions": None,
         "grants": SimpleNamespace(folders=folders, for_child=for_child),
         "credentials": SimpleNamespace(sources=lambda values: [None] * len(values), current=current),
-        "environment": SimpleNamespace(of=of, facts=lambda *_: {}, overriding=lambda _: frozenset(replaced)),
+        "environment": SimpleNamespace(
+            of=of, facts=SimpleNamespace(all_of=lambda *_: {}), overriding=lambda _: frozenset(replaced)
+        ),
         "quotas": SimpleNamespace(process=returning(lambda: None)),
         "take_prestarted": lambda _: None,
     }
