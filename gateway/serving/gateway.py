@@ -69,7 +69,6 @@ class Gateway:
         self.assertions = served.assertions
         self.carriers = resolution.carriers
         self.resolver = resolution.resolver
-        self.endpoints = parts.http.endpoints
         self.served = parts.http.served
         self.operator_routes = parts.operating.routes
         self.consent_routes = parts.consent.routes
@@ -85,11 +84,6 @@ class Gateway:
     def paths(self) -> tuple[str, ...]:
         """Return the paths of all endpoints and probes."""
         return (*self.served, HEALTH, READY)
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether the gateway serves requests."""
-        return self.state.is_running
 
     @property
     def is_draining(self) -> bool:
