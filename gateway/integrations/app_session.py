@@ -230,29 +230,26 @@ class AppSession(ToolSession):
 
     # -- operations
 
-    async def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> T:
+    def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> Coroutine[Any, Any, T]:
         """Call `operation` with the session's id and `arguments`, and return its result. Without a session, return
         `default`."""
-        self.is_used = True
-        while session_id := self.known_id or self._known() or await self._found():
-            try:
-                result = await operation(session_id, *arguments)
-            except SessionGone:
-                self._lost(session_id)
-            except StoreError:
-                self.has_failed = True
-                raise
-            else:
-                self._is_checked = True
-                return result
-        return default
+        return self._called(operation, arguments, default, opens=False)
 
-    async def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> Coroutine[Any, Any, T]:
         """Call `operation` with the session's id and `arguments`, and return its result. Open a session if there is
         none."""
+        return self._called(operation, arguments, None, opens=True)
+
+    async def _called(
+        self, operation: Callable[..., Awaitable[T]], arguments: tuple[Any, ...], default: Any, *, opens: bool
+    ) -> T:
         self.is_used = True
         while True:
-            session_id = self.known_id or self._known() or await self._found() or await self._opened()
+            session_id = self.known_id or self._known() or await self._found()
+            if not session_id:
+                if not opens:
+                    return default  # type: ignore[no-any-return]  # that of `read`
+                session_id = await self._opened()
             try:
                 result = await operation(session_id, *arguments)
             except SessionGone:

@@ -258,7 +258,7 @@ class Http:
         base, parts, intake, endpoints = self._base, self.tasks, self.intake, servers.endpoints
         options, handles = base.settings.gateway, parts.handles
         relayed = RelayedTasks(handles, intake, endpoints, result_meta=options.result_meta)
-        sessions.closed.add(relayed.known.forget)
+        sessions.closed.append(relayed.known.forget)
         requested = RequestedTasks(
             settings=options.tasks,
             maker=parts.maker,

@@ -92,7 +92,7 @@ class Servers:
         self.upstreams += [self._factory({}).of_object(name, server) for name, server in objects.items()]
         self.former = FormerServers(base.live)
         self.late = LateServers(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
-        sessions.closed.add(self._forget)
+        sessions.closed.append(self._forget)
         unapproved = UnapprovedItems(self.policy, base.audit, base.metrics.counters["lock_refusals"])
         self.tool_calls = ToolCalls(self.policy, base.audit, Schemas(), options.policy, base.facts, unapproved)
         changed = ChangedTools(

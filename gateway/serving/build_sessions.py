@@ -10,7 +10,7 @@ from gateway.context.client_announcements import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION
-from gateway.serving.foundation import Foundation, Listeners
+from gateway.serving.foundation import Foundation, notify
 from gateway.sessions.client_chosen_keys import session_key
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import RecordLimits, SessionRecords
@@ -34,8 +34,8 @@ class SessionParts:
         )
         self.record_limits = RecordLimits(refusals=base.metrics.limited)
         self.records = SessionRecords(store, self.record_limits, base.activity.timelines.add)
-        self.closed: Listeners[LiveSession] = Listeners()
-        """The event that this replica closed a live session."""
+        self.closed: list[Callable[[LiveSession], object]] = []
+        """What is called with a live session that this replica has closed."""
         self.lifecycle = SessionLifecycle(
             store=store,
             tasks=base.backend.tasks,
@@ -44,9 +44,9 @@ class SessionParts:
             live=base.live,
             quotas=base.quotas,
             cluster=base.cluster,
-            on_close=self.closed.notify,
+            on_close=functools.partial(notify, self.closed),
         )
-        base.taken_over.add(self.lifecycle.taken_over)
+        base.taken_over.append(self.lifecycle.taken_over)
         self.tools = functools.partial(
             tool_session,
             sessions=store,

@@ -1,8 +1,9 @@
 """Build the parts of a gateway process that all others need: store, keys, logs, metrics, limits, and its state."""
 
 import secrets
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
 
 from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.event_log import EventWriter
@@ -32,22 +33,10 @@ from transports.via_header import gateway_name
 T = TypeVar("T")
 
 
-class Listeners(Generic[T]):
-    """An event of one part for other parts, which may be built later. Its listeners are called in the order of
-    `add`."""
-
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[T], object]] = []
-
-    def add(self, listener: Callable[[T], object]) -> None:
-        """Add a listener for all later events."""
-        self._listeners.append(listener)
-
-    def notify(self, what: T) -> None:
-        """Call all listeners with `what`. If a listener raises an exception, raise it, and do not call the later
-        ones."""
-        for listener in self._listeners:
-            listener(what)
+def notify(listeners: Iterable[Callable[[T], object]], what: T) -> None:
+    """Call all listeners with `what`, in their order. If one raises an exception, raise it, and call no later ones."""
+    for listener in listeners:
+        listener(what)
 
 
 class Foundation:
@@ -74,12 +63,12 @@ class Foundation:
         self.clock = clock
         self.backend = store
         self.metrics = Metrics()
-        self.taken_over: Listeners[str] = Listeners()
-        """The event that another replica took over a session. Listeners get its id."""
+        self.taken_over: list[Callable[[str], object]] = []
+        """What is called with the id of a session that another replica took over."""
         self.cluster: Cluster | None = None
         if store.is_shared:
-            claims, notify = self.metrics.counters["claims"], self.taken_over.notify
-            self.cluster = Cluster(store.directory, store.sessions, store.bus, taken_over=notify, claims=claims)
+            claims, lost = self.metrics.counters["claims"], partial(notify, self.taken_over)
+            self.cluster = Cluster(store.directory, store.sessions, store.bus, taken_over=lost, claims=claims)
             self.cluster.configuration.use(digest(settings))
         replica = "" if self.cluster is None else self.cluster.replica
         self.name = replica or secrets.token_hex(6)

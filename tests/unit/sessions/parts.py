@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.build_http import Resolution
 from gateway.serving.build_sessions import SessionParts
-from gateway.serving.foundation import Listeners
+from gateway.serving.foundation import notify
 from gateway.sessions.session_aliases import Aliases
 from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.prestart import PrestartedProcesses
@@ -103,9 +104,9 @@ class Parts:
         self.closed: list[LiveSession] = []
         self.live = LiveSessions(self.backend.events)
         self.audit = Audit(self.backend.audit, self.clock)
-        taken_over: Listeners[str] = Listeners()
+        taken_over: list[Callable[[str], object]] = []
         shared = (self.backend.directory, self.store, self.backend.bus)
-        self.cluster = Cluster(*shared, taken_over=taken_over.notify) if clustered else None
+        self.cluster = Cluster(*shared, taken_over=partial(notify, taken_over)) if clustered else None
         policy = policy or PolicySettings()
         quotas = PrincipalQuotas(
             policy,
@@ -134,7 +135,7 @@ class Parts:
             prestarted=PrestartedProcesses(),
         )
         sessions = SessionParts(base)
-        sessions.closed.add(self.closed.append)
+        sessions.closed.append(self.closed.append)
         resolution = Resolution(base, sessions, served)
         self.lifecycle, self.attacher, self.records = sessions.lifecycle, sessions.attacher, sessions.records
         self.resolver, self.initializer = resolution.resolver, resolution.initializer
