@@ -170,12 +170,6 @@ class PrometheusExporter:
         yield _gauge("replicas", "Live replicas on the store", self._replicas)
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return the upper bounds of a histogram, each with the count of all values up to it."""
-    ends = (*map(repr, histogram.bounds), "+Inf")
-    return [*zip(ends, accumulate(histogram.counts), strict=True)]
-
-
 def _gauge(name: str, text: str, value: float | Iterable[Row], *labels: str) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"mcp_gateway_{name}", text, labels=labels)
     for values, number in [((), value)] if isinstance(value, int | float) else value:
@@ -195,5 +189,6 @@ def _histogram(
 ) -> HistogramMetricFamily:
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, one in rows:
-        family.add_metric(values, _buckets(one), one.total)
+        ends = (*map(repr, one.bounds), "+Inf")  # each with the count of all values up to it
+        family.add_metric(values, [*zip(ends, accumulate(one.counts), strict=True)], one.total)
     return family

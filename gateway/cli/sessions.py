@@ -83,10 +83,6 @@ class Listing:
         """Return True if the list starts with the first session and has no filter."""
         return not self.query and not self.after and self.only == "all"
 
-    def session_query(self, which: SessionFilter | None) -> SessionQuery:
-        """Return the query for these options and the filter. Raises `OperatorError` if a value is invalid."""
-        return SessionQuery(**asdict(self), which=which)
-
 
 def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
     """Return the fields of a session by name. For a store without a gateway, leave out those that only gateways
@@ -99,7 +95,7 @@ def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, An
 @asks(Target)
 async def list_sessions(operators: Operators, listing: Listing, which: Which, in_json: JsonOption = False) -> None:
     """List live sessions that have every given value, with totals of all of them."""
-    page = await operators.sessions(listing.session_query(which.session_filter()))
+    page = await operators.sessions(SessionQuery(**asdict(listing), which=which.session_filter()))
     if in_json:
         without = () if operators.sees_calls else ("state_keys",)
         rows = [_facts(operators, row, *without) for row in page.sessions]

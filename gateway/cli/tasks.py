@@ -36,16 +36,13 @@ class TaskListing:
     query: Annotated[str, typer.Option("--find", help="Text to find in id, session, principal, server, tool …")] = ""
     status: Annotated[str, typer.Option(help=f"One of {', '.join(TASK_STATUSES)}.")] = ""
 
-    def task_query(self) -> TaskQuery:
-        """Return the query for these options. Raises `OperatorError` if the status is unknown."""
-        return TaskQuery(**asdict(self) | {"status": self.status.replace(" ", "_")})  # as `list` prints it
-
 
 @app.command("list")
 @asks(Target)
 async def list_tasks(operators: Operators, listing: TaskListing, in_json: JsonOption = False) -> None:
     """List tasks, newest first. Tasks that are over are listed until they expire."""
-    page = await operators.tasks(listing.task_query())
+    status = listing.status.replace(" ", "_")  # as `list` prints it
+    page = await operators.tasks(TaskQuery(**asdict(listing) | {"status": status}))
     if in_json:
         typer.echo(as_json({"tasks": msgspec.to_builtins(page.tasks), "after": page.after or None}))
         return

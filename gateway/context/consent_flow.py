@@ -43,6 +43,7 @@ the secret follows: an authorization server that leads people on to that of anot
 §4.4.2.2)."""
 _GRANTS: Final = ["authorization_code", "refresh_token"]
 _REGISTERED_S: Final = 90 * 86_400.0
+_KEPT: Final = {"issuer", "authorization_endpoint", "token_endpoint", "authorization_response_iss_parameter_supported"}
 
 
 class ConsentFailed(Exception):
@@ -130,7 +131,7 @@ class ConsentFlow:
             grant=grant,
             browser=_digest(browser),
             verifier=pkce.code_verifier,
-            metadata=_trimmed(metadata),
+            metadata=metadata.model_dump_json(include=_KEPT, exclude_none=True),
             redirect_uri=redirect_uri,
         )
         name = _state_name(state)
@@ -329,11 +330,6 @@ def _current(grant: Grant, settings_of: Callable[[str, Principal], ConsentSettin
     if settings is None or grant_name(grant.secret, settings, grant.principal) != grant.name:
         raise ConsentFailed("the gateway's configuration has changed meanwhile")
     return settings
-
-
-def _trimmed(metadata: OAuthMetadata) -> str:
-    kept = {"issuer", "authorization_endpoint", "token_endpoint", "authorization_response_iss_parameter_supported"}
-    return metadata.model_dump_json(include=kept, exclude_none=True)
 
 
 def _digest(text: str) -> str:
