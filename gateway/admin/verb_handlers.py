@@ -90,13 +90,14 @@ class Operations:
         self._record = record
         self._clock = clock
         self._list = SessionList(backend, replicas, clock)
-        self.sessions = self._list.page
         self._tasks = TaskList(backend.tasks, clock)
-        self.tasks = self._tasks.page
-        self.task = self._tasks.row
         self._finder = SessionFinder(backend.sessions, clock)
         self._tried = tried
         self.watches = SessionWatches(self._finder, replicas, record, self.settings.gateway)
+        # Verbs that these classes, and `Insights` below, implement:
+        self.sessions = self._list.page
+        self.tasks = self._tasks.page
+        self.task = self._tasks.row
         self.frames = self.watches.frames
         self.stderr = self.watches.stderr
         self.switch_frames_on = self.watches.switch_on

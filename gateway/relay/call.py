@@ -228,8 +228,8 @@ class Calls:
         headers: HeaderList = []
         if resolved is not None:
             resolved.live.client_sent(request.message)
-            if self.resolver.announces_other(request, resolved):
-                resolved, said = await self.resolver.apply_announced(request, who, resolved)
+            if self.resolver.attacher.announces_other(request, resolved):
+                resolved, said = await self.resolver.attacher.apply_announced(request, who, resolved)
             if (answer := await clients.answer(resolved, request, who)) is not None:
                 return answer
             headers = clients.headers(resolved, request)

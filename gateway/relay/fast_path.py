@@ -339,7 +339,7 @@ class FastPath:
 
     def read_again(self) -> "asyncio.Future[None]":
         """Read the session's record from the store again. All calls that wait share one read."""
-        return self._resolver.read_again(self.live)
+        return self._resolver.attacher.refresh(self.live)
 
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
         """Return the correlation id of a call, and the `traceparent` for its server. `trace` is the call's

@@ -107,7 +107,7 @@ class ModernClients:
         params, method = request.params, str(message_of(request).method)
         endpoint = self.endpoints[request.endpoint]
         if method == "server/discover":
-            return await self._discover(message_of(request), endpoint, self.resolver.context_of(request, who))
+            return await self._discover(message_of(request), endpoint, self.resolver.opener.context_of(request, who))
         if method in ABOUT_TASKS:
             return await self.tasks.call(request, who)
         if names_tasks(method, params):
@@ -142,7 +142,7 @@ class ModernClients:
             live=None if resolved is None else resolved.live,
             shape=shape,
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
-            context=self.resolver.context_of(request, who) if resolved is None else resolved.context,
+            context=self.resolver.opener.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
         if keeps_complete:
@@ -258,7 +258,7 @@ class ModernClients:
         if resolved is None:
             # Do not open a session for a notification that no server takes.
             asker = Asker(None, MODERN, caller, who.correlation)
-            await extensions.servers_for(method, self.resolver.context_of(request, who), asker)
+            await extensions.servers_for(method, self.resolver.opener.context_of(request, who), asker)
             resolved = await self.resolver.resume_or_open(request, who)
         live = resolved.live
         live.client_sent(message)

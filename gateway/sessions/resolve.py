@@ -36,12 +36,6 @@ class SessionResolver:
     aliases: Aliases
     returns: ReturnTracker
 
-    def __post_init__(self) -> None:
-        self.context_of = self.opener.context_of
-        self.announces_other = self.attacher.announces_other
-        self.apply_announced = self.attacher.apply_announced
-        self.read_again = self.attacher.refresh  # for a call that waits for the record and then calls `still_serves`
-
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that the request names; None if it names none. The order is: token in a header, token in
         `_meta`, session key, cookie, default session.

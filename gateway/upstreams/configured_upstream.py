@@ -72,9 +72,11 @@ class ConfiguredUpstream:
         self._by_sessions = SessionDiscovery(links.name, known, probe.learn)
         self._is_closed = False
         self._takes_secrets = any(map(is_template, settings.headers.values()))
+        # Of `gateway.upstreams.link_opener.UpstreamLinks`:
         self.permits = links.permits
         self.start_times_s = links.start_times_s
         self.starts, self.restarts = links.starts, links.restarts
+        # Methods of `gateway.upstreams.server_probe.Probe`:
         self.start_probe = probe.start
         self.facts = probe.facts
         self.discovery_for_clients = probe.discovery

@@ -84,12 +84,13 @@ class UpstreamLinks:
         self.start_times_s: deque[float] = deque(maxlen=_START_TIMES)
         self._awaited: dict[LiveSession | None, list[Callable[[], None]]] = {}
         self.resources = resources
-        self.remote_session_changed = records.remote_session_changed
         self.quotes = quotes
         self.permits = permits
         self._upstream = upstream
         self.is_gateway = settings.is_gateway
         self._is_remote = settings.is_remote
+        # Methods of `SessionRecorder`, and of `gateway.upstreams.server_facts.KnownFacts`:
+        self.remote_session_changed = records.remote_session_changed
         self._record_use = records.record_use
         self._happened = records.happened
         self.known_handshake = known.handshake

@@ -57,14 +57,14 @@ async def test_of_two_announcements_at_once_the_first_stands(second: str) -> Non
     token = await opened(parts)
     red, later = announcing("red", token), announcing(second, token)
     first = await parts.require(red)
-    one = asyncio.create_task(parts.resolver.apply_announced(red, FOR_ALICE, first))
+    one = asyncio.create_task(parts.attacher.apply_announced(red, FOR_ALICE, first))
     await parts.store.is_writing.wait()
     session = await parts.store.peek(first.live.session.id)
     assert session is not None and not session.context.workspace
     await parts.attacher.attach(session, None)  # a third request puts the old record into memory again
     found = await parts.require(later)
-    assert parts.resolver.announces_other(later, found)
-    other = asyncio.create_task(parts.resolver.apply_announced(later, FOR_ALICE, found))
+    assert parts.attacher.announces_other(later, found)
+    other = asyncio.create_task(parts.attacher.apply_announced(later, FOR_ALICE, found))
     await asyncio.sleep(0)
     parts.store.may_write.set()
     assert (await one)[0].context.workspace == "red"
@@ -118,7 +118,7 @@ async def test_an_announcement_leaves_what_the_credential_grants() -> None:
     token = await opened(parts)
     granted = RequestContext(ALICE, CredentialClaims(trust="sandboxed", permissions=("deploy",)), "")
     resolved = await parts.require(request(mcp_session_id=token), granted)
-    announced, told = await parts.resolver.apply_announced(announcing("red", token), granted, resolved)
+    announced, told = await parts.attacher.apply_announced(announcing("red", token), granted, resolved)
     assert json.loads(encode(told))[WORKSPACE_KEY] == {"workspace": "red", "applied": True}
     context = announced.context
     assert (context.workspace, context.trust, context.permissions) == ("red", "sandboxed", ("deploy",))
@@ -139,7 +139,7 @@ async def test_calls_in_flight_go_on_unless_the_session_may_do_other_things_now(
     token = await opened(parts)
     resolved = await parts.require(request(mcp_session_id=token))
     await parts.store.change_set(resolved.live.session.id, "remote", add='["s","","1"]')
-    await parts.resolver.apply_announced(announcing(workspace, token), FOR_ALICE, resolved)
+    await parts.attacher.apply_announced(announcing(workspace, token), FOR_ALICE, resolved)
     assert told == [(workspace, (), finishes)], "a session at a URL has the former context too"
 
 
