@@ -1,7 +1,7 @@
 """Run a modern client's call as a task at its legacy server, if the tool can only be called as a task.
 
 The bridge requests the task and waits for its result under the same call (MCP 2025-11-25, Tasks). The client gets the
-server's questions and progress as in any call, and does not see the task.
+server's questions and progress as in any call, and never sees the task.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         self._unverified: TaskAtServer | None = None  # a resumed task that the server has not confirmed yet
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the response for the modern client. None if the call continues as a task, or has failed."""
+        """Return the response for the modern client; None if the call goes on as a task, or was failed here."""
         if not isinstance(message.result, msgspec.Raw):
             self._over()
             return super().finish(exchange, message)
@@ -67,8 +67,8 @@ class LegacyTaskBridge(LegacyServerBridge):
         return None
 
     def resume(self, exchange: Exchange, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        """Wait for the result of a task that an earlier gateway process has followed. If the server does not know the
-        task, call `lost`, which must end or repeat the call. If the call has already ended, cancel the task."""
+        """Wait for the result of a task that an earlier gateway process has followed. Call `lost` if the server does
+        not know the task: `lost` must end or repeat the call. If the call has already ended, cancel the task."""
         self._own_id, self._unverified = task.id, task
         if exchange.is_over:
             self._done(exchange)

@@ -18,14 +18,13 @@ _objects: Final = msgspec.json.Decoder(Object)
 
 
 def legacy_params(params: Object) -> Object:
-    """Return the params without members that a legacy server does not know. Also remove `task`, with which a legacy
-    server would create a task."""
+    """Return the params without members that a legacy server does not know, and without `task`, which would have the
+    server create a task."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 
 def legacy_meta(meta: Object) -> Object:
-    """Return the `_meta` without the keys of the specification. A legacy server has got their values in its
-    handshake."""
+    """Return the `_meta` without the specification's keys, whose values a legacy server has got in its handshake."""
     return {key: value for key, value in meta.items() if not key.startswith(_SPEC)}
 
 
@@ -36,7 +35,8 @@ class LegacyServerBridge:
         self._conversation = conversation
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the response for the modern client."""
+        """Translate the server's response, and return it for the modern client. An error that asks the user to visit
+        URLs becomes an `input_required` result."""
         if isinstance(message.error, msgspec.Raw):
             elicitations = urls_required(message.error)
             if elicitations:

@@ -30,9 +30,9 @@ _objects: Final = msgspec.json.Decoder(Object)
 class ModernServerBridge:
     """Translate the response to a legacy client's call, and ask the client the questions of its modern server.
 
-    `list_tools` requests the server's list of tools again. The headers of a call depend on the schemas in the list. If
-    the server refuses the headers, the list is requested and the call sent once more (MCP 2026-07-28, Transports
-    §Client Behavior).
+    `list_tools` requests the server's list of tools again, because the headers of a call depend on the schemas in the
+    list. If the server refuses the headers, the bridge requests the list and sends the call once more (MCP 2026-07-28,
+    Transports §Client Behavior).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ModernServerBridge:
         self._rounds: CallRounds | None = None  # None until the server asks something
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the response for the legacy client. None if the call has failed or continues: the server asks for
+        """Return the response for the legacy client. Return None if the call has failed or goes on: the server asks for
         input, has created a task, or gets the call again with new headers."""
         if isinstance(message.error, msgspec.Raw):
             if self._list_tools is not None and error_code(message.error) == HEADER_MISMATCH:
@@ -67,11 +67,11 @@ class ModernServerBridge:
 
     @staticmethod
     def translator(method: str) -> Callable[[msgspec.Raw | bytes], bytes | None]:
-        """Return a function that translates complete results. It returns None for others, which `finish` handles."""
+        """Return a function that translates complete results of this method. It returns None for other results."""
         return functools.partial(_translated, method)
 
     def _other(self, exchange: Exchange, message: Message, result: Object) -> Message | None:
-        """Handle a result that is not `complete`. Return the response for the client; None if there is none yet."""
+        """Handle a result that is not `complete`. Return the response for the client; None if there is none now."""
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
         if is_task(result) and exchange.method == "tools/call":

@@ -1,5 +1,4 @@
-"""Subscribe at modern servers on behalf of clients: for a legacy client, or for one part of a modern client's
-stream."""
+"""Subscribe at modern servers for clients: for a legacy client, or for one part of a modern client's stream."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -20,8 +19,8 @@ _LISTEN: Final = "subscriptions/listen"
 
 
 class RelayedReplies(ReplyQueue):
-    """Pass replies to the callback `receive` instead of a client. `client` is the reply queue of the client's stream to
-    which the replies belong. `tick` sends keepalives on that stream."""
+    """Pass replies to the callback `receive` instead of a client. `client` is the reply queue of the client's stream;
+    `tick` sends keepalives on it."""
 
     __slots__ = ("_client", "_receive")
 
@@ -40,8 +39,7 @@ class RelayedReplies(ReplyQueue):
 
 
 def caller_of(live: LinkSession) -> ClientDeclaration:
-    """Return the declaration of a session's legacy client (its name and capabilities), sent to modern servers in each
-    request."""
+    """Return the declaration of a session's legacy client (name and capabilities) for requests to modern servers."""
     return caller_of_params(live.session.client.initialize_params)
 
 
@@ -51,15 +49,16 @@ def caller_in(exchange: Exchange) -> ClientDeclaration | None:
 
 
 def everything(uris: Iterable[str]) -> Filter:
-    """Return a filter for changes of all kinds, including changes of the resources with these URIs."""
+    """Return a filter for changes of all lists, and of the resources with these URIs."""
     return Filter(kinds=frozenset(row.flag for row in CHANGES.values() if row.flag), uris=frozenset(uris))
 
 
 class GatewaySubscription(Exchange):
-    """A `subscriptions/listen` that the gateway sends to a modern server for a legacy client.
+    """A `subscriptions/listen` that the gateway sends to a modern server for a legacy client, which expects
+    notifications without a request.
 
-    A legacy client expects notifications without a request. `is_waited_for`: calls wait for the acknowledgement.
-    `may_miss`: the client may have missed a change, so all changes are notified once the server has acknowledged.
+    `is_waited_for`: calls wait for the acknowledgement. `may_miss`: the client may have missed a change, so the gateway
+    notifies it of all changes once the server has acknowledged.
     """
 
     def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
@@ -75,12 +74,12 @@ class GatewaySubscription(Exchange):
         self.acknowledged_here(self._confirmed)
 
     def ask_for(self, part: Filter) -> None:
-        """Set the part of the filter that the server supports."""
+        """Set the part of the filter to request: the part that the server supports."""
         self._part = part
 
     def follow(self, before: "GatewaySubscription") -> None:
-        """Replace the earlier subscription `before`. If the server has acknowledged `before`, keep it until the server
-        has acknowledged this one, so that no change is missed."""
+        """Replace the earlier subscription `before`. If the server has acknowledged `before`, keep it until this one is
+        acknowledged, so that the client misses no change."""
         self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
         self.may_miss = before.may_miss or (before.is_confirmed and before.has_ended)
         if before.has_ended:
@@ -113,8 +112,7 @@ class GatewaySubscription(Exchange):
                 self._send(encode_notification(method, splice(encode(params)) if params else None))
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Set a callback for the end of an acknowledged subscription. It is not called if the gateway has withdrawn
-        it."""
+        """Set a callback for the end of an acknowledged subscription, unless the gateway itself withdraws it."""
         self._when_gone = callback
 
     def end(self) -> None:
@@ -141,13 +139,14 @@ class GatewaySubscription(Exchange):
 
 
 def gateway_subscription_of(live: LiveSession, upstream: str) -> GatewaySubscription | None:
-    """Return the session's subscription at this server, even if it has ended. None if there is none."""
+    """Return the session's subscription at this server, even an ended one; None if there is none."""
     relay = live.gateway_subscriptions.get(upstream)
     return relay if isinstance(relay, GatewaySubscription) else None
 
 
 def gateway_subscription_for(live: LiveSession) -> GatewaySubscription:
-    """Return a new subscription, not sent yet. Its notifications go to the legacy client's standalone stream."""
+    """Return a new subscription, which is not sent yet. Its notifications go to the legacy client's standalone
+    stream."""
 
     def receive(frame: Frame) -> None:
         if frame.final:
@@ -174,7 +173,7 @@ def child_of(
 ) -> Exchange:
     """Return the part of a client's `subscriptions/listen` for one of several servers. `emit` is called with each
     notification, and `acknowledged` when the server has acknowledged the part. `ended` is called with the part and its
-    last frame: a result if the server has ended it, an error if the server is gone."""
+    last frame: a result from the server, or an error if the server is gone."""
 
     def receive(frame: Frame) -> None:
         if frame.final:

@@ -26,7 +26,8 @@ from transports.jsonrpc import INTERNAL_ERROR, Object, encode
 
 
 def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
-    """Return True if the client has declared that it answers all of these questions. Otherwise fail the call."""
+    """Return True if the client has declared that it answers all of these questions; else fail the call, and return
+    False."""
     caller = caller_in(exchange)
     declared = b"{}" if caller is None else caller.capabilities
     for method, params in questions.values():
@@ -39,9 +40,9 @@ def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
 class RoundTrips(ABC):
     """Run the rounds of one call with the params `params` and the `_meta` `meta`.
 
-    `since` is the monotonic time at which the server got the call. Within `call_s` seconds after that, or after the
-    last answers, the server must complete the call or ask. The call's own deadline cannot limit this: each repetition
-    restarts it.
+    `since` is the monotonic time at which the server got the call. Within `call_s` seconds after it, or after the last
+    answers, the server must complete the call or ask. The call's own deadline does not limit this, because each
+    repetition restarts it.
     """
 
     max_rounds: int
@@ -104,7 +105,7 @@ class RoundTrips(ABC):
             self._ask(live, questions)
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """Store one answer. When all answers have come, send the call again."""
+        """Store one answer. Send the call again once all answers have come."""
         self._answers[key] = answer.copy()  # a slice would keep the whole message in memory
         if len(self._answers) == self._wanted:
             # In the next turn of the event loop, because the caller records the answer first.

@@ -2,7 +2,7 @@
 session.
 
 The client has to store nothing else. Each `input_required` result to a client has the gateway's state (MCP 2026-07-28,
-Multi Round-Trip Requests). The server gets its own state back byte for byte, or none if it has sent none.
+Multi Round-Trip Requests). The server gets its own state back byte for byte; none if it has sent none.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ class OpenedState(msgspec.Struct, frozen=True, kw_only=True):
     """The decrypted contents of the gateway's `requestState`.
 
     `session` is the session's id. `endpoint`, `issuer`, `subject` and `digest` are those of the `Binding`. `expires` is
-    in seconds since 1970. `inner` is the server's own state as JSON; None if it has sent none. `call` and `turn` name a
-    suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the call's
-    questions, by key. `answers` has the client's earlier answers, by the digest of the question.
+    in seconds since 1970. `inner` is the server's own state as JSON; None if the server has sent none. `call` and
+    `turn` name a suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the
+    call's questions, by key. `answers` has the client's earlier answers, by the digest of the question.
     """
 
     session: str
@@ -46,8 +46,8 @@ class OpenedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """The conditions under which a state is valid: its principal, its endpoint and its request. `digest` computes the
-    digest of the request when it is called, because few calls need it."""
+    """The principal, endpoint and request for which a state is valid. `digest` computes the digest of the request when
+    it is called, because few calls need the digest."""
 
     principal: Principal
     endpoint: str
@@ -64,7 +64,7 @@ def request_digest(method: str, params: Object) -> str:
 
 
 class RequestDigest(msgspec.Struct):
-    """Compute the `request_digest` of one request when it is first called. Then keep only the digest in memory."""
+    """Compute the `request_digest` of one request at the first call. Keep only the digest in memory after that."""
 
     method: str
     params: Object | None
@@ -92,8 +92,8 @@ class RequestStateSeal:
         binding: Binding,
         suspended: SuspendedCall | None = None,
     ) -> Object:
-        """Return an `input_required` result with a sealed state of the gateway, which contains the server's own
-        state."""
+        """Return an `input_required` result with a sealed state of the gateway in place of the server's, which it
+        contains."""
         inner = result.get("requestState")
         payload = OpenedState(
             session=session_id,
@@ -137,7 +137,7 @@ def is_input_required(result: Object) -> bool:
 
 
 def with_inner_state(params: Object, opened: OpenedState) -> Object:
-    """Return the params of a retry with the server's own state in place of the gateway's. Without one, remove the
-    state."""
+    """Return the params of a retry with the server's own state in place of the gateway's, or without a state if the
+    server has sent none."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
     return rest if opened.inner is None else rest | {"requestState": msgspec.Raw(opened.inner.encode())}

@@ -24,7 +24,7 @@ _TAG_BYTES: Final = 16
 
 
 class InvalidSeal(ValueError):
-    """The text was not encrypted with a key of this key ring, or was changed."""
+    """The text was not encrypted with a key of this key ring, or has changed since."""
 
 
 class StateCipher:

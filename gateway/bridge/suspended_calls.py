@@ -2,7 +2,7 @@
 
 A request of the server ends the client's POST with `input_required` (MCP 2026-07-28, Multi Round-Trip Requests). The
 client sends another POST with its answers and the gateway's `requestState`, which names the suspended call and the
-round. A state is valid for one round. `gateway.calls.questions_to_client` stores the open questions, and limits them.
+round. A state is valid for one round. `gateway.calls.questions_to_client` stores and limits the open questions.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ def ask_modern(live: LiveSession, conversation: Conversation, message: Message, 
 class _ServerRequest:
     """A request of a legacy server to the client of one of its calls. It is answered once.
 
-    On stdio, it does not name its call. It belongs to one of the calls that were in flight when it came (`_among`, by
-    request id). It is asked in one of these calls, and if that call ends, in the next.
+    On stdio, the request does not name its call. It may belong to any call that was in flight when it came (`_among`,
+    by request id). The gateway asks in one of these calls, and when that call ends, in the next.
     """
 
     __slots__ = ("_among", "_call", "_conversation", "_is_answered", "_live", "_message")
@@ -52,20 +52,20 @@ class _ServerRequest:
         self._is_answered = False
 
     def ask(self, *, can_wait: bool = False) -> None:
-        """Ask the client, or refuse the request. `can_wait`: if several calls are possible, first wait for some to
-        end."""
+        """Ask the client, or refuse the request. `can_wait`: if several calls are possible, first wait for some of them
+        to end."""
         try:
             self._ask(can_wait=can_wait)
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
             self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
     def take(self) -> bool:
-        """Mark the request as answered. Return False if it was answered already."""
+        """Mark the request as answered. Return False if it was marked before."""
         was_answered, self._is_answered = self._is_answered, True
         return not was_answered
 
     def move(self) -> bool:
-        """Ask in the next possible call. Return False if there is none, or the request was answered already."""
+        """Ask in the next possible call. Return False if there is none, or the request was answered."""
         if self._is_answered or not self._calls():
             return False
         self.ask()
@@ -108,7 +108,7 @@ class _ServerRequest:
 
     def _question(self, method: str, exchange: Exchange) -> InputRequest:
         """Return the question in the form of the client's era. For a legacy client that has requested a task (MCP
-        2025-11-25), only `task` is removed."""
+        2025-11-25), remove only `task`."""
         message, moves = self._message, self._call is None and len(self._among) > 1
         if moves and isinstance(message.params, msgspec.Raw):
             # A copy for the next call: a slice would keep the whole message in memory.
@@ -140,8 +140,8 @@ def _gathered(conversation: Conversation, exchange: Exchange) -> None:
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
-    """Return the params of a question without members that do not exist in the modern era: `task`, and an elicitation's
-    id."""
+    """Return the params of a question without the members that the modern era does not have: `task`, and an
+    elicitation's id."""
     plain = without_task(params)
     if method == "elicitation/create":
         plain.pop("elicitationId", None)
@@ -149,7 +149,7 @@ def without_modern_gaps(method: str, params: Object) -> Object:
 
 
 def without_task(params: Object) -> Object:
-    """Return the params of a question without `task`, with which the client would create a task."""
+    """Return the params of a question without `task`, which would have the client create a task."""
     return {key: value for key, value in params.items() if key != "task"}
 
 
@@ -167,7 +167,7 @@ def _suspend(exchange: Exchange) -> None:
 
 
 def answer_suspended(exchange: Exchange, responses: Object) -> None:
-    """Send the client's answers to the server. If answers are missing, ask the client again for them."""
+    """Send the client's answers to the server. Ask the client again for missing answers."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()
@@ -176,7 +176,7 @@ def answer_suspended(exchange: Exchange, responses: Object) -> None:
 
 
 def refuse_suspended(exchange: Exchange, key: str, error: Message) -> None:
-    """Send the server the client's error as the answer to one question. Ask the client again for the other answers."""
+    """Answer one question of the server with the client's error. Ask the client again for the other answers."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()

@@ -66,8 +66,8 @@ def pause_s(failures: int) -> float:
 
 
 def go_on(conversation: Conversation, exchange: Exchange) -> None:
-    """Register a call as sent in this conversation, without sending it. An earlier gateway process has sent it, and the
-    server works on it as a task. The call's deadline starts anew."""
+    """Register a call as sent in this conversation, without sending it: an earlier gateway process has sent it, and the
+    server works on it as a task. Restart the call's deadline."""
     exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
     conversation.wait(exchange, ExchangeEvent.REQUEUE)
     exchange.step(ExchangeEvent.SEND)
@@ -75,7 +75,7 @@ def go_on(conversation: Conversation, exchange: Exchange) -> None:
 
 def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtServer | None = None) -> None:
     """Cancel a task at a server that is not a child process. `params` are those of `tasks/cancel`. `resumed` is a task
-    of an earlier gateway process; it is cancelled only if the server confirms that it still has the same task."""
+    of an earlier gateway process: cancel it only if the server confirms that it still has the same task."""
     if resumed is None and conversation.is_open:
         conversation.request("tasks/cancel", params)
     else:
@@ -91,8 +91,8 @@ async def _cancel(conversation: Conversation, params: bytes, resumed: TaskAtServ
 
 
 def is_known(answer: Message, task: TaskAtServer) -> bool:
-    """Return True if this answer to `tasks/get` is about the given task. Creation times are compared, because a
-    restarted server may have given the id to another task."""
+    """Return True if this answer to `tasks/get` is about the given task. Compare creation times, because a restarted
+    server may have given the id to another task."""
     if not isinstance(answer.result, msgspec.Raw):
         return False
     return is_same_time(created_at(object_of(answer.result)), task.created_at)
@@ -121,7 +121,7 @@ class TaskFollower(ABC):
 
     def begin(self, created: Object) -> None:
         """Follow a new task in the background. `created` is the server's description of the task. Raises
-        `msgspec.MsgspecError`: the task has no id, or its id is too long."""
+        `msgspec.MsgspecError`: the task has no id, or too long an id."""
         self._own_id = msgspec.json.decode(created.get("taskId", b"null"), type=_TaskId)
         self._poll_s = _interval(created)
         if self._conversation.is_process:
@@ -135,7 +135,7 @@ class TaskFollower(ABC):
 
     def resume(self, task: TaskAtServer, lost: Callable[[], None]) -> None:
         """Follow a task of an earlier gateway process in the background. The caller has registered the call with
-        `go_on`. If the server does not know the task, call `lost`, which must end or repeat the call. If the call has
+        `go_on`. Call `lost` if the server does not know the task: `lost` must end or repeat the call. If the call has
         already ended, cancel the task."""
         self._own_id, self._resumed = task.id, (task, lost)
         if self._exchange.is_over:
@@ -161,11 +161,11 @@ class TaskFollower(ABC):
 
     @abstractmethod
     def _progress(self, message: object) -> None:
-        """Tell the client the new status message of the task."""
+        """Give the client the new status message of the task."""
 
     @abstractmethod
     def _withdraw(self, keys: Set[str]) -> None:
-        """Cancel these questions to the client, because the server does not list them any more."""
+        """Cancel these questions to the client, because the server no longer lists them."""
 
     def _end(self, message: Message) -> None:
         """End the call with this response."""
@@ -213,7 +213,7 @@ class TaskFollower(ABC):
                     raise
 
     async def _request_once(self) -> None:
-        """Send the server the answers that it lacks. If it has all, request the state of the task."""
+        """Send the server the answers that it does not have. If there are none, request the state of the task."""
         if self._process is not None and self._conversation.link is not self._process:
             self._is_over = True  # a later process may give the same id to another task
             raise LinkClosed(f"the process of server {self._conversation.name!r} has ended")
@@ -341,8 +341,7 @@ class FollowedTask(TaskFollower):
         self._end(Message(jsonrpc="2.0", id=0, error=error))
 
     def _progress(self, message: object) -> None:
-        """Send the client the status message of the task as a progress notification, if the client has requested
-        progress."""
+        """Send the client the status message of the task as progress, if the client has requested progress."""
         token = self._exchange.progress_token
         if token is not None and isinstance(message, str) and message:
             self._sent_progress += 1
@@ -371,8 +370,8 @@ def ask_legacy_client(
     asked: Mapping[str, Question],
     answered: Callable[[str, msgspec.Raw], None],
 ) -> None:
-    """Ask the legacy client of a call these questions (`asked`), and call `answered` with the key and the answer of
-    each. `questions` tracks the open questions of the client's session. An error from the client ends the call."""
+    """Ask the legacy client of a call the questions `asked`, and call `answered` with the key and the answer of each.
+    `questions` tracks the open questions of the client's session. An error from the client ends the call."""
 
     def receive(key: str, message: Message) -> None:
         if isinstance(message.error, msgspec.Raw):
