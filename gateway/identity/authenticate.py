@@ -62,7 +62,7 @@ class KeyDigests(Generic[Holder]):
 class Authenticated(msgspec.Struct, frozen=True):
     """The principal of a request, and the claims of its credential (`granted`); None if the credential has no claims.
 
-    Until the Unix time `until`, requests with the same head from the same address need not be authenticated again. It
+    Until the Unix time `until`, requests with the same head from the same address need no new authentication. `until`
     is infinite if the result is valid until the configuration changes.
     """
 
@@ -75,8 +75,8 @@ _ANYBODY: Final = Authenticated(ANONYMOUS, until=math.inf)
 
 
 class TrustedProxies:
-    """The addresses of trusted proxies, which may name a request's client address and principal in headers. `address in
-    proxies` tests an address."""
+    """The addresses of trusted proxies, which may name a request's client address and principal in headers. Test an
+    address with `address in proxies`."""
 
     def __init__(self, settings: ProxySettings | None) -> None:
         self.settings = settings
@@ -97,8 +97,8 @@ class Identity:
     """Authenticate requests with the configured credentials.
 
     `metadata_url` is the URL of the resource metadata (RFC 9728), which `WWW-Authenticate` names; empty if there is
-    none. `fields` are the context fields that the operator has defined; claims or headers of trusted proxies can set
-    their values. `keeps_tokens`: callers keep their access tokens, because servers get others in exchange.
+    none. `fields` are the context fields that the operator has defined; claims, or headers of trusted proxies, can set
+    their values. `keeps_tokens`: keep callers' access tokens, for servers that get other tokens in exchange.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Identity:
         }
 
     def replace_keys(self, api_keys: Mapping[str, Sequence[str]]) -> None:
-        """Accept these API keys, and no others, from now on."""
+        """Accept only these API keys from now on."""
         self._keys = KeyDigests(
             (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name), until=math.inf), digest)
             for name, digests in api_keys.items()
@@ -136,8 +136,8 @@ class Identity:
         )
 
     def keep_tokens(self, *, wanted: bool) -> None:
-        """Let callers keep their access tokens from now on, or not. Those that connections remember are as before until
-        they are verified again."""
+        """Keep callers' access tokens from now on if `wanted`. A caller that was verified before stays as it is until
+        it is verified again."""
         self._keeps_tokens = wanted
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
@@ -147,7 +147,7 @@ class Identity:
 
     def known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
         """Return the caller of a request with `headers` (lower-case names), on a connection from the address `peer`.
-        Return None if the request has an access token that is not in the cache: call `verify` then.
+        Return None if the request has an access token that is not in the cache: then call `verify`.
 
         If keys or issuers are configured, an invalid credential is refused, never served as anonymous.
 
@@ -159,7 +159,7 @@ class Identity:
         return None if who is None else self.with_fields(who, headers, peer)
 
     def _known(self, headers: Mapping[str, str], peer: str) -> Authenticated | None:
-        """Like `known`, but without the context fields that headers of trusted proxies set."""
+        """Return the caller as `known` does, but without the context fields that headers of trusted proxies set."""
         if peer in self.proxies and (named := self._named_by_proxy(headers)) is not None:
             return named
         authorization = headers.get("authorization")
@@ -179,7 +179,7 @@ class Identity:
         return holder
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
-        """Return `who` with the context fields added that a trusted proxy sets in headers. Raises `Refused` (401)."""
+        """Return `who` with the context fields that a trusted proxy sets in headers. Raises `Refused` (401)."""
         if not self._header_fields or peer not in self.proxies:
             return who
         try:
@@ -208,7 +208,7 @@ class Identity:
         self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0, token: str = ""
     ) -> Authenticated:
         """Return the holder of a verified token with these claims. The token must be verified again at the Unix time
-        `until`. `token`: the token itself, which the holder keeps if servers get others in exchange."""
+        `until`. The holder keeps `token`, the token itself, if servers get other tokens in exchange for it."""
         granted = claims_in_token(claims, self._claims[principal.issuer], self._claim_fields)
         if token and self._keeps_tokens:
             granted = replace(granted, token=CallerToken.of(token, claims, self._skew_s[principal.issuer]))
@@ -251,8 +251,8 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 
 class ResourceMetadata:
-    """The metadata document of this gateway as a protected resource (RFC 9728). `paths`: where it is served. `url`: its
-    full address. Both are empty if the operator has configured no resource."""
+    """The metadata document of this gateway as a protected resource (RFC 9728). `paths` are where it is served, and
+    `url` is its full address. Both are empty if the operator has configured no resource."""
 
     def __init__(self, settings: AuthSettings) -> None:
         self._settings = settings

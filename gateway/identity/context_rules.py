@@ -3,7 +3,7 @@
 Pure. A client may announce a workspace, which is used only if neither a claim nor a rule sets one. An announced
 workspace grants nothing (docs/adr/0013-provenance.md): a rule for certain workspaces grants nothing to an announced
 one, and a rule that lowers trust for certain workspaces lowers it for all announced ones. So a client gains nothing by
-choosing a name.
+the name that it chooses.
 """
 
 import functools
@@ -56,9 +56,9 @@ class ContextRules:
     """Apply the operator's rules, in their order. The first matching rule that sets trust or workspace decides it. The
     permissions of all matching rules add up, and one rule is enough to make a session read-only.
 
-    `trust_announced`: the operator lets an announced workspace count like any other. `read_only`: the trust levels
-    whose sessions are read-only. `fields`: the context fields that the operator has defined. `is_usable` returns True
-    if a workspace name is allowed.
+    `trust_announced`: an announced workspace counts like any other. `read_only` are the trust levels whose sessions are
+    read-only. `fields` are the context fields that the operator has defined. `is_usable` returns True if a workspace
+    name is allowed.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Context:
-        """Return the context of a session. `announced`: the workspace that the client announces; empty if none.
-        `announced_fields`: names and values of the fields that it announces.
+        """Return the context of a session. `announced` is the workspace that the client announces; empty if none.
+        `announced_fields` are names and values of the fields that the client announces.
 
         Raises:
             Refused: the workspace or a field's value is not allowed.
@@ -152,9 +152,9 @@ class ContextRules:
     def variables(
         self, principal: Principal, context: Context, server: str, own: Mapping[str, str]
     ) -> dict[str, tuple[str, str]]:
-        """Return the configured variables of a session's process of a server, each with its value and its setting.
-        `own` is the server's `env`. It wins over the `env` of rules, and their `server_env` for that server over both.
-        Of several rules, the first decides."""
+        """Return the configured environment variables of a session's process of a server, each with its value and its
+        setting. The rules' `server_env` for this server comes first, then the server's `env` (`own`), then the rules'
+        `env`. Of several rules, the first decides."""
         of_all: dict[str, tuple[str, str]] = {}
         of_server: dict[str, tuple[str, str]] = {}
         for name, rule in self._applied_to(principal, context):
@@ -163,8 +163,8 @@ class ContextRules:
         return of_all | _with_setting(own, own_setting(server)) | of_server
 
     def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
-        """Return the `idle_ttl_s` and `max_age_s` that the rules set for a session: by name, the seconds and the
-        setting that they come from. The first rule that sets one decides it."""
+        """Return the `idle_ttl_s` and `max_age_s` that rules set for a session: by name, the seconds and the rule's
+        setting. The first rule that sets a name decides it."""
         found: dict[str, tuple[float, str]] = {}
         for name, rule in self._applied_to(principal, context):
             times = {"idle_ttl_s": rule.idle_ttl_s, "max_age_s": rule.max_age_s}
@@ -175,11 +175,11 @@ class ContextRules:
         return [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
 
     def _counts(self, workspace: Source) -> bool:
-        """Return True if rules for certain workspaces may grant rights to a workspace from this source."""
+        """Return True if rules for certain workspaces may grant rights by a workspace from this source."""
         return self._trust_announced or workspace != ANNOUNCED
 
     def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
-        """Return the part of `matching` (rules for the principal) that applies to a workspace from `source`."""
+        """Return the rules of `matching` (those for the principal) that apply to a workspace from `source`."""
         counts = self._counts(source)
         return [
             (name, rule)
@@ -193,9 +193,9 @@ class ContextRules:
     def _values(
         self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
     ) -> Iterator[ContextField]:
-        """Yield the context fields that have a value, and add the reasons to `reasons`. Fields from the session's
-        metadata are left out, because metadata can change while the session lives. `vouched`: values from claims and
-        proxy headers, by field."""
+        """Yield the context fields that have a value, and add the reasons to `reasons`. Leave out fields from the
+        session's metadata, which can change while the session lives. `vouched` has the values from claims and proxy
+        headers, by field."""
         for name, field in self._fields.items():
             value, source, why = field.value, CONFIGURED, f"gateway.context.fields.{name}.value"
             if field.is_announced:
@@ -231,7 +231,7 @@ class ContextRules:
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
     ) -> bool:
         """Return True if the session is read-only, and add the reasons to `reasons`. A read-only rule for certain
-        workspaces applies to all announced ones (`counts` False)."""
+        workspaces applies to every announced one (`counts` is False)."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
         if trust in self._read_only:
@@ -255,13 +255,13 @@ def _permissions(
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
-    """Return the source of a value that `rules` set. `workspace` is the source of the session's workspace: a value that
-    depends on an announced workspace counts as announced."""
+    """Return the source of a value that `rules` set. A value that depends on an announced workspace (`workspace` is its
+    source) counts as announced."""
     return ANNOUNCED if workspace == ANNOUNCED and not all(map(is_for_all, rules)) else CONFIGURED
 
 
 def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tuple[str, Source, str]:
-    """Return a session's workspace, its source, and the reason for it as text."""
+    """Return a session's workspace, the source, and the reason as text."""
     if granted.workspace is not None:
         return granted.workspace, AUTHENTICATED, "the credential sets it"
     for name, rule in matching:
@@ -273,7 +273,7 @@ def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tu
 
 
 def announced_fields_of(context: Context) -> tuple[tuple[str, str], ...]:
-    """Return the fields that the client has announced, with their values."""
+    """Return the names and values of the fields that the client has announced."""
     return tuple((field.name, field.value) for field in context.fields if field.source == ANNOUNCED)
 
 
@@ -282,7 +282,7 @@ def _cut(text: str) -> str:
 
 
 def own_setting(server: str) -> str:
-    """Return the setting of a server's own variables."""
+    """Return the name of the setting with a server's own environment variables."""
     return f"mcpServers.{server}.env"
 
 
@@ -305,11 +305,10 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """Return claims that lead to the context that the session already has. They stand in for a credential that is not
+    """Return claims that lead to the context that the session already has, in place of a credential that is not
     available.
 
-    Return None if there are none, because the rules have changed since the last request: any claims would change the
-    session's rights.
+    Return None if no claims do, because the rules have changed since the last request.
     """
     context, source = session.context, session.context.provenance
     is_claimed = source.workspace == AUTHENTICATED

@@ -16,7 +16,7 @@ class InvalidToken(Exception):
 
 
 class InsufficientScope(InvalidToken):
-    """The access token is valid but lacks scopes. `needed`: all scopes that it must have."""
+    """The access token is valid but lacks scopes. `needed` has all scopes that a token must have."""
 
     def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
         super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")
@@ -61,7 +61,8 @@ those that Keycloak, Cognito and Entra add."""
 class CallerToken(msgspec.Struct, frozen=True, eq=False):
     """The access token of a caller, which the gateway may exchange for others until the Unix time `expires`.
 
-    `rights` is a digest of its claims without `_NO_RIGHTS`. Tokens of the same rights are equal. None is printed.
+    `rights` is a digest of its claims without `_NO_RIGHTS`. Tokens with the same rights are equal. Tokens are never
+    printed.
     """
 
     token: str
@@ -70,7 +71,7 @@ class CallerToken(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, token: str, claims: Mapping[str, Any], skew_s: float) -> "CallerToken":
-        """Return a verified token. `skew_s`: seconds for which it is accepted after it has expired."""
+        """Return a verified token. It is accepted for `skew_s` seconds after it has expired."""
         lasting = {name: value for name, value in claims.items() if name not in _NO_RIGHTS}
         digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:32]
         return cls(token, float(claims["exp"]) + skew_s, digest)
@@ -90,8 +91,8 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
 
     `trust` is None if the operator's settings name no claim or header for it. `workspace` is None if the credential has
     none. `names_workspace`: the settings name a claim or header for the workspace, so that an announced one is ignored.
-    `fields`: names and values of the context fields that the operator has defined. `token`: the credential itself, if
-    servers get tokens in exchange for it.
+    `fields` are names and values of the context fields that the operator has defined. `token` is the credential itself,
+    if servers get tokens in exchange for it.
     """
 
     trust: str | None = None
@@ -111,8 +112,8 @@ def normal_trust(value: object) -> str:
 def claims_in_token(
     claims: Mapping[str, Any], names: ClaimNames, fields: Mapping[str, str] = MappingProxyType({})
 ) -> CredentialClaims:
-    """Return the rights in a token's claims. `names`: the claims to read for each right. `fields`: context fields by
-    name, each with its claim. A missing claim grants nothing."""
+    """Return the rights in a token's claims. `names` has the claim to read for each right, `fields` the claim for each
+    context field. A missing claim grants nothing."""
     trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
     if isinstance(permissions, str):
         permissions = permissions.split()
@@ -139,8 +140,8 @@ def _text(claim: Any) -> str:
 
 
 def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the names and values of the context fields in headers. `fields`: context fields by name, each with its
-    header in lower case.
+    """Return the names and values of the context fields in headers. `fields` has the header of each field, in lower
+    case.
 
     Raises:
         ValueError: a header is not UTF-8.
@@ -149,7 +150,7 @@ def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> 
 
 
 def claims_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """Return the rights in the headers of a trusted proxy. `names`: the headers to read. A missing header grants
+    """Return the rights in the headers of a trusted proxy. `names` has the headers to read. A missing header grants
     nothing.
 
     Raises:

@@ -13,8 +13,8 @@ _FEWER = "its principal has fewer or other rights by now"
 
 
 class OfflineRights:
-    """Decide from the current configuration alone, without a credential. Principals that the configuration does not
-    name have no rights.
+    """Decide from the current configuration alone, without a credential. Principals that are not in the configuration
+    have no rights.
 
     `api_keys` are the names of the configured keys.
     """
@@ -33,12 +33,12 @@ class OfflineRights:
             self._is_claimed[proxies.issuer] = bool(proxies.trust_header or proxies.workspace_header)
 
     def replace_keys(self, api_keys: Collection[str]) -> None:
-        """Know these API keys, and no others, from now on."""
+        """Accept only these API keys from now on."""
         self._api_keys = frozenset(api_keys)
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Return the reason why a principal no longer has the rights in `granted`, or why this cannot be decided; empty
-        if it still has them. Rights that only a credential grants count as lost."""
+        """Return the reason why a principal no longer has the rights in `granted`, or why that is unknown; empty if it
+        still has them. Rights that only a credential grants count as lost."""
         if not self.is_known(principal):
             return _GONE
         if self._is_claimed.get(principal.issuer, False):
@@ -52,14 +52,14 @@ class OfflineRights:
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
         """Return the reason why work that a principal has begun with the context `granted` must stop; empty if it may
-        go on. Rights from a credential still count: the credential was checked when the call was made, and the work
-        does nothing new with it."""
+        go on. Rights from a credential still count: it was checked when the call was made, and the work uses it for
+        nothing new."""
         if principal.issuer in self._is_claimed:
             return ""
         return self.why_lost(principal, granted)
 
     def is_known(self, principal: Principal) -> bool:
-        """Return True if the configuration names the principal, or the issuer that names it."""
+        """Return True if the configuration names the principal, or its issuer."""
         if principal.is_anonymous:
             return self._allow_anonymous
         if principal.issuer == API_KEY_ISSUER:
@@ -68,8 +68,8 @@ class OfflineRights:
 
 
 def _covers(today: Context, granted: Context) -> bool:
-    """Return True if `today` grants all rights of `granted`. Trust, workspace and fields must be equal, because they
-    have no order."""
+    """Return True if `today` grants all rights of `granted`. Trust, workspace and fields must be equal: they have no
+    order."""
     return (
         (today.workspace, today.trust, today.fields) == (granted.workspace, granted.trust, granted.fields)
         and set(granted.permissions) <= set(today.permissions)

@@ -1,6 +1,6 @@
-"""The principal and the claims of one request, as a value that is passed as an argument.
+"""The principal and the claims of one request, as a value to pass as an argument.
 
-A context variable would not be safe: servers start the next request of a connection in the context of the previous one.
+A context variable would not be safe: servers start the next request of a connection in the context of the one before.
 """
 
 import msgspec
