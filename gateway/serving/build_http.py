@@ -1,4 +1,4 @@
-"""Build what finds the session of a request, and the endpoints for clients and other replicas that serve requests."""
+"""Build the parts that find the session of a request, and the endpoints for clients and other replicas."""
 
 from collections.abc import Sequence
 
@@ -226,8 +226,8 @@ class Http:
         self.internal = InternalRequests(self.endpoints, host=guard.served_host)
 
     def add(self, path: str) -> None:
-        """Serve another path of `Servers.endpoints`: as an MCP endpoint, and by HTTP+SSE (the transport of 2024-11-05)
-        if the settings ask for it."""
+        """Serve another path of `Servers.endpoints` as an MCP endpoint, and by HTTP+SSE (the transport of 2024-11-05)
+        if the settings ask for that."""
         base, limits = self._base, self._base.settings.gateway.limits
         self.endpoints[path] = self.served[path] = endpoint = StreamableHttp(
             self._handler,

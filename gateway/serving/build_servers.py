@@ -176,7 +176,7 @@ class Servers:
         )
 
     def _tool_changed(self, live: LiveSession, server: str, name: str) -> None:
-        """Tell the client of a session, and its timeline, that a tool has changed since the session was shown it."""
+        """Tell a session's client and timeline that a tool has changed since the session was shown the tool."""
         self.late.changed(live, ("tools",))
         why = f"tool {name} has changed since the session was shown it"
         self._sessions.records.happened(
@@ -204,7 +204,7 @@ def sandboxes_by_name(entries: Mapping[str, UpstreamSettings], options: GatewayS
 
 
 def any_is_required(sandboxes: Iterable[SandboxesByTrust]) -> bool:
-    """Return True if one of these sandboxes must hold completely."""
+    """Return True if one of these sandboxes must be enforced completely."""
     return any(each.sandbox(trust).required for each in sandboxes for trust in TRUSTS)
 
 

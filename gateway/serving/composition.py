@@ -172,7 +172,8 @@ class Parts:
         self.http = Http(base, callers.guard, callers.senders, sessions, servers, self.resolution)
 
         def can_answer() -> bool:
-            """Return True once a configured server has answered; without one, once the gateway's own tools have."""
+            """Return True once a configured server has answered, or if there is no server at all. If none is
+            configured, the gateway's own tools or other server objects count."""
             configured = [upstream for upstream in servers.upstreams if upstream.settings is not OBJECT]
             counted = configured or servers.upstreams
             return not counted or any(upstream.has_answered for upstream in counted)
@@ -201,7 +202,7 @@ class Parts:
 
 
 def environment_sources(settings: Settings, sessions: SessionParts, servers: Servers) -> EnvironmentSources:
-    """Return the configuration that explains what sessions may do."""
+    """Return the parts of the configuration from which it is explained what sessions may do."""
     return EnvironmentSources(
         settings=settings,
         upstreams=servers.upstreams,

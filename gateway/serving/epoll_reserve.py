@@ -37,8 +37,7 @@ class GuardedLoop(uvloop.Loop):
         self._told_at = -_TOLD_EVERY_S
 
     def reserve(self, fd: int) -> bool:
-        """Reserve the epoll watch of a new connection; uvloop then uses it. Return False if the kernel has none
-        left."""
+        """Reserve the epoll watch of a new connection, for uvloop to use. Return False if the kernel has none left."""
         try:
             for own in self._own:
                 with contextlib.suppress(FileExistsError):

@@ -77,7 +77,7 @@ class Gateway:
 
     @classmethod
     def to_ask(cls, settings: Settings) -> "Gateway":
-        """Build a gateway that serves no client: commands ask the servers of these settings through it."""
+        """Build a gateway that serves no client, and through which commands ask the servers of these settings."""
         return cls(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
 
     @property
@@ -111,7 +111,7 @@ class Gateway:
 
     @property
     def store_place(self) -> str:
-        """Return where sessions are kept, for operators, and whether it is a new file."""
+        """Return, for operators, where sessions are kept, and whether that is a new file."""
         return self._lifecycle.store.place
 
     def tool_session(self, session: Session) -> ToolSession:
@@ -149,8 +149,8 @@ class Gateway:
         return await self._reload.to(lambda: settings)
 
     async def reload_again(self) -> Difference:
-        """Read the configuration again as at the start, and do as `reload`. Raises `ConfigurationError`, also if the
-        program that embeds the gateway has made its settings itself."""
+        """Read the configuration again from the places of the start, and reload it as `reload` does. Raises
+        `ConfigurationError`, also if the program that embeds the gateway has made its settings itself."""
         return await self._reload.again()
 
     async def drain(self) -> None:
@@ -160,7 +160,7 @@ class Gateway:
             self.parts.http.forwarder.end_streams()  # load balancers send no more of them here now
 
     def hurry(self) -> None:
-        """Stop waiting for working tasks. They end with the gateway; their records keep what is known of their
+        """Stop waiting for working tasks. The tasks end with the gateway; their records keep what is known of the
         outcome."""
         self.parts.drain.hurry()
 

@@ -29,8 +29,7 @@ _MOST_BYTES: Final = 16 << 20
 
 
 def hide() -> bool:
-    """Hide this process from other processes of its user, and disable core files. Return whether the kernel hides
-    it."""
+    """Hide this process from others of its user, and disable core files. Return whether the kernel hides it."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))
     return sys.platform == "linux" and _prctl(_PR_SET_DUMPABLE) == 0 and _prctl(_PR_GET_DUMPABLE) == 0

@@ -39,8 +39,8 @@ _PROBED_WITHIN_S: Final = 10.0
 
 
 class StoreWatch:
-    """Remembers whether the store at `url` answers, and logs changes. `fault`: why it does not; empty: it does.
-    `place`: where it is, as of before its opening."""
+    """Remember whether the store at `url` answers, and log when that changes. `fault`: why the store does not answer;
+    empty if it does. `place`: where it is, as found before it is opened."""
 
     def __init__(self, backend: Backend, url: str) -> None:
         self._backend = backend
@@ -49,7 +49,7 @@ class StoreWatch:
         self.fault = ""
 
     def opened(self) -> None:
-        """Log the place of a file. Relative to another folder, the same URL is another file, often a new one."""
+        """Log where an SQLite file is. Relative to another folder, the same URL is another file, often a new one."""
         if self.place != self._url:
             logger.info("sessions are kept in %s", self.place)
 
@@ -177,7 +177,7 @@ class Lifecycle:
             await asyncio.wait(compared, timeout=_PROBED_WITHIN_S - soon_s)
 
     def _start_upkeep(self) -> Tasks:
-        """Start the periodic work as background tasks, which run until they are closed. Return them."""
+        """Start the periodic work as background tasks, and return the tasks. They run until they are closed."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
         base, made = self._parts.foundation, self._parts.http.tasks
         work = [
@@ -201,8 +201,8 @@ class Lifecycle:
         return tasks
 
     async def _end_unused_grants(self) -> None:
-        """Remove what people have consented to by an earlier configuration, unless another replica has a newer one: by
-        that, they may just have consented to something else."""
+        """Remove consent that was given to an earlier configuration. Do nothing if another replica has a newer
+        configuration, because people may just have consented by that one."""
         base = self._parts.foundation
         if base.cluster is None or not base.cluster.configuration.is_outdated:
             secrets, rights = base.settings.gateway.secrets, self._parts.http.tasks.rights
@@ -288,7 +288,7 @@ class Lifecycle:
                 await tasks.table.settled()
 
     async def _end_seconds(self) -> None:
-        """Each second, end the current interval in metrics, request log and activity."""
+        """End the current interval of metrics, request log and activity each second."""
         loop, base = asyncio.get_running_loop(), self._parts.foundation
         while True:
             began = loop.time()

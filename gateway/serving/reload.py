@@ -65,7 +65,7 @@ class Reload:
         return self._settings
 
     async def again(self) -> Difference:
-        """Apply what the places of the configuration say now. Returns and raises as `to`."""
+        """Load the configuration again from the places of the start, and apply it. Returns and raises as `to`."""
         if self._read is None:
             raise ConfigurationError("the program that embeds this gateway has made its configuration")
         return await self.to(self._read)
@@ -152,7 +152,7 @@ class Reload:
         await compare([*kept, *made.values()], new.gateway, self._calls(new))
 
     def _calls(self, new: Settings) -> ToolCalls:
-        """Return the checks of tools by a configuration that is not in effect yet."""
+        """Return the checks of tools by a configuration that is not yet in effect."""
         base, policy = self._parts.foundation, new.gateway.policy
         decisions = Policy(policy, with_objects(new.mcpServers, self._objects))
         unapproved = self._parts.servers.tool_calls.unapproved  # it tells of what is in effect
@@ -226,8 +226,8 @@ class Reload:
     def _replace_servers(
         self, new: Settings, known: Mapping[str, ConfiguredUpstream], sandboxes: Mapping[str, SandboxesByTrust]
     ) -> None:
-        """Serve the servers of the configuration in its order. The paths of those that are gone serve nothing: requests
-        may have them."""
+        """Serve the servers of the configuration in its order. Keep the paths of removed servers, without a server,
+        because requests may be under way to them."""
         servers, http = self._parts.servers, self._parts.http
         objects = [each for each in servers.upstreams if each.settings is OBJECT]
         servers.upstreams[:] = [*(known[name] for name in new.mcpServers), *objects]
@@ -326,7 +326,7 @@ class ReloadTriggers:
         self._is_wanted = True
 
     def start(self) -> None:
-        """Reload from now on, in the running event loop. Do so at once if the signal has come before."""
+        """Reload from now on, in the running event loop; at once if the signal has already come."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
         if self._file is not None:
             self._tasks.spawn(self._watch())

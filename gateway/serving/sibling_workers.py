@@ -63,7 +63,7 @@ class Received(NamedTuple):
 class SiblingWorkers:
     """Send connections from this worker to the other workers, and receive theirs.
 
-    `counts`: connections that were handed over, by outcome.
+    `counts`: the number of connections that were handed over, by outcome.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ _CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxi
 
 
 class Welcome:
-    """Shows the start and the end of a gateway: here by one line for programs, `ready URL`, and `serving URL` before it
-    if the gateway serves before it is ready.
+    """Show the start and the end of a gateway. This class prints lines for programs: `ready URL`, and before that
+    `serving URL` if the gateway serves before it is ready.
 
     `link`: a one-time sign-in to the console; None: there is none.
     """

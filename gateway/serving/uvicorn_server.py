@@ -158,7 +158,7 @@ class _Config(uvicorn.Config):
 
 
 class _Beside(uvicorn.Server):
-    """Serve a further listener in this process. Signals are left to the main server."""
+    """Serve a further listener in this process, and leave signals to the main server."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -241,7 +241,7 @@ def serve(
     file: Path | None = None,
     strict: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says when the gateway is ready.
+    """Serve until SIGTERM or SIGINT. `welcome` shows the start; if it is None, a line says when the gateway is ready.
     `read` reads the settings again, on SIGHUP, at an operator's request, or when `file` has changed. With `strict`,
     refuse to start if a server cannot be used.
 

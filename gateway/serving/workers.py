@@ -1,6 +1,6 @@
 """Run several gateway processes (workers) on one port. Each is a replica like those on other machines.
 
-SIGHUP is passed on to all workers, which load the configuration again. If it says that the terminal is gone, they stop.
+SIGHUP is passed on to all workers, which load the configuration again. If the terminal is gone, they stop.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ def _hang_up(workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Eve
 
 
 class Reports:
-    """What the workers that run have reported, by worker number: that they serve, and that they are ready."""
+    """Collect what the running workers have reported, by worker number: that they serve, and that they are ready."""
 
     def __init__(self, pipe: int, count: int) -> None:
         os.set_blocking(pipe, False)
@@ -112,7 +112,7 @@ class Reports:
         return all((number, state) in self._told for number in range(self._count))
 
     def forget(self, number: int) -> None:
-        """Forget what a worker has reported: it has ended."""
+        """Forget the reports of a worker that has ended."""
         self._read()  # its last reports too, or they would count as those of its successor
         self._told -= {(number, SERVES), (number, IS_READY)}
 
@@ -128,7 +128,7 @@ def _tend(
     reports: Reports,
     url: str,
 ) -> None:
-    """Announce that workers serve, and once all are ready. Replace each that dies, until `stopping` is set."""
+    """Announce that workers serve, and when all are ready. Replace each worker that dies, until `stopping` is set."""
     is_ready = reports.all_have(IS_READY)
     announce(url, is_ready=is_ready)
     while not stopping.wait(_AGAIN_S):

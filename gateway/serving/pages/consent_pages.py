@@ -143,8 +143,8 @@ class ConsentPages:
         """Return who has sent the request: as a trusted proxy says, or by the credential in `headers`.
 
         Raises:
-            Refused: nobody is known by it.
-            TooManyAttempts: so for wrong credentials only: others in the person's network cannot lock the person out.
+            Refused: the request proves no identity.
+            TooManyAttempts: one of too many wrong credentials. A right one passes, so nobody can lock the person out.
         """
         peer = peer_of(request.scope)
         try:
@@ -203,7 +203,7 @@ class ConsentPages:
         return response
 
     def _known_settings(self, secret: str, principal: Principal) -> ConsentSettings | None:
-        """Return the settings by which a principal consents; None if there are none, or the principal is gone."""
+        """Return the settings by which a principal consents; None if there are none, or no such principal."""
         return self.credentials.consent_of(secret, principal) if self.is_known(principal) else None
 
     async def _client(self, request: Request, headers: dict[str, str]) -> Response:

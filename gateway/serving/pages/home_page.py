@@ -95,8 +95,7 @@ class HomePage:
         return PlainTextResponse("\n".join(lines) + "\n", headers=headers)
 
     def _base(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Return the base URL that the browser used. `HOST` replaces an invalid host, because the page shows the
-        URL."""
+        """Return the base URL that the browser used. The page shows it, so `HOST` replaces an invalid host."""
         host = headers.get("host", "")
         if not host or len(host) > _MOST_HOST or not _HOST_CHARACTERS.issuperset(host):
             host = "HOST"
