@@ -19,7 +19,7 @@ replaced."""
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Cache hints of a result. `ttl_ms`: milliseconds for which the result is fresh; 0 if it must not be cached.
+    """Cache hints of a result. `ttl_ms` is how many milliseconds the result is fresh; 0 if it must not be cached.
     `is_public`: the result is the same for every caller."""
 
     ttl_ms: int
@@ -36,14 +36,14 @@ _heads = msgspec.json.Decoder(_Head)
 
 
 def ttl_ms(value: object) -> int:
-    """Return a server's `ttlMs` as an integer, limited to one hour; 0 if it is not a positive number."""
+    """Return a server's `ttlMs` as an integer of at most one hour; 0 if it is no positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return 0
     return int(min(value, _MOST_MS))
 
 
 def hints_of(result: msgspec.Raw | bytes) -> Hints:
-    """Return the cache hints of a result. A result that asks its client for input must not be cached."""
+    """Return the cache hints of a result. A result that asks its client for input gets a `ttl_ms` of 0."""
     try:
         head = _heads.decode(result)
     except (msgspec.MsgspecError, RecursionError):
@@ -58,19 +58,19 @@ def most_private(pages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def with_ttl(result: bytes, left_ms: int) -> bytes:
-    """Return the result with its `ttlMs` replaced by `left_ms`, the time for which it is still fresh."""
+    """Return the result with `left_ms`, the milliseconds for which it is still fresh, as its `ttlMs`."""
     return encode(msgspec.json.decode(result, type=Object) | {"ttlMs": msgspec.Raw(encode(left_ms))})
 
 
 def of_one_session(result: Object) -> Object:
-    """Return the result as private and not cacheable, because a fact of one session was added. A result without cache
-    hints is returned unchanged."""
+    """Return the result as private and not cacheable, because it has a fact of one session. Return a result without
+    cache hints unchanged."""
     if "cacheScope" not in result:
         return result
     return result | {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
 
 
 def is_answer_to_input(params: Mapping[str, Any]) -> bool:
-    """Return True if a request carries answers to a server's questions. Its result must not be cached (MCP 2026-07-28,
-    Caching)."""
+    """Return True if a request carries answers to a server's questions, so that its result must not be cached (MCP
+    2026-07-28, Caching)."""
     return "inputResponses" in params or "requestState" in params

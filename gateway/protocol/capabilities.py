@@ -32,8 +32,8 @@ _MAX_CACHED_BYTES: Final = 2_048
 class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
     """A client's identity and capabilities, for servers of the other era.
 
-    `info` and `capabilities` are the client's own JSON, without members that the other era does not have. `log_level`:
-    the lowest level of log messages that the client wants; empty for none.
+    `info` and `capabilities` are the client's own JSON, without members that the other era does not have. `log_level`
+    is the lowest level of log messages that the client wants; empty for none.
     """
 
     info: bytes
@@ -47,7 +47,7 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def declared(self) -> Declared:
-        """Return the extensions that the client has declared. Cached (`dict=True`), because many messages need them."""
+        """Return the extensions that the client has declared. Cached, because many messages need them."""
         return Declared.of(self.capabilities)
 
     @property
@@ -67,7 +67,7 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
         )
 
     def meta(self, log_level: str, *, takes_tasks: bool = False) -> Object:
-        """Return the `_meta` for requests to a modern server. Callers must not change it. `takes_tasks`: the gateway
+        """Return the `_meta` for requests to a modern server, which callers must not change. `takes_tasks`: the gateway
         accepts a task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
         meta = self._meta_with_tasks if takes_tasks else self._meta
         return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
@@ -117,7 +117,8 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> ClientDeclaration:
 
 
 def caller_of_params(initialize_params: bytes) -> ClientDeclaration:
-    """Return the declaration of a legacy client, from the params of its `initialize`. Raises `msgspec.MsgspecError`."""
+    """Return the declaration of a legacy client, from the params of its `initialize`. Raises `msgspec.MsgspecError` if
+    they are invalid."""
     said = _params.decode(initialize_params or b"{}")
     return _caller(bytes(said.clientInfo), bytes(said.capabilities))
 
@@ -132,8 +133,8 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
 
 
 def refusal(capabilities: bytes, method: str, params: Object) -> tuple[int, str] | None:
-    """Return the error code (MCP 2025-11-25, Elicitation and Roots §Error Handling) and the message for a server's
-    request that the client has not declared to answer; None if it has. Raises as `may_be_asked`."""
+    """Return the error code (MCP 2025-11-25, Elicitation and Roots §Error Handling) and message for a server's request
+    that the client has not declared to answer; None if the client has declared it. Raises as `may_be_asked`."""
     if may_be_asked(capabilities, method, params):
         return None
     (name, parts), *_ = capability_for(method, params).items()
@@ -142,8 +143,8 @@ def refusal(capabilities: bytes, method: str, params: Object) -> tuple[int, str]
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:
-    """Return the capability that a client must declare before a server may send it this request, in the format of the
-    declaration."""
+    """Return the capability that a client must declare before a server may send it this request, as a client declares
+    it."""
     name, kind = method.partition("/")[0], _kind(method, params)
     if name in _ASKED:
         return {name: {kind: {}} if kind else {}}

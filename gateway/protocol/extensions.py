@@ -1,7 +1,7 @@
 """Find the extension that a method belongs to, and the extensions that capabilities declare. Pure.
 
-SEP-2133 names extensions `vendor-prefix/name`, but does not say how their methods are named. So the gateway has a rule
-of its own for the names of methods (`match`).
+SEP-2133 names extensions `vendor-prefix/name`, but has no rule for the names of their methods. So the gateway has its
+own (`match`).
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def object_of(raw: msgspec.Raw | bytes | None) -> Object:
 
 
 def passed_on(capabilities: Object) -> Object:
-    """Return the capabilities that are passed to the other era: all but those that the gateway handles itself."""
+    """Return the capabilities that the other era gets: all but those that the gateway handles itself."""
     plain = {name: raw for name, raw in capabilities.items() if name not in HANDLED_CAPABILITIES}
     if "extensions" in plain:
         extensions = object_of(plain["extensions"])
@@ -57,8 +57,8 @@ def passed_on(capabilities: Object) -> Object:
 
 
 def method_forms(method: str) -> tuple[str, ...]:
-    """Return the names that patterns and declarations may use for a method: its own name, and for a notification also
-    the name without the prefix `notifications/`."""
+    """Return the names that patterns and declarations may use for a method: its own name, and the name of a
+    notification also without the prefix `notifications/`."""
     plain = method.removeprefix(_NOTIFICATIONS)
     return (method,) if plain == method else (method, plain)
 
@@ -84,7 +84,8 @@ class Declared(msgspec.Struct, frozen=True):
     outside the core protocol. `is_open`: one of them is not an official extension, so that its methods may have any
     name.
 
-    Only the first `MOST_NAMES` names with up to `MOST_NAME_CHARS` characters count. `left_off`: how many are ignored.
+    Only the first `MOST_NAMES` names with up to `MOST_NAME_CHARS` characters count; `left_off` is the number of the
+    others.
     """
 
     names: tuple[str, ...] = ()
@@ -112,8 +113,8 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def closest(method: str, parties: Iterable[tuple[str, Declared]]) -> list[str]:
-    """Return the names of the parties (clients or servers) whose declarations the method matches most closely; an empty
-    list if it matches none."""
+    """Return the names of the parties (clients or servers) whose declarations the method matches most closely; empty if
+    it matches none."""
     matches = {name: declared.match(method) for name, declared in parties}
     best = max(matches.values(), default=0)
     return [name for name, found in matches.items() if found == best and best]

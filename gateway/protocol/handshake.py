@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class HandshakeRefused(Exception):
-    """The server answered `initialize` with an error. `error` is that error, as JSON."""
+    """The server answered `initialize` with an error. `error` is the server's error, as JSON."""
 
     def __init__(self, error: msgspec.Raw) -> None:
         super().__init__("the server refused the handshake")
@@ -25,8 +25,7 @@ class HandshakeRefused(Exception):
 def with_known_version(params: Object) -> Object:
     """Return the params of `initialize` with a protocol version of the legacy era.
 
-    An unknown or a modern version is replaced by the newest legacy version (MCP 2025-11-25, Lifecycle §Version
-    Negotiation).
+    The newest legacy version replaces an unknown or modern one (MCP 2025-11-25, Lifecycle §Version Negotiation).
     """
     version = params.get("protocolVersion")
     if version is not None and bytes(version).strip(b'"').decode("ascii", "replace") in HANDSHAKE_VERSIONS:
@@ -35,9 +34,9 @@ def with_known_version(params: Object) -> Object:
 
 
 def limit_version(result: bytes, version: str) -> bytes:
-    """Return an `initialize` result with a version that is not newer than the client's `version`.
+    """Return an `initialize` result whose version is at most the client's `version`.
 
-    The server may have negotiated a newer version with another client, if its process is shared or was started earlier.
+    A server may have negotiated a newer version with another client, if its process is shared or was started earlier.
     """
     decoded = msgspec.json.decode(result, type=Object)
     negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
@@ -76,8 +75,8 @@ def discovery_of(result: bytes) -> bytes:
 
 
 def discovery_for_all(result: bytes, name: str) -> bytes:
-    """Return the part of a `server/discover` result that all sessions may see: versions and capabilities. The result
-    was sent to one session with credentials, so its other members, such as instructions, may be only for their owner.
+    """Return the part of a `server/discover` result that all sessions may see: versions and capabilities. One session
+    has got the result with its credentials, so other members, such as instructions, may be for this session alone.
     `name` is the server's name in the gateway."""
     discovered = object_of(result)
     body: dict[str, Any] = {
@@ -107,7 +106,7 @@ def handshake_of(result: bytes, version: str) -> bytes:
 
 
 def _common(result: Object) -> Object:
-    """Return the capabilities in a result that are passed to the other era."""
+    """Return the capabilities in a result that the other era gets."""
     return passed_on(object_of(result.get("capabilities")))
 
 
@@ -151,10 +150,10 @@ settings of the first server, which also gets the extension's methods. The setti
 
 
 def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
-    """Merge the `initialize` results of several servers into one. A single result is returned as it is. `version` is
-    the gateway's.
+    """Merge the `initialize` results of several servers into one. Return a single result unchanged. `version` is the
+    gateway's.
 
-    `incomplete`: other servers have not answered yet. So every kind of list is declared, including skills: the gateway
+    `incomplete`: other servers have not answered yet. So declare every kind of list, including skills: the gateway
     answers requests for it, and notifies the client when another server has answered.
     """
     if len(results) == 1 and not incomplete:
@@ -172,9 +171,9 @@ def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool
 def merge_discoveries(
     results: Sequence[bytes], version: str, *, incomplete: bool = False, is_filtered: bool = False
 ) -> bytes:
-    """Merge the `server/discover` results of several servers into one. A single result is returned as it is. `version`
-    and `incomplete` as for `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions
-    may see other servers, so that the result is private."""
+    """Merge the `server/discover` results of several servers into one. Return a single result unchanged. For `version`
+    and `incomplete`, see `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions may
+    see other servers, so the result is private, even a single one."""
     if len(results) == 1 and not incomplete:
         return encode(object_of(results[0]) | {"cacheScope": PRIVATE}) if is_filtered else results[0]
     discovered = [object_of(result) for result in results]
@@ -202,8 +201,7 @@ def _decoded(result: Object, name: str, kind: type[T], default: T) -> T:
 
 
 def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
-    """Return the members of the results that the gateway does not know. If several results have the same member, the
-    first one is used."""
+    """Return the members of the results that the gateway does not know. Of equal members, the first result's counts."""
     return {key: raw for result in reversed(results) for key, raw in result.items() if key not in known}
 
 
@@ -226,7 +224,7 @@ def _merged(results: Sequence[Object], *, incomplete: bool) -> dict[str, Any]:
 
 
 def _flagged(first: Object, value: Object) -> Object:
-    """Merge two objects. A flag such as `listChanged`, `subscribe` or `directoryRead` is set if one of them sets it."""
+    """Merge two objects. A flag such as `listChanged`, `subscribe` or `directoryRead` is set if either sets it."""
     return {**value, **{key: raw for key, raw in first.items() if key not in value or _is_set(raw)}}
 
 

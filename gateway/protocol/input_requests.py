@@ -30,7 +30,7 @@ def questions_of(outer: Object) -> Mapping[str, Question]:
 
 
 def question_of(raw: msgspec.Raw) -> Question:
-    """Return the question in one input request. Raises `InvalidMessage` if it is invalid."""
+    """Return the question in one input request. Raises `InvalidMessage`: it is invalid."""
     asked = decode_object(raw, "an input request")
     try:
         method = msgspec.json.decode(asked.get("method", b"null"), type=str)
@@ -40,8 +40,7 @@ def question_of(raw: msgspec.Raw) -> Question:
 
 
 def for_legacy_client(question: Question) -> Question:
-    """Return a question in the form for a legacy client: URL elicitations get an `elicitationId`, which that era
-    requires."""
+    """Return a question in the form of the legacy era, which requires an `elicitationId` in URL elicitations."""
     method, params = question
     if params is None or method != "elicitation/create" or bytes(params.get("mode", b"")) != b'"url"':
         return question

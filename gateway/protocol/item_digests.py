@@ -32,8 +32,7 @@ _known: LRUCache[bytes, str] = LRUCache(16_384)
 
 
 def compared_part(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an item that its digest covers: all but icons and `_meta`. The app of a tool is covered,
-    although it is in `_meta`."""
+    """Return the part of an item that its digest covers: all but icons and `_meta`, except a tool's app in `_meta`."""
     part = {key: value for key, value in item.items() if key not in ("_meta", "icons")}
     meta = item.get("_meta")
     if isinstance(meta, dict) and (app := {key: meta[key] for key in _OF_APPS if key in meta}):
@@ -42,8 +41,8 @@ def compared_part(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def form_of(item: Mapping[str, Any]) -> bytes:
-    """Return a hash of the part of an item that its digest covers; empty if there is none. It costs little, and each
-    item that a server can send has one. Unlike a digest, it differs if the server writes a number otherwise."""
+    """Return a hash of the part of an item that its digest covers; empty if it cannot be encoded. It costs less than a
+    digest, but differs if the server writes the same number in another way."""
     try:
         return hashlib.sha256(msgspec.json.encode(compared_part(item), order="sorted")).digest()[:FORM_BYTES]
     except (OverflowError, RecursionError, msgspec.MsgspecError):
@@ -51,14 +50,14 @@ def form_of(item: Mapping[str, Any]) -> bytes:
 
 
 def digest_of(item: Mapping[str, Any]) -> str:
-    """Return the digest of an item, as `sha256:HEX`; empty if it has no canonical form. Numbers beyond 2**53 count as
-    the nearest float, as most readers of JSON read them."""
+    """Return the digest of an item, as `sha256:HEX`; empty if the item has no canonical form. Numbers beyond 2**53
+    count as the nearest float, as most readers of JSON read them."""
     return digests_of((item,))[0]
 
 
 def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the digests of a list's items, as `digest_of` does. After `_MOST_SLOW` bytes of items that take long, new
-    ones have none: no list of a server holds up the calls of others."""
+    """Return the digests of a list's items, as `digest_of` does. After `_MOST_SLOW` bytes of items that take long,
+    further items get an empty digest, so that no list of a server delays other calls."""
     left, found = _MOST_SLOW, []
     for item in items:
         try:
@@ -71,7 +70,7 @@ def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
-    """Return the digest of an item, and how many bytes took long."""
+    """Return the digest of an item, and the number of bytes that took long."""
     key = hashlib.sha256(encode(item)).digest()
     if (known := _known.get(key)) is not None or left <= 0:
         return known or "", 0
@@ -90,7 +89,7 @@ def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
 
 
 def _has_other_number(rest: bytes) -> bool:
-    """Return True if JSON without its texts has a number of which ECMAScript may write another form."""
+    """Return True if JSON without its strings (`rest`) has a number that ECMAScript may write in another way."""
     return b"." in rest or _EXPONENT.search(rest) is not None or _LONG.search(rest) is not None
 
 

@@ -1,5 +1,5 @@
 """Limit the size of servers' lists, and merge the lists of several servers into one, with public names (`server__name`)
-and cursors. Pure. Policy is not applied here."""
+and cursors. Pure, and without policy."""
 
 import base64
 import sys
@@ -32,11 +32,11 @@ MOST_BYTES: Final = 4 << 20
 
 
 def items_of(page: Any, key: str, name: str, *, most_chars: int = sys.maxsize) -> list[dict[str, Any]]:
-    """Return the valid items in one page of a list. `key`: the list's key in the page. `name`: the key of an item's
+    """Return the valid items in one page of a list. `key` is the list's key in the page, `name` the key of an item's
     name or URI.
 
-    Items whose name is missing, empty, not a string, or longer than `most_chars` characters are left out, because
-    requests with these names are refused.
+    Leave out items whose name is missing, empty, no string, or longer than `most_chars` characters, because requests
+    with these names are refused.
     """
     items = page.get(key) if isinstance(page, dict) else None
     named = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
@@ -51,8 +51,8 @@ class Names(frozenset[str]):
 
     @classmethod
     def of(cls, items: Iterable[dict[str, Any]], key: str, *, has_digests: bool = False) -> "Names":
-        """Return the names under `key` in the first items of a list, up to `MOST_TOOLS` items and `MOST_BYTES`
-        characters. `has_digests`: compute the items' digests, too."""
+        """Return the names under `key` in the first items of a list: up to `MOST_TOOLS` items and `MOST_BYTES`
+        characters. `has_digests`: also compute the items' digests."""
         kept, left = [], MOST_BYTES
         for item in islice(items, MOST_TOOLS):
             left -= len(item[key])
@@ -65,7 +65,7 @@ class Names(frozenset[str]):
         return found
 
     def joined(self, newer: "Names") -> "Names":
-        """Return these names and those of `newer`, whose digests win, up to the limits of `of`."""
+        """Return these names and those of `newer`, up to the limits of `of`. The digests of `newer` win."""
         found = Names.of(({"name": name} for name in (*self, *(newer - self))), "name")
         if self.digests or newer.digests:
             found.digests = {n: digest for n, digest in {**self.digests, **newer.digests}.items() if n in found}
@@ -100,7 +100,7 @@ def operation_of(tool: Mapping[str, Any]) -> str:
 
 
 def app_of(tool: Mapping[str, Any]) -> str:
-    """Return the URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if the tool has no app. Reads
+    """Return the URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if the tool has no app. Read
     `_meta.ui.resourceUri`, else `ui/resourceUri` of earlier drafts."""
     meta = tool.get("_meta")
     if not isinstance(meta, dict):
@@ -111,7 +111,7 @@ def app_of(tool: Mapping[str, Any]) -> str:
 
 
 def is_for_apps(tool: Mapping[str, Any]) -> bool:
-    """Return True if apps may call a tool (MCP Apps 2026-01-26): always, unless its `_meta.ui.visibility` is a list
+    """Return True if apps may call a tool (MCP Apps 2026-01-26). Return False if `_meta.ui.visibility` is a list
     without `app`."""
     meta = tool.get("_meta")
     ui = meta.get("ui") if isinstance(meta, dict) else None
@@ -125,7 +125,7 @@ def is_mirrored(schema: Schema | None) -> bool:
 
 
 def is_repeatable(tool: Mapping[str, Any]) -> bool:
-    """Return True if, by its annotations, a tool may be called twice without further effect."""
+    """Return True if a tool may be called twice without further effect, by its annotations."""
     hints = tool.get("annotations")
     return isinstance(hints, dict) and (hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True)
 
@@ -141,8 +141,8 @@ def task_support(tool: Mapping[str, Any]) -> str:
 class Called(msgspec.Struct, frozen=True, kw_only=True):
     """The tool of a call: its server, its name at that server, and the properties that it declares.
 
-    `is_repeatable`, `task_support`, `operation`, `app`, `is_for_apps`: see the functions `is_repeatable`,
-    `task_support`, `operation_of`, `app_of` and `is_for_apps`. `is_unlisted`: the server does not list the tool.
+    For `is_repeatable`, `task_support`, `operation`, `app` and `is_for_apps`, see the functions of these names
+    (`operation_of`, `app_of`). `is_unlisted`: the server does not list the tool.
     """
 
     server: str = ""
@@ -157,7 +157,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tool: dict[str, Any]) -> "Called":
-        """Return the `Called` of a tool in a server's list. Its `server` is still empty."""
+        """Return the `Called` of a tool in a server's list, with an empty `server`."""
         return cls(
             name=tool["name"],
             schema=Schema.of(tool.get("inputSchema")),
@@ -178,7 +178,7 @@ _UNLISTED: Final = Called(is_unlisted=True)
 
 
 class Tools:
-    """The tools that one server lists, and the schemas of their arguments. `size` is in bytes."""
+    """The tools that one server lists, and the schemas of their arguments. `size` is the size of the list in bytes."""
 
     def __init__(self, listed: Iterable[dict[str, Any]] = ()) -> None:
         self.listed: list[dict[str, Any]] = []
@@ -214,15 +214,15 @@ class Tools:
         return self._declared.get(name, _UNLISTED).operation
 
     def digest(self, name: str) -> str:
-        """Return the digest of the tool `name`; empty if it is not listed, is listed in two forms, or has none. The
-        digests are computed at the first call."""
+        """Return the digest of the tool `name`; empty if it is not listed, is listed in two forms, or has no digest.
+        The first call computes the digests of all tools."""
         if self._digests is None:
             self._digests = _digests(self.listed, "name")
         return self._digests.get(name, "")
 
     def form(self, name: str) -> bytes | None:
-        """Return the form of the tool `name` (`item_digests.form_of`): None if it is not listed, empty if it is listed
-        in two forms. The forms are computed at the first call."""
+        """Return the form of the tool `name` (`item_digests.form_of`); None if it is not listed, empty if it is listed
+        in two forms. The first call computes the forms of all tools."""
         if self._forms is None:
             self._forms = {}
             for tool in self.listed:
@@ -238,14 +238,14 @@ class Tools:
         return name in self.schemas
 
     def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
-        """Call `compare` with the names of these tools, and return its messages: one for each pattern that matches no
-        name. The result is cached: later calls do not call `compare`."""
+        """Return the messages of `compare`, which gets the names of these tools: one message for each pattern that
+        matches no name. Later calls return the cached result."""
         if self._unmatched is None:
             self._unmatched = compare(self.schemas)
         return self._unmatched
 
     def are_same(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Return True if the list has tools with the forms of all of these."""
+        """Return True if this list has all of `tools`, in the same forms."""
         return all(self.form(tool["name"]) == form_of(tool) != b"" for tool in tools)
 
 
@@ -276,7 +276,7 @@ def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
-    """Return the items of several servers' pages, in the order of `pages`, with public names. `pages`: pairs of a
+    """Return the items of several servers' pages, in the order of `pages`, with public names. `pages` has pairs of a
     server's name and its page."""
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in items_of(page, row.listed, row.item_key))
@@ -291,8 +291,8 @@ def has_more(page: Mapping[str, Any]) -> bool:
 
 
 def next_cursor(more: Mapping[str, str]) -> str | None:
-    """Combine the next-page cursors of several upstreams into one cursor; None if there are none. An upstream is left
-    out if the combined cursor would become too long for a request."""
+    """Combine the next-page cursors of several upstreams into one cursor; None if there are none. Leave out upstreams
+    with which the cursor would become too long for a request."""
     fitting: dict[str, str] = {}
     for upstream, cursor in more.items():
         if len(_cursor(fitting | {upstream: cursor})) <= _MOST_CURSOR_CHARS:
@@ -305,11 +305,11 @@ def _cursor(more: Mapping[str, str]) -> str:
 
 
 def cursor_of(params: Object) -> dict[str, str] | None:
-    """Return the cursor of each upstream (at least one) in a request's combined cursor; None if the request has no
-    cursor, and so asks for the first page.
+    """Return the cursor of each upstream (at least one) in a request's combined cursor. Return None if the request has
+    no cursor, because it asks for the first page.
 
     Raises:
-        Refused: the cursor was not made by `next_cursor`.
+        Refused: `next_cursor` has not made the cursor.
     """
     if "cursor" not in params:
         return None

@@ -61,8 +61,7 @@ class Method(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
     def is_offered(self, capabilities: Mapping[str, Any]) -> bool:
-        """Return True if the method needs no extension, or a server's `capabilities` declare its extension and
-        setting."""
+        """Return True if the method needs no extension, or these `capabilities` declare its extension and setting."""
         if not self.extension:
             return True
         extensions = capabilities.get("extensions")
@@ -84,7 +83,7 @@ def _list(name: str, kind: Kind, listed: str, item_key: str = "name", extension:
 
 
 def _of_skills(name: str, listed: str, setting: str = "") -> Method:
-    """Return the row of a method about one skill or directory (Skills extension). The policy for resources applies."""
+    """Return the row of a method about one skill or directory (Skills extension), under the policy for resources."""
     return Method(
         name,
         BOTH,
@@ -109,7 +108,7 @@ def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
 
 def _task(name: str, eras: frozenset[str]) -> Method:
     """Return the row of a method about one task (extension `io.modelcontextprotocol/tasks`, Routing Headers;
-    experimental in MCP 2025-11-25). No policy applies: the client has the task's id from a call that was allowed."""
+    experimental in MCP 2025-11-25). It has no policy, because the client has the task's id from an allowed call."""
     return Method(name, eras, named="taskId", is_repeatable=True, is_counted=False)
 
 
@@ -198,7 +197,7 @@ def metric_label(method: str) -> str:
 
 
 def lists_of(kind: str) -> tuple[Method, ...]:
-    """Return the list methods of one kind, such as `resources`, to which the policy for that kind applies."""
+    """Return the list methods of one kind, such as `resources`."""
     return tuple(row for row in ROWS if row.name in LISTS and row.kind == kind)
 
 
@@ -206,8 +205,8 @@ _NOTIFICATIONS: Final = "notifications/"
 
 
 def folded_method(method: str) -> str:
-    """Return a method name in lower case and without empty parts between slashes. A lenient server may treat names with
-    the same result as the same method."""
+    """Return a method name in lower case and without empty parts between slashes. A lenient server may take names with
+    the same result for the same method."""
     return "/".join(filter(None, method.lower().split("/")))
 
 
@@ -217,8 +216,8 @@ _KNOWN: Final = frozenset(folded_method(row.name) for row in ROWS)
 def may_be_relayed(method: str, *, is_request: bool) -> bool:
     """Return True if a client's method that MCP does not define may be sent to servers.
 
-    The name must be visible ASCII, so that it cannot imitate another name. It must not differ from a method of MCP only
-    by case or empty parts. A request must not be named like a notification. The transport limits its length.
+    The name must be visible ASCII, so that it cannot imitate another name. It must not equal a method of MCP except for
+    case or empty parts. A request must not be named like a notification. The transport limits its length.
     """
     if not (method.isascii() and method.isprintable()) or " " in method:
         return False

@@ -9,7 +9,7 @@ _texts = msgspec.json.Decoder(str)
 
 
 def meta_of(params: Object) -> Object:
-    """Return the entries of `_meta` in params or in a result; empty if there is no `_meta`."""
+    """Return the entries of `_meta` in params or in a result; empty without `_meta`."""
     return decode_object(params["_meta"], "_meta") if "_meta" in params else {}
 
 

@@ -31,8 +31,8 @@ def without_reserved(meta: Object) -> Object:
 
 
 def without_reserved_in(message: Message) -> Message:
-    """Remove the gateway's reserved keys from each `_meta` in a message, at any depth. A message without reserved keys
-    is returned as it is.
+    """Return a message without the gateway's reserved keys in any `_meta`, at any depth; the same object if it has
+    none.
 
     Raises:
         msgspec.MsgspecError, InvalidMessage: a body with a reserved key is invalid, or the member with it is too large.
@@ -45,7 +45,7 @@ def without_reserved_in(message: Message) -> Message:
 
 
 def with_reports_only(message: Message) -> Message:
-    """Remove the reserved keys from a message of another gateway, except what it reports in the `_meta` of a result:
+    """Return a message of another gateway without the reserved keys, except its reports in the `_meta` of a result:
     missing servers, a restart, and the ids of the request in its log. Raises as `without_reserved_in`."""
     cleaned = without_reserved_in(message)
     if cleaned is message or not isinstance(message.result, msgspec.Raw) or not isinstance(cleaned.result, msgspec.Raw):
@@ -57,7 +57,7 @@ def with_reports_only(message: Message) -> Message:
 
 
 def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
-    """Remove the gateway's reserved keys from each `_meta` in a raw value, at any depth. Raises as
+    """Return a raw value without the gateway's reserved keys in any `_meta`, at any depth. Raises as
     `without_reserved_in`."""
     data = bytes(raw)
     if not may_name_reserved(data):
@@ -87,7 +87,7 @@ def _is_reserved(key: str) -> bool:
 
 
 def may_name_reserved(body: bytes) -> bool:
-    """Return True unless the bytes of a body prove, without decoding, that it has no `_meta` key of the gateway."""
+    """Return False if the bytes of a body prove, without decoding, that no `_meta` in it has a reserved key."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 

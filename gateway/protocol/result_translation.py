@@ -1,4 +1,4 @@
-"""Translate results and errors between the eras, and name the servers that are missing in a merged result. Pure."""
+"""Translate results and errors between the eras, and name the servers that a merged result lacks. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,8 @@ MISSING_KEY: Final = f"{RESERVED}/missing"
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A server whose part of a merged result is missing. `since`: Unix time. `retry_s`: seconds until the gateway tries
-    the server again; 0 if it tries now, infinite if it never does; None while the server is starting."""
+    """A server whose part of a merged result is missing since the Unix time `since`. `retry_s` is the seconds until the
+    gateway tries the server again; 0 if it tries now, infinite if it never does, None while the server is starting."""
 
     server: str
     reason: str
@@ -65,8 +65,8 @@ def list_result(
     *,
     is_filtered: bool = False,
 ) -> dict[str, Any]:
-    """Complete the result (`body`) of a list that was merged from several servers' pages. `missing` servers are named
-    in its `_meta`.
+    """Complete the result (`body`) of a list that was merged from several servers' pages, and return it. Name the
+    `missing` servers in its `_meta`.
 
     A modern result gets cache hints: the shortest time and the most private scope of all pages (MCP 2026-07-28,
     Caching). `is_filtered`: policy hides some items, so the scope is private. An incomplete list must not be cached.
@@ -98,7 +98,7 @@ def tool_error(era: Era, text: str) -> bytes:
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
     """Return a legacy server's result with the fields that the modern era requires. Its cache hints forbid caching,
-    because its lifetime is unknown."""
+    because how long it is valid is unknown."""
     more: Object = {"resultType": msgspec.Raw(_COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
@@ -118,9 +118,9 @@ def modern_result(method: str, result: Object, server_info: bytes) -> Object:
 def modern_error(error: msgspec.Raw) -> msgspec.Raw:
     """Return a legacy server's error with a code that the modern era permits.
 
-    A legacy server may use -32020 to -32099 for errors of its own. The modern era has given these codes fixed meanings:
-    on -32020 a client sends its call again (MCP 2026-07-28, Error Codes). So they are replaced, except a -32021 that
-    names missing capabilities: servers of both eras send it with its modern meaning.
+    A legacy server may use -32020 to -32099 for errors of its own, but the modern era has given these codes meanings:
+    on -32020 a client sends its call again (MCP 2026-07-28, Error Codes). So replace them, except a -32021 that names
+    missing capabilities: servers of both eras send it with its modern meaning.
     """
     code = error_code(error)
     if code == MISSING_CAPABILITY and _names_capabilities(error):
@@ -155,8 +155,8 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 
 
 def legacy_result(method: str, result: Object) -> Object:
-    """Return a modern server's result without the fields that the legacy era does not have. Fields in results of
-    extensions' methods stay."""
+    """Return a modern server's result without the fields that the legacy era does not have. Keep the fields in results
+    of extensions' methods."""
     is_extension = method not in METHODS
     dropped = _MODERN_ONLY
     if is_extension:
@@ -172,11 +172,11 @@ def legacy_result(method: str, result: Object) -> Object:
 
 
 def legacy_error(method: str, params: Object, error: msgspec.Raw) -> msgspec.Raw:
-    """Return a modern server's error with the legacy error code, if it says that a resource does not exist. `params`
+    """Return a modern server's error. Give it the legacy error code if it says that a resource does not exist. `params`
     are the request's.
 
-    The modern code, -32602, is also used for other errors. So it is replaced only if the error names the URI of the
-    request, or says that the resource was not found (SEP-2164).
+    The modern code, -32602, also has other meanings. So replace it only if the error names the URI of the request, or
+    says that the resource was not found (SEP-2164).
     """
     row = METHODS.get(method)
     if row is None or row.named != "uri" or row.extension or error_code(error) != INVALID_PARAMS:

@@ -1,10 +1,10 @@
 """Compile servers' input schemas, and check arguments against them, at limited cost.
 
 Schemas come from servers, which are not trusted. References to other documents are not fetched, and patterns run in
-linear time. The cost of a check is limited: it is the number of parts of the schema, with every reference followed,
-times the number of parts of the arguments; and the time that its patterns may take for a character, times the number
-of characters. A `pattern` with look-around or backreferences is left out of the check, because no engine runs it in
-linear time, and so is one that is large once compiled. The rest of its schema is checked.
+linear time. Two costs of a check are limited: the number of parts of the schema, with every reference followed, times
+the number of parts of the arguments; and the time that the patterns may take for a character, times the number of
+characters. A `pattern` with look-around or backreferences is not checked, because no engine runs it in linear time, and
+neither is one that is large once compiled. The rest of its schema is checked.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ _scalars = msgspec.json.Decoder(int | float | bool)
 
 
 def read_leniently(arguments: Any, path: Sequence[str | int], kind: Any) -> bool:
-    """Convert the value at `path`, which has the wrong type, as a lenient server would: drop a null, or read a string
-    as a number or boolean. Changes `arguments`. Return False if nothing can be converted. `kind`: the schema error."""
+    """Convert the value at `path` in `arguments`, which has the wrong type, as a lenient server would: drop a null, or
+    read a string as a number or boolean. Return False if it cannot be converted. `kind` is the schema error."""
     if not path or not isinstance(kind, _KINDS):
         return False
     try:
@@ -103,15 +103,14 @@ _Kind = Literal["schema", "named", "data"]
 
 
 class UnusableSchema(ValueError):
-    """Arguments cannot be checked against a schema. The message says why."""
+    """Arguments cannot be checked against this schema. The message says why."""
 
 
 class _Weight:
     """Count the parts of a schema, with local references followed. A reference to an enclosing part counts as one part.
 
-    Moves each `pattern` that does not run in linear time, or is too large, from the schema to `unchecked`.
-    `scan_ns`: the time that its patterns may take for a character. `tried`: how many keywords of `_TRIED` are in one
-    another.
+    Moves each `pattern` that does not run in linear time, or is too large, from the schema to `unchecked`. `scan_ns` is
+    the time that the patterns may take for a character. `tried` is how many keywords of `_TRIED` contain one another.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -146,7 +145,8 @@ class _Weight:
         return refers
 
     def _move_unbounded(self, value: dict[str, Any]) -> None:
-        """Move the `pattern` of a schema to `unchecked`, unless it runs in linear time and is small."""
+        """Move the `pattern` of a schema to `unchecked` if it does not run in linear time, or is large. Raises
+        `UnusableSchema` for such a key of `patternProperties`."""
         for pattern in tuple(_patterns(value)):
             if self._is_bounded(pattern):
                 continue
@@ -156,7 +156,8 @@ class _Weight:
             del value["pattern"]
 
     def _is_bounded(self, pattern: str) -> bool:
-        """Count a pattern, with its memory and time, and return True; False if it is too large or has look-around."""
+        """Count a pattern, with its memory and time, and return True. Return False if it is large or has
+        look-around."""
         self._patterns += 1
         if self._patterns > MOST_PATTERNS:
             raise UnusableSchema(f"it has more than {MOST_PATTERNS} patterns")
@@ -226,14 +227,15 @@ class _Weight:
 
 
 def _kind_in(kind: _Kind, key: str | int) -> _Kind:
-    """Return what the part at `key` of a part is. `kind`: what the outer part is."""
+    """Return the kind of the value under `key` in a value of the kind `kind`: a schema, an object that names schemas
+    (`named`), or plain data such as an enum."""
     if kind == "data" or (kind == "schema" and key in _DATA):
         return "data"
     return "named" if kind == "schema" and key in _NAMED else "schema"
 
 
 def _patterns(node: dict[str, Any]) -> Iterator[str]:
-    """Yield the patterns of a schema itself, without those of its parts."""
+    """Yield the patterns of this schema itself, but not those of the schemas in it."""
     pattern, properties = node.get("pattern"), node.get("patternProperties")
     if isinstance(pattern, str):
         yield pattern
@@ -242,7 +244,7 @@ def _patterns(node: dict[str, Any]) -> Iterator[str]:
 
 
 def _few(value: Any) -> int:
-    """Return the number of values within a JSON value, itself included; 0 if there are more than `_FEW`."""
+    """Return the number of values within a JSON value, including the value itself; 0 if there are more than `_FEW`."""
     count, left = 0, [value]
     while left:
         count += 1
@@ -257,8 +259,8 @@ def _few(value: Any) -> int:
 
 
 class Checker:
-    """Check arguments against one schema. `held`: memory in bytes. `unchecked`: the schema's patterns that are not
-    checked."""
+    """Check arguments against one schema. `held` is its memory in bytes. `unchecked` has the schema's patterns that are
+    not checked."""
 
     def __init__(self, schema: dict[str, Any], size: int) -> None:
         weight = _Weight(schema)
@@ -270,8 +272,8 @@ class Checker:
         self._validator = _compiled(schema)
 
     def problem(self, arguments: Any, raw: bytes, *, lenient: bool = False) -> Problem | None:
-        """Return the first violation of the schema; None if there is none. `raw`: the JSON of the arguments. `lenient`:
-        accept a value that servers commonly convert to the type in the schema (`read_leniently`)."""
+        """Return the first violation of the schema; None if there is none. `raw` is the JSON of the arguments.
+        `lenient`: accept a value that servers commonly convert to the type in the schema (`read_leniently`)."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
@@ -325,7 +327,7 @@ def _compiles(pattern: str, options: Any) -> bool:
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """One schema as a server has listed it: its JSON and the SHA-256 of that. `text` is empty if the schema is too
+    """One schema as a server has listed it: its JSON, and the JSON's SHA-256. `text` is empty if the schema is too
     large or nested too deeply."""
 
     text: bytes
@@ -345,8 +347,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class Schemas:
-    """Compile the schemas that servers list, and cache them by digest. A schema that several tools share is compiled
-    once."""
+    """Compile the schemas that servers list, once for all tools that share one, and cache them by digest."""
 
     def __init__(self) -> None:
         self._cached: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(

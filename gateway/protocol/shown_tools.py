@@ -1,4 +1,4 @@
-"""Record the tools that a session was shown, by hash, in a value that sessions share. Pure: no I/O."""
+"""Record the tools that a session's client has seen, by hash, in a value that sessions share. Pure: no I/O."""
 
 import functools
 import hashlib
@@ -24,8 +24,8 @@ Listed = tuple[tuple[str, bytes], ...]
 
 
 class ShownTools:
-    """The tools that servers have listed to a session, each as it was listed first. Get one with `nothing`, `read`,
-    `with_page` or `with_tool`: equal ones are one object, so that a session costs a reference. `text` is for the
+    """The tools that servers have listed to a session, each in its first form. Get one with `nothing`, `read`,
+    `with_page` or `with_tool`: equal values are one object, so that a session costs only a reference. `text` is for the
     session's record."""
 
     __slots__ = ("__weakref__", "_servers", "text")
@@ -36,7 +36,7 @@ class ShownTools:
 
     @staticmethod
     def read(text: str) -> "ShownTools":
-        """Return the tools in the record of a session. Raises `ValueError`: it is not the text of `ShownTools`."""
+        """Return the tools in the record of a session. Raises `ValueError`: `text` is not that of a `ShownTools`."""
         if (known := _shared.get(text)) is not None:
             return known
         packed = _texts.decode(text) if text else {}
@@ -47,12 +47,12 @@ class ShownTools:
         return server in self._servers
 
     def form(self, server: str, name: str) -> bytes | None:
-        """Return the form in which the session was shown a tool; None if it was shown none of that name."""
+        """Return the form in which the session was shown a tool; None if it was shown no tool with this name."""
         return self._servers[server].get(_key(name)) if server in self._servers else None
 
     def with_page(self, server: str, tools: Listed) -> "ShownTools":
-        """Return these tools and those of a page, up to `MOST_TOOLS` of the server. What was shown before stays; a tool
-        without a form is left out."""
+        """Return these tools and those of a page, up to `MOST_TOOLS` of the server. A tool keeps its first form. Leave
+        out tools without a form."""
         before = self._servers.get(server, {})
         page = {_key(name): form for name, form in reversed(tools) if form}
         if page.keys() <= before.keys():
@@ -60,7 +60,7 @@ class ShownTools:
         return _merged(self._servers, server, dict(islice({**before, **page, **before}.items(), MOST_TOOLS)))
 
     def with_tool(self, server: str, name: str, form: bytes) -> "ShownTools":
-        """Return these tools, the tool `name` in this form, which is not empty."""
+        """Return these tools, with the tool `name` in the given form, which must not be empty."""
         return _merged(self._servers, server, {**self._servers.get(server, {}), _key(name): form})
 
 

@@ -1,7 +1,7 @@
 """Find the skill that a URI belongs to, and put the server's name into a skill's URI (the Skills extension). Pure.
 
-Hosts identify a skill by its server and its URI, and the only server that they see is the gateway. If several servers
-have a skill with the same URI, the URIs of all but the first server get the server's name in front:
+Hosts identify a skill by its server and its URI, and see only one server, the gateway. If several servers have a skill
+with the same URI, the URIs of all but the first server get the server's name in front:
 `skill://billing__/refunds/SKILL.md`. The other segments stay: by the extension, one of them is the skill's name.
 """
 
@@ -37,24 +37,24 @@ def named_uri(server: str, uri: str) -> str:
 
 
 def distinct(server: str, skills: Iterable[dict[str, Any]], taken: Container[str]) -> list[dict[str, Any]]:
-    """Return a server's skills with distinct URIs. A skill whose URI is in `taken` gets the server's name in its URIs,
-    or is left out if they have no `://`."""
+    """Return a server's skills with distinct URIs. A skill whose URI is in `taken` gets the server's name in its URIs.
+    Leave it out if they have no `://`."""
     convert = functools.partial(named_uri, server)
     named = (_with_uri(skill, convert) if skill["uri"] in taken else skill for skill in skills)
     return [skill for skill in named if skill]
 
 
 def origin_of(uri: str) -> tuple[str, str]:
-    """Split a URI of `named_uri` into the server's name and the server's own URI. The name is empty if the URI has
-    none."""
+    """Split a URI of `named_uri` into the server's name and the server's own URI. The name is empty in any other
+    URI."""
     scheme, _, rest = uri.partition("://")
     server, separator, own = rest.partition(f"{SEPARATOR}/")
     return (server, f"{scheme}://{own}") if separator and "/" not in server else ("", uri)
 
 
 def with_uris(result: Mapping[str, Any], convert: Callable[[str], str]) -> dict[str, Any]:
-    """Return a result about skills or resources with `convert` applied to all URIs, also those of each skill's files.
-    Items without a URI, or whose URI `convert` makes empty, are left out."""
+    """Return a result about skills or resources with `convert` applied to all URIs, including those of each skill's
+    files. Leave out items without a URI, and those whose URI `convert` makes empty."""
     converted = dict(result)
     for key in WITH_URIS:
         found = result.get(key)

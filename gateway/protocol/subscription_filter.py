@@ -59,13 +59,13 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.kinds or self.uris)
 
     def wants(self, method: str, uri: object) -> bool:
-        """Return True if the filter asks for a notification. `uri`: the changed resource, if a resource has changed."""
+        """Return True if the filter asks for this notification. `uri` is the changed resource; ignored for a list."""
         row = CHANGES[method]
         return row.flag in self.kinds if row.flag else uri in self.uris
 
     def may_have(self, method: str) -> bool:
-        """Return True if notifications with this method may belong to the subscription. Notifications of extensions
-        always may. URIs are not compared, because a server may report a resource below a subscribed one (MCP,
+        """Return True if notifications with this method may belong to the subscription, as those of extensions always
+        may. Do not compare URIs: a server may report a resource below a subscribed one (MCP,
         `ResourceUpdatedNotification`)."""
         row = CHANGES.get(method)
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
@@ -92,8 +92,8 @@ def extension_members(params: Object) -> Object:
 
 
 class SubscriptionFilter:
-    """Send a client the notifications that its open `subscriptions/listen` asks for. Notifications that come before the
-    acknowledgement is sent are queued."""
+    """Send a client the notifications that its open `subscriptions/listen` asks for. Queue those that come before the
+    acknowledgement is sent."""
 
     def __init__(self, client_id: RequestId, wanted: Filter, emit: Any, declared: Declared = _NOTHING) -> None:
         self.wanted = wanted
@@ -120,12 +120,12 @@ class SubscriptionFilter:
                 self._send(method, params)
 
     def extend(self, more: Filter) -> None:
-        """Add `more` to the filter: a server that supports it has answered only after the acknowledgement."""
+        """Add `more` to the filter: a server has answered only after the acknowledgement."""
         self.wanted |= more
 
     def notify(self, method: str, params: Object, uri: object) -> None:
-        """Send or queue the notification of a change, if the filter asks for it. `uri`: the changed resource, if a
-        resource has changed."""
+        """Send or queue the notification of a change, if the filter asks for it. `uri` is the changed resource; ignored
+        for a list."""
         if not self.wanted.wants(method, uri):
             return
         if self._early is not None:
@@ -134,12 +134,12 @@ class SubscriptionFilter:
             self._send(method, params)
 
     def notify_all(self, part: Filter) -> None:
-        """Notify the client of a change of each kind and resource in `part`: real changes may have been missed."""
+        """Notify the client of a change of each kind and resource in `part`: it may have missed real changes."""
         for method, params, uri in part.changes():
             self.notify(method, params, uri)
 
     def relay(self, frame: bytes) -> None:
-        """Send a notification of a server that has received this subscription itself, unchanged. Before the
+        """Send, unchanged, a notification of a server that itself has got this subscription. Before the
         acknowledgement, queue only the kind of a change: a change of any resource counts for all subscribed ones."""
         if self._early is None:
             self._emit(frame)

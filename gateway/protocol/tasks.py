@@ -24,7 +24,7 @@ _CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 class TaskAtServer(msgspec.Struct, frozen=True):
     """A task that a server has created for a call. It may outlive the gateway process that has sent the call.
 
-    `id`: the server's own id. `created_at`: the time as the server has written it. `era`: the server's era.
+    `id` is the server's own id. `created_at` is the time as the server has written it. `era` is the server's era.
     """
 
     id: str
@@ -33,15 +33,15 @@ class TaskAtServer(msgspec.Struct, frozen=True):
 
 
 class TaskState(msgspec.Struct, frozen=True):
-    """The state of a task in a server's message. `ttl_s`: time to live from the task's creation; None if unlimited."""
+    """The state of a task in a server's message. `ttl_s`: seconds to live from the task's creation; None if
+    unlimited."""
 
     is_over: bool
     ttl_s: float | None
 
 
 def declares_tasks(meta: Mapping[str, Any]) -> bool:
-    """Return True if the client declares the tasks extension in the `_meta` of this request. Each request must declare
-    it."""
+    """Return True if the client declares the tasks extension in the `_meta` of this request."""
     declared = meta.get(_CAPABILITIES)
     extensions = declared.get("extensions") if isinstance(declared, dict) else None
     return isinstance(extensions, dict) and TASKS in extensions
@@ -57,13 +57,13 @@ def takes_task_calls(handshake: bytes | None) -> bool:
 
 
 def asks_for_task(params: Object) -> bool:
-    """Return True if a request asks for a task (MCP 2025-11-25). Some clients send `null`, which asks for none."""
+    """Return True if a request asks for a task (MCP 2025-11-25). A `null`, as some clients send it, asks for none."""
     return "task" in params and bytes(params["task"]) != b"null"
 
 
 def with_tasks(meta: Object) -> Object:
-    """Return the `_meta` of a request of the gateway, with the tasks extension declared: the server may answer with a
-    task in place of a result."""
+    """Return the `_meta` of a request of the gateway with the tasks extension declared: the server may answer with a
+    task."""
     capabilities = object_of(meta.get(_CAPABILITIES))
     extensions = object_of(capabilities.get("extensions")) | {TASKS: msgspec.Raw(b"{}")}
     return meta | {_CAPABILITIES: msgspec.Raw(encode(capabilities | {"extensions": msgspec.Raw(encode(extensions))}))}
@@ -80,7 +80,7 @@ def names_tasks(method: str, params: Object) -> bool:
 
 
 def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
-    """Return the state of a task in a server's message; None if `task` has no valid state. `ttl`: the key of the time
+    """Return the state of a task in a server's message; None if `task` has no valid state. `ttl` is the key of the time
     to live in milliseconds."""
     try:
         status = msgspec.json.decode(task.get("status", b"null"))
@@ -107,8 +107,8 @@ def created_at(task: Mapping[str, Any]) -> str:
 
 
 def is_same_time(one: str, other: str) -> bool:
-    """Return True if two times differ by less than a second, or are the same text. A server may later write the same
-    time with fewer or more digits."""
+    """Return True if two times are the same text or differ by less than a second: a server may write the same time with
+    fewer or more digits."""
     if one == other:
         return True
     first, second = _instant(one), _instant(other)

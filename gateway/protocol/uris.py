@@ -15,7 +15,7 @@ MOST_MARKS: Final = 64
 
 
 class TooManyMarks(ValueError):
-    """A text has too many combining marks to convert it to NFKC in limited time."""
+    """A text has too many combining marks to be converted to NFKC in limited time."""
 
 
 def normal(text: str) -> str:
@@ -75,12 +75,12 @@ _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 
 
 def forms(uri: str) -> tuple[str, ...] | None:
-    """Return the forms in which servers may read a URI: as it is written and, if that differs, in its normal form.
+    """Return the forms in which servers may read a URI: as it is written and, if different, its normal form.
 
     In the normal form, percent-encoding is decoded, dot segments and double slashes are removed, and text is in NFKC.
-    Return None if parsers (RFC 3986, the WHATWG URL standard, file systems) would disagree on the normal form: if the
-    URI is encoded too often, has control characters or surrounding spaces, has dot segments beside encoded delimiters,
-    leaves its authority by dot segments, or writes its host in an unusual way.
+    Return None if parsers (RFC 3986, the WHATWG URL standard, file systems) may disagree on the normal form: the URI is
+    encoded too often, has control characters or surrounding spaces, has dot segments beside encoded delimiters, leaves
+    its authority by dot segments, or writes its host in an unusual way.
     """
     if uri != uri.strip():
         return None
@@ -110,7 +110,7 @@ def _is_literal(uri: str, plain: str) -> bool:
 
 
 def _canonical(plain: str, *, is_literal: bool) -> str | None:
-    """Return the normal form of a decoded URI; None if there is none. `is_literal` is the result of `_is_literal`."""
+    """Return the normal form of a decoded URI; None if there is none. `is_literal`: see `_is_literal`."""
     found = _SCHEME.fullmatch(plain)
     scheme, rest = (found[1], found[2]) if found else ("", plain)
     if scheme.lower() in _DEFAULT_PORTS:
@@ -136,8 +136,8 @@ def _canonical(plain: str, *, is_literal: bool) -> str | None:
 
 
 def _special(scheme: str, rest: str) -> tuple[str, str] | None:
-    """Return the authority and the path of a URI with a special scheme (`rest` follows the colon): any number of
-    slashes or backslashes may precede its host (WHATWG URL, 4.4). None if parsers may find different hosts."""
+    """Return the authority and the path of a URI with a special scheme (`rest` follows the colon), whose host may
+    follow any number of slashes or backslashes (WHATWG URL, 4.4). Return None if parsers may find different hosts."""
     body = rest.lstrip("/\\")
     slashes = len(rest) - len(body)
     if scheme == "file" and slashes != 2:
@@ -153,8 +153,8 @@ def _special(scheme: str, rest: str) -> tuple[str, str] | None:
 
 
 def _is_plain_host(scheme: str, place: str) -> bool:
-    """Return True if all parsers read the host in `place` as it is written, except for case and port: it is an ASCII
-    name, or an IP address in its usual form."""
+    """Return True if all parsers read the host in `place` as it is written, except for case and port: an ASCII name, or
+    an IP address in its usual form."""
     host, _, _ = _PORT.sub("", place).partition("{")  # a template may go on with an expression
     if not host:
         return scheme == "file" or "{" in place
@@ -219,8 +219,8 @@ def matches_template(uri: str, template: str) -> bool:
 
 
 def _matching(uri: str, templates: Iterable[str]) -> Iterator[str]:
-    """Yield the templates that a URI matches or is equal to. Stop if the search takes too long, because servers choose
-    the number of templates and of their expressions."""
+    """Yield the templates that a URI matches or equals. Stop if the search takes too long, because servers choose the
+    number of templates and expressions."""
     work = 0
     for template in templates:
         work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
@@ -231,13 +231,13 @@ def _matching(uri: str, templates: Iterable[str]) -> Iterator[str]:
 
 
 def matches_any_template(uri: str, templates: Iterable[str]) -> bool:
-    """Return True if a URI matches one of the templates; False if none matches, or if the search takes too long."""
+    """Return True if a URI matches one of the templates. Return False if the search takes too long."""
     return next(_matching(uri, templates), None) is not None
 
 
 def template_fit(uri: str, templates: Iterable[str]) -> int:
-    """Return how well the best matching template fits a URI: the longer the text before its first expression, the
-    higher. A template equal to the URI gives the highest value. 0 if none matches, or if the search takes too long."""
+    """Return how well the best matching template fits a URI; 0 if none matches, or if the search takes too long. The
+    longer the text before its first expression, the higher. A template equal to the URI gives the highest value."""
     closest_first = sorted(templates, key=lambda template: (-len(template.partition("{")[0]), template))
     fits = (template for template in closest_first if uri.startswith(template.partition("{")[0]))
     found = next(_matching(uri, fits), None)
@@ -245,7 +245,7 @@ def template_fit(uri: str, templates: Iterable[str]) -> int:
 
 
 def closeness(uri: str, others: Iterable[str]) -> int:
-    """Return the length of the longest beginning of a URI, in whole segments, that one of `others` also has; 0 if none
+    """Return the length of the longest beginning of a URI, in whole segments, that one of `others` has too; 0 if none
     has."""
     cuts = [match.end() for match in _SEGMENT.finditer(uri, 0, _COMPARED)]
     others = tuple(others)
