@@ -2,7 +2,7 @@
 
 Pure. Every string is searched, keys and values, as the server reads it. It is searched again in its normal form: NFKC,
 without invisible characters, and with every kind of space as U+0020. Numbers, `true` and `false` are searched as JSON
-writes them, also if a string spells them: many servers read "3" as 3.
+writes them, even if a string spells them: many servers read "3" as 3.
 """
 
 import functools
@@ -39,7 +39,7 @@ _PLAIN: Final[dict[int, str | None]] = {
 
 
 class TooMuchText(ValueError):
-    """The arguments cannot be checked in a bounded time. The message says why."""
+    """The search of the arguments would take too long. The message says why."""
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
@@ -47,7 +47,7 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
     truth value in the arguments.
 
     Raises:
-        TooMuchText: the arguments cannot be checked in a bounded time.
+        TooMuchText: the search would take too long.
     """
     names, texts = _texts(arguments)
     for name in names:
@@ -66,7 +66,7 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
 
 
 def _normal_forms(texts: list[str]) -> Iterator[str]:
-    """Yield the normal form of each text, if it differs from the text. Raises `TooMuchText`."""
+    """Yield the normal form of each text, if different. Raises `TooMuchText`."""
     left = MOST_FOREIGN
     for text in texts:
         plain = text
@@ -93,7 +93,8 @@ def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
 
 @functools.lru_cache(maxsize=_NAMES)
 def _in_name(name: str, expressions: tuple[Any, ...]) -> bool | None:
-    """Return True if an expression matches a name; None if the normal form of the name may differ and must be searched.
+    """Return True if an expression matches a name; None if the name may have another normal form, which must be
+    searched.
 
     Cached, because all calls of a tool repeat the names of its arguments. A search takes 0.7 µs.
     """
@@ -103,8 +104,8 @@ def _in_name(name: str, expressions: tuple[Any, ...]) -> bool | None:
 
 
 def _texts(arguments: Any) -> tuple[list[str], list[str]]:
-    """Return two lists: the names of all arguments and their nested fields, and all strings, numbers and truth values
-    as text."""
+    """Return two lists: the names of all arguments and nested fields; and all strings, numbers and truth values, as
+    text."""
     names: list[str] = []
     texts: list[str] = []
     waiting = [arguments]
@@ -129,7 +130,7 @@ def _texts(arguments: Any) -> tuple[list[str], list[str]]:
 
 
 def _number(value: float) -> Iterator[str]:
-    """Yield the text of an integer or a float. For a float with an integer value, yield that integer too."""
+    """Yield the text of an integer or a float, and for a float with an integer value also that of the integer."""
     if isinstance(value, int):
         yield _digits(value)
     else:

@@ -1,4 +1,4 @@
-"""Decide what a session gets of tools that have changed since it was shown them (docs/adr/0045-tools-lock.md)."""
+"""Decide what a session gets of tools that have changed since its client saw them (docs/adr/0045-tools-lock.md)."""
 
 import functools
 import logging
@@ -35,7 +35,7 @@ Note = Callable[[Any, Object], Object]
 
 
 class ShownSession(Protocol):
-    """The part of a session (`gateway.calls.live_session.LiveSession`) that is decided by."""
+    """The part of a session (`gateway.calls.live_session.LiveSession`) on which the decision depends."""
 
     @property
     def session(self) -> Session: ...
@@ -47,7 +47,7 @@ class ShownSession(Protocol):
 
 class ChangedTools:
     """Compare tools with those that a session was shown. `counted` counts changed tools by the setting. `happened` is
-    called with each session that has a changed tool. `remember` writes what a session was shown into its record."""
+    called with each session that has a changed tool. `remember` writes the shown tools into the session's record."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ChangedTools:
         self.refuses = self._mode == "refuse"
 
     def listed(self, live: ShownSession, server: str, tools: Sequence[dict[str, Any]]) -> frozenset[str]:
-        """Record that a server lists these tools to a session. Return the names of those that the session may not
+        """Record that a server lists these tools to a session. Return the names of the tools that the session must not
         see."""
         page = [(tool["name"], form_of(tool)) for tool in tools]
         changed = {name: form for name, form in page if live.shown.form(server, name) not in (None, form)}
@@ -87,9 +87,9 @@ class ChangedTools:
     def called(
         self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
     ) -> Note | Literal["same", "unknown"]:
-        """Decide on a call of a tool by the server's list. Return a function that adds a note to the call's result, if
-        the tool has changed and the client is told. `is_own`: this is the list of the session's own process or
-        connection. If another one does not decide, return "unknown".
+        """Decide on a call of a tool by the server's list. Return "same", or, for a changed tool, a function that adds
+        a note for the client to the call's result. `is_own`: the session's own process or connection has sent the list.
+        If another list does not decide, return "unknown".
 
         Raises:
             Refused: the tool has changed, and such calls are refused.
@@ -111,9 +111,9 @@ class ChangedTools:
     def _refused_if_changed(
         self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
     ) -> Literal["same", "unknown"]:
-        """Decide as `called`, where changed tools are refused. A session that was shown nothing of the server counts as
-        shown what the server lists now: modern clients list tools before they have a session, and a list that comes
-        after a change would be the first. Raises `Refused`."""
+        """Decide as `called`, where changed tools are refused. A session that was shown no tool of the server counts as
+        shown the present list: modern clients list tools before they have a session, and a list after a change would be
+        the first. Raises `Refused`."""
         form = tools.form(name)
         if form != b"" and live.shown.has_list_of(server) and live.shown.form(server, name) is None:
             return "same"  # a new tool
@@ -141,7 +141,8 @@ class ChangedTools:
         return with_meta(of_one_session(result), {CHANGED_KEY: _NOTE})
 
     def _accept(self, live: ShownSession, server: str, name: str, form: bytes) -> None:
-        """Count the tool as shown in its new form. A tool in two forms has none: the next result tells it again."""
+        """Count the tool as shown in its new form. A tool listed in two forms has none, so the next result notes it
+        again."""
         if not form:
             return
         self._show(live, live.shown.with_tool(server, name, form))
@@ -154,7 +155,7 @@ class ChangedTools:
             self._remember(live)
 
     def _tell(self, server: str, name: str, form: bytes) -> None:
-        """Tell operators of a changed tool, once for each form of it."""
+        """Tell operators of a changed tool, once for each of its forms."""
         if not self._told.is_new(server, ("tools", name, form.hex())):
             return
         self._counted[self._mode] += 1

@@ -1,8 +1,8 @@
 """Decide which servers, tools, prompts and resources a session sees and may call, with the reason for each refusal.
 
 Pure: decisions depend on the settings, the context, the name, and the operation in a tool's annotations. A session
-cannot list or call an item that the policy hides from it: its name is answered as unknown. A reason names the setting
-that hides the item. An empty reason means that the item is not hidden.
+cannot list or call an item that the policy hides from it: the answer says that the name is unknown. A reason names the
+setting that hides the item. An empty reason means that the item is not hidden.
 """
 
 import functools
@@ -34,10 +34,10 @@ _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision on one tool for one context.
 
-    `server` and `tool` name the tool; `tool` is empty if the server does not list it. `reason`: why the tool is not
-    allowed. `operation`: `read`, `write` or `eval`. `operation_from`: where the operation is set. `blocked`:
-    expressions that must not match the arguments. `bind`: pairs of an argument and the session's field that fills it.
-    `slow_s`: seconds after which a call counts as slow.
+    `server` and `tool` name the tool; `tool` is empty if the server does not list it. `reason` says why the tool is not
+    allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` has
+    expressions that must not match the arguments. `bind` has pairs of an argument and the session's field that fills
+    it. `slow_s` is the seconds after which a call counts as slow.
     """
 
     allowed: bool
@@ -52,7 +52,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy:
-    """Decide by the operator's settings. `is_open`: every session sees every server.
+    """Decide by the operator's settings whether a session sees and may call an item. `is_open` is True if no setting
+    hides a server from any session.
 
     Decisions are cached only for names that servers list, so that clients cannot fill the cache with names.
     """
@@ -61,8 +62,8 @@ class Policy:
         self.replace(settings, servers)
 
     def replace(self, settings: PolicySettings, servers: Mapping[str, UpstreamSettings]) -> None:
-        """Decide by these settings from now on, and forget all cached decisions. Whoever has an earlier decision must
-        be made to ask again (`LiveSession.changed`)."""
+        """Decide by these settings from now on, and forget all cached decisions. The caller must invalidate decisions
+        that others hold (`LiveSession.changed`)."""
         self._settings = settings
         self._servers = servers
         self._hidden = {name for name, server in servers.items() if server.is_hidden}
@@ -106,13 +107,13 @@ class Policy:
         return self._restricted.get(server, _KINDS)
 
     def _entry(self, server: str) -> UpstreamSettings:
-        """Return the entry of a server. A request may have found a server that was removed since: it is hidden."""
+        """Return the entry of a server; for a server that was removed during a request, one that hides it."""
         return self._servers.get(server, _REMOVED)
 
     def cache_key_context(self, context: Context) -> Context:
-        """Return the context reduced to the facts that decide: without fields, and without a workspace that grants
-        nothing because it is only announced. Used in cache keys: sessions share decisions, and clients cannot fill the
-        caches with values that they choose."""
+        """Return the part of the context on which decisions depend: without fields, and without an announced workspace
+        that grants nothing. As a cache key, it lets sessions share decisions, and clients cannot fill the caches with
+        values of their choice."""
         is_ignored = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
         if not context.fields and not (is_ignored and context.workspace):
             return context
@@ -121,8 +122,8 @@ class Policy:
     # -- the lock
 
     def locks(self, server: str) -> bool:
-        """Return True if only approved tools, prompts and templates of a server exist for clients. Never of a server
-        object: its program is the operator's."""
+        """Return True if clients see only the approved tools, prompts and templates of a server. Always False for a
+        server object, whose program is the operator's."""
         return server in self._locked
 
     @property
@@ -131,20 +132,20 @@ class Policy:
         return "" if self._settings.lock is None else self._settings.lock.file
 
     def why_unapproved(self, server: str, kind: str, name: str, digest: str) -> str:
-        """Return the reason why the lock hides an item of a server from all sessions; empty if it does not. `kind`: one
-        of `gateway.config.tools_lock.KINDS`. `digest`: that of the listed item, empty if it is not known."""
+        """Return the reason why the lock hides an item of a server from all sessions; empty if it does not. `kind` is
+        one of `gateway.config.tools_lock.KINDS`. `digest` is that of the listed item; empty if unknown."""
         lock = self._settings.lock
         return "" if lock is None or not self.locks(server) else lock.why_absent(server, kind, name, digest)
 
     def approved(self, server: str, kind: str, name: str) -> Mapping[str, Any] | None:
-        """Return the item that the lock approves; None if it approves none of this name."""
+        """Return the item with this name that the lock approves; None if it approves none."""
         lock = self._settings.lock
         return None if lock is None else lock.item(server, kind, name)
 
     # -- servers
 
     def why_hidden(self, context: Context, server: str) -> str:
-        """Return the reason why the server is hidden from sessions with this context; empty if it is not."""
+        """Return the reason why the server is hidden from sessions with this context; empty if it is visible."""
         rules, where = self._entry(server), f"mcpServers.{server}"
         if server not in self._servers:
             return f"it is not in the configuration any more ({where})"
@@ -164,18 +165,18 @@ class Policy:
 
     def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE, digest: str = "") -> Decision:
         """Decide if sessions with this context may call a tool, and by which rules. `annotated` is the operation in the
-        tool's annotations (`gateway.protocol.merged_lists.operation_of`). `digest`: that of the tool, which only a lock
-        asks for."""
+        tool's annotations (`gateway.protocol.merged_lists.operation_of`). `digest` is the tool's digest, which only a
+        lock needs."""
         return self._decided(self.cache_key_context(context), server, tool, annotated, digest)
 
     def decide_listed(self, context: Context, server: str, tools: Tools, name: str) -> Decision:
-        """Decide as `decide` about a tool in a server's list. A tool that is not in it has the name `""`, so that
+        """Decide as `decide` on a tool in a server's list. All other tools are decided under the name `""`, so that
         clients cannot fill the cache."""
         digest = tools.digest(name) if server in self._locked else ""
         return self.decide(context, server, name if name in tools else "", tools.operation(name), digest)
 
     def decide_approved(self, context: Context, server: str, tool: str, operation: str) -> Decision:
-        """Decide as `decide` about a tool that the lock does not hide, or did not hide when it was called before."""
+        """Decide as `decide` on a tool that the lock does not hide, or did not hide when it was called."""
         lock = self._settings.lock
         digest = "" if lock is None else lock.approved_digest(server, "tools", tool)
         return self.decide(context, server, tool, operation, digest)
@@ -220,7 +221,7 @@ class Policy:
     # -- prompts and resources
 
     def why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
-        """Return the reason why a listed prompt is hidden from sessions with this context; empty if it is not."""
+        """Return the reason why a listed prompt is hidden from sessions with this context; empty if it is visible."""
         found = _matching(self._entry(server).prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
         return (
             self.why_hidden(context, server)
@@ -230,7 +231,7 @@ class Policy:
 
     def why_listed_uri_hidden(self, context: Context, server: str, uri: str) -> str:
         """Return the reason why a listed resource or template is hidden from sessions with this context; empty if it is
-        not. Cached."""
+        visible. Cached."""
         return self._cached_why_uri(self.cache_key_context(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
@@ -250,7 +251,7 @@ class Policy:
         )
 
     def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
-        """Return the part of `uris` (resources) to which sessions with this context may subscribe."""
+        """Return those `uris` of resources to which sessions with this context may subscribe."""
         if "resources" not in self.restricts(server):
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
@@ -260,7 +261,7 @@ class Policy:
     def why_method_hidden(self, context: Context, server: str, method: str) -> str:
         """Return the reason why sessions with this context may not send an extension's method or notification to a
         server; empty if they may. Not cached, because clients can send any name. A method in `METHODS` needs no
-        pattern: the item that it names has rules of its own."""
+        pattern, because the item that it names has rules."""
         where = f"mcpServers.{server}.methods"
         written = method_forms(method)
         is_free = method in METHODS
@@ -288,7 +289,7 @@ class Policy:
 
     def restricted_by(self, context: Context) -> list[str]:
         """Return the keys of the entries in `gateway.policy.workspaces` that restrict sessions with this context. The
-        list is also empty if there are entries, but none matches the workspace, which then sees nothing."""
+        list is also empty if no entry matches the workspace, which then sees nothing."""
         return [pattern for pattern, _ in self._entries(context) if pattern is not None]
 
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
@@ -304,8 +305,8 @@ class Policy:
         """Return the entries of `gateway.policy.workspaces` that restrict the context's workspace, with their patterns.
 
         The first entry that matches a workspace restricts it. A workspace that no entry matches sees nothing (pattern
-        None). But a client can announce any workspace: so an announced one is restricted by all entries that any name
-        could match, and no name gains anything (docs/adr/0013-provenance.md).
+        None). A client can announce any workspace, so an announced one is restricted by all entries that any name could
+        match, and no name gains anything (docs/adr/0013-provenance.md).
         """
         workspaces = self._settings.workspaces
         if not workspaces:
@@ -322,8 +323,8 @@ class Policy:
 
 
 def _left_out(rules: UpstreamSettings, names: Iterable[str], where: str) -> str:
-    """Return the reason why the server's settings hide a tool from all sessions; empty if they do not. `names`: all
-    spellings of the tool's name."""
+    """Return the reason why the server's settings hide a tool from all sessions; empty if it is visible. `names` has
+    all spellings of the tool's name."""
     for name in names:
         if any_matches(rules.hidden_tools, name):
             return f"it is hidden from everyone ({where}.hidden_tools)"
@@ -338,7 +339,7 @@ def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule
 
 
 def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) -> str:
-    """Return the reason why an item is hidden from sessions with this context; empty if it is not. `found`: the
+    """Return the reason why an item is hidden from sessions with this context; empty if it is visible. `found` has the
     settings whose patterns match the item."""
     for pattern, item in found.items():
         if item.direct_only and context.trust != "direct":

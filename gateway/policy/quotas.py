@@ -32,11 +32,11 @@ _MAX_CHECKED = 256
 class PrincipalQuotas:
     """Apply the operator's quotas of sessions and processes for each principal.
 
-    A session that expires, or a process that dies with its replica, does not release its slot of the quota. These slots
+    A session that expires, or a process that dies with its replica, does not release its slot of the quota. Such slots
     are reclaimed when a quota appears exhausted, before a request is refused.
 
-    `kept_s`: the longest life of a session, after which slots expire. `run`: the id of this gateway process. `runs`
-    returns the ids of all running gateway processes.
+    `kept_s` is the longest life of a session in seconds, after which slots expire. `run` is the id of this gateway
+    process. `runs` returns the ids of all running gateway processes.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PrincipalQuotas:
         self._tasks = Tasks("quotas")
 
     def replace(self, settings: PolicySettings, kept_s: float) -> None:
-        """Apply these quotas from now on. What exceeds them already stays."""
+        """Apply these quotas from now on. Sessions and processes beyond them stay."""
         self._kept_s = kept_s + _OPENING_S
         self._sessions_most = settings.principal_sessions
         self._processes_most = settings.principal_processes
@@ -69,7 +69,7 @@ class PrincipalQuotas:
         """Count a session that is about to be opened.
 
         Raises:
-            Refused: 429, its principal has as many sessions as it may, or opens them too often.
+            Refused: 429, the principal has the maximum number of sessions, or opens them too often.
         """
         await self._rates.opening(session)
         if self._sessions_most is not None:
@@ -86,8 +86,9 @@ class PrincipalQuotas:
                 await self._quotas.give_back(key, [_named(session)])
 
     def _ended_before(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
-        """Return a function that gets the names of counted sessions and returns those that have ended. Sessions younger
-        than `_OPENING_S` are never returned."""
+        """Return a function that finds ended sessions: it gets the names of slots in a quota of sessions, and returns
+        the names whose session has ended. It asks the store about a random sample, without sessions opened less than
+        `_OPENING_S` seconds before `now`."""
 
         async def ended(names: list[str]) -> list[str]:
             stored = {
@@ -102,7 +103,7 @@ class PrincipalQuotas:
         """Count a process that is about to be started. Return a function to call when the process has ended.
 
         Raises:
-            Refused: 429, its principal has as many processes as it may.
+            Refused: 429, the principal has the maximum number of processes.
         """
         if self._processes_most is None:
             return _nothing
@@ -115,7 +116,7 @@ class PrincipalQuotas:
         self, key: str, name: str, most: int, gone: Callable[[list[str]], Awaitable[Collection[str]]]
     ) -> bool:
         """Claim a slot of the quota `key` for `name`. Return False if all `most` slots are in use. `gone` gets the
-        names of the slots, and returns those that can be reclaimed."""
+        names of the used slots, and returns those that can be reclaimed."""
         if key in self._full:
             return False
         try:
@@ -155,4 +156,4 @@ def _named(session: Session) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing: without a quota, no process was counted."""
+    """Do nothing: without a quota, processes are not counted."""

@@ -1,7 +1,7 @@
 """Limit the rates of a session's calls, a principal's messages and new sessions, on all replicas together.
 
 Rates are token buckets in the store. A message beyond the rate waits in a queue, first come, first served. It is
-refused with 429 if too many wait already, or if it would wait too long. A message costs one token, and one more for
+refused with 429 if too many messages wait, or if it would wait too long. A message costs one token, and one more for
 each further 64 KiB of its body or part of that: a large body costs as much as many small ones. Anonymous clients are
 counted by their network, so that they do not share one rate.
 """
@@ -48,12 +48,12 @@ _NEVER: Final = -math.inf
 
 
 class _Account:
-    """The tokens that this replica has for one key. `left`: unspent tokens from the store; negative if tokens were
-    spent in advance.
+    """The tokens that this replica has for one key. `left` is the number of unspent tokens from the store; negative if
+    tokens were spent in advance.
 
     Beyond the rate, the store grants tokens that become valid later: one every `every` seconds, the last at `last_at`.
-    `queue`: messages without a token. `waiting`: the number of messages whose token is not valid yet. All times are of
-    the monotonic clock.
+    `queue` has the messages without a token. `waiting` is the number of messages whose token is not valid yet. All
+    times are of the monotonic clock.
     """
 
     __slots__ = ("ahead", "credit", "every", "key", "kind", "last_at", "left", "low", "queue", "until", "waiting")
@@ -73,8 +73,8 @@ class _Account:
         self.waiting = 0
 
     def add(self, taken: int, wait: float, now: float) -> None:
-        """Add tokens from the store. The last of them may be spent in `wait` seconds; unspent tokens expire a second
-        after that."""
+        """Add tokens from the store. The last one may be spent in `wait` seconds; unspent tokens expire a second after
+        that."""
         self.left += taken
         self.last_at = now + wait if wait > 0 else _NEVER
         self.until = now + wait + _TOKENS_EXPIRE_S
@@ -91,8 +91,8 @@ class _Account:
         return True
 
     def serve(self, now: float) -> None:
-        """Assign the unspent tokens to messages in the queue, each with its seconds to wait. If the most allowed
-        messages wait already, refuse the rest of the queue."""
+        """Assign the unspent tokens to messages in the queue, each with its seconds to wait. If the maximum number of
+        messages waits already, refuse the rest of the queue."""
         while self.queue and self.left > 0:
             wait = max(0.0, self.last_at - (self.left - 1) * self.every - now)
             if wait > 0 and self.waiting >= self.kind.most:
@@ -105,14 +105,15 @@ class _Account:
         return None
 
     def refuse(self, wait: float) -> None:
-        """Refuse all messages in the queue. The result of each future is the seconds until a retry, negated."""
+        """Refuse all messages in the queue: set the results of their futures to `-wait`, the seconds until a retry,
+        negated."""
         while self.queue:
             turn = self.queue.pop(0)
             if not turn.done():
                 turn.set_result(-wait)
 
     def leave(self, turn: asyncio.Future[float]) -> None:
-        """Remove the future of a message that no longer waits, because it goes on or was cancelled."""
+        """Remove the future of a message that goes on or was cancelled, and so no longer waits."""
         if turn in self.queue:
             self.queue.remove(turn)
         elif not turn.cancelled():
@@ -121,7 +122,7 @@ class _Account:
 
 class _Accounts(OrderedDict[str | Principal, _Account]):
     """One account for each session, or each address or principal, with the same rate for all. `what` names the rate in
-    the error for a client that exceeds it. `most` messages of each account may wait."""
+    the error for a client beyond it. `most` messages of each account may wait."""
 
     # A dict and not a `FIFOCache`, in which a lookup takes four calls: each request looks up two accounts.
 
@@ -158,7 +159,7 @@ class RateLimits:
         self._go_on = asyncio.Event()
 
     def replace(self, settings: PolicySettings) -> None:
-        """Count by these rates from now on. Messages that wait already wait by the earlier ones."""
+        """Count by these rates from now on. Waiting messages still wait by the former rates."""
         of_many = settings.principal_rate
         self._sessions = _accounts("session", settings.session_rate, "requests of this session")
         self._addresses = _accounts("address", of_many, "requests of this address", _WAIT_OF_MANY)
@@ -166,7 +167,7 @@ class RateLimits:
         self._openings = _accounts("opening", settings.opening_rate, "sessions opened: use one for many calls")
 
     async def message(self, principal: Principal, client: str) -> None:
-        """Count a message of a client. If it is beyond the rate, wait until the rate allows it. `client` is the
+        """Count a message of a client. Beyond the rate, wait until the rate allows the message. `client` is the
         client's network.
 
         Raises:
@@ -178,24 +179,23 @@ class RateLimits:
             await self._count(self._principals, principal)
 
     async def body(self, principal: Principal, client: str, size: int) -> None:
-        """Count the size of a message's body in bytes, if it is large. Wait if the rate is exceeded. Raises `Refused`
-        (429)."""
+        """Count the size of a large message's body in bytes. Beyond the rate, wait. Raises `Refused` (429)."""
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count_bytes(accounts, whose, size)
 
     async def call(self, session_id: str, size: int = 0) -> None:
-        """Count a session's request, and its `size` in bytes. Wait if the rate is exceeded. Raises `Refused` (429)."""
+        """Count a session's request, and its `size` in bytes. Beyond the rate, wait. Raises `Refused` (429)."""
         await self._count(self._sessions, session_id)
         await self._count_bytes(self._sessions, session_id, size)
 
     async def opening(self, session: Session) -> None:
-        """Count a session that is about to be opened. Wait if the rate is exceeded. Raises `Refused` (429)."""
+        """Count a session that is about to be opened. Beyond the rate, wait. Raises `Refused` (429)."""
         await self._count(self._openings, session.counted_as)
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
-        """Count a message that is a call, without waiting and without the store. Return False, and count nothing, if
-        that is impossible. `principal` is None if the replica that forwarded the call has counted the message.
-        `session_id` is empty if the session's owner counts the call."""
+        """Count a call without waiting and without the store. Return False, and count nothing, if that is impossible.
+        `principal` is None if the replica that forwarded the call has counted it as a message. `session_id` is empty if
+        the session's owner counts the call."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         sender = None if senders is None or whose is None else senders[whose]
         session = None if self._sessions is None or not session_id else self._sessions[session_id]
@@ -221,8 +221,8 @@ class RateLimits:
             self._sessions[session_id].left += 1
 
     def release_waiting(self) -> None:
-        """Let all waiting messages continue. Called when this replica drains, or when the store, which counts the
-        rates, does not answer."""
+        """Let all waiting messages continue, because this replica drains or the store, which counts the rates, does not
+        answer."""
         self._go_on.set()
         self._go_on.clear()
 
@@ -294,9 +294,8 @@ class RateLimits:
         return wait
 
     async def _ask(self, account: _Account, tokens: int) -> float:
-        """Take tokens from the store. Return the seconds until the last of them may be spent; if this is more than
-        `_LONGEST_WAIT_S`, no token was taken. If the store is unreachable, let all waiting messages continue and return
-        0."""
+        """Take tokens from the store. Return the seconds until the last one may be spent; above `_LONGEST_WAIT_S`, no
+        token was taken. If the store is unreachable, let all waiting messages continue and return 0."""
         rate = account.kind.rate
         try:
             return await self._rates.take(account.key, rate.per_s, rate.at_once, tokens, _LONGEST_WAIT_S)

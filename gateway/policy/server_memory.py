@@ -1,8 +1,8 @@
 """Estimate the memory of server processes, and refuse to start more of them before memory runs out.
 
-The memory of each process is read from time to time, of a few processes at once. A process that was not read since it
-has grown to its usual size counts at least as much as the server's other processes. Otherwise, too many processes
-could start at once, while all are still small.
+The memory of a few processes is read at a time. A process that was not read since it has grown to its usual size counts
+at least as much as the server's other processes. Otherwise, too many processes could start at once, while all are still
+small.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ _MIB: Final = 1 << 20
 
 
 class ServerProcess:
-    """The memory of one server process that runs or is about to start. `session`: its session's id; empty if it belongs
-    to no session, or to many. `top`: the pid of its reaper, the parent of the whole process tree; 0 if unknown."""
+    """The memory of one server process that runs or is about to start. `session` is its session's id; empty if it
+    belongs to none or many. `top` is the pid of its reaper, the parent of the whole process tree; 0 if unknown."""
 
     __slots__ = ("_clock", "_ledger", "began_at", "pid", "read_at", "read_bytes", "server", "session", "top")
 
@@ -75,8 +75,8 @@ class ServerProcess:
 
 
 class MemoryState(NamedTuple):
-    """Memory in bytes. `used`: by the gateway and its server processes. `most`: the limit for them; 0 if there is none.
-    `own`: used by the gateway alone."""
+    """Memory in bytes: `used` by the gateway and its server processes, and `own` by the gateway alone. `most` is the
+    limit of `used`; 0 if there is none."""
 
     used: int
     most: int
@@ -92,8 +92,8 @@ class ServerMemory:
     """The memory of this gateway and of all its server processes.
 
     `limit_mb` is the setting `limits.total_memory_mb`, which `workers` gateway processes share. `read` gets pids, and
-    returns the memory of the process tree below each. `machine` returns the memory of the machine. `own` returns the
-    memory of the gateway itself.
+    returns the memory of the process tree below each. `machine` returns the memory of the machine, and `own` that of
+    the gateway itself.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ServerMemory:
         self._refused_bytes = 0  # what the largest process needs that was refused since it is short
 
     def replace(self, limit_mb: int | None) -> None:
-        """Refuse processes by this limit from now on. Those that run stay."""
+        """Refuse new processes by this limit from now on. Running processes stay."""
         self._limit_mb = limit_mb
 
     def __iter__(self) -> Iterator[ServerProcess]:
@@ -127,13 +127,13 @@ class ServerMemory:
     # -- what there is
 
     def bytes_of(self, process: ServerProcess) -> int:
-        """Return the bytes that a process counts: as read, or as expected until it has grown."""
+        """Return the bytes that a process counts: as read; until it has grown, at least as expected."""
         if process.is_grown:
             return process.read_bytes or 0
         return max(process.read_bytes or 0, self.expected(process.server))
 
     def expected(self, server: str) -> int:
-        """Return the bytes that a new process of a server will use: the mean of its other processes, or
+        """Return the bytes that a new process of a server will use: the mean of the server's other processes, else
         `ASSUMED_BYTES`."""
         return self._typical.get(server, ASSUMED_BYTES)
 
@@ -206,8 +206,8 @@ class ServerMemory:
     # -- reading
 
     async def sample(self) -> None:
-        """Read the memory of the processes whose last reading is oldest, in a thread. Do nothing if the last sample was
-        too recent (`_REST`)."""
+        """Read the memory of the processes with the oldest readings, in a thread. Do nothing if the last sample was too
+        recent (`_REST`)."""
         began = self._clock()
         if began < self._next_at:
             return
@@ -230,8 +230,8 @@ class ServerMemory:
         self._judge(self.state())
 
     def _judge(self, state: MemoryState) -> None:
-        """Set `is_short`: less than a tenth of the memory is free, or not enough for two processes of the largest
-        running server, or a process was refused. Log each change."""
+        """Set `is_short` if less than a tenth of the memory is free, if two processes of the largest running server
+        have no room, or if a process was refused. Log each change."""
         largest = max((self._typical.get(server, 0) for server in {each.server for each in self}), default=0)
         spare = (state.most - state.own) * _MOST_SPARE
         enough = max(state.most * _SHORT, min(2 * largest, spare))

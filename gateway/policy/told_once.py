@@ -1,4 +1,4 @@
-"""Tell operators of the items that servers list, each once, and not too many in a minute."""
+"""Tell operators of each item that servers list once, and of not too many in a minute."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ Key = tuple[str, str, str]
 
 
 class ToldOnce:
-    """Remember what operators were told of the items of servers. A server that lists many does not fill the log."""
+    """Remember the items of servers of which operators were told. A server with many items does not fill the log."""
 
     def __init__(self) -> None:
         # For each server, so that none hides what others list.
@@ -30,7 +30,7 @@ class ToldOnce:
         return is_new
 
     def has_room(self, server: str, key: Key) -> bool:
-        """Return True if a line about this new item may be written: not too many were in the last minute."""
+        """Return True if a line about this new item may be written: few were in the last minute. Count the line."""
         recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
         has_room = len(recent) < _MOST_IN_A_MINUTE
         if has_room:

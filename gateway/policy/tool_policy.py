@@ -78,9 +78,9 @@ class ToolCalls:
         tools: list[dict[str, Any]],
         absent: Callable[[list[dict[str, Any]]], frozenset[str]] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return the tools that sessions with this context may call. Their schemas no longer require the arguments that
-        the policy fills in (`bind`). `absent` gets these tools as the server lists them, and returns the names of those
-        to leave out."""
+        """Return the tools that sessions with this context may call. Their schemas do not require the arguments that
+        the policy fills in (`bind`). `absent` gets these tools as the server lists them, and returns the names to leave
+        out."""
         unusable = self.unusable(server, tools) if self._hides_unusable else {}
         seen: list[tuple[dict[str, Any], Decision]] = []
         for tool in self.approved(server, "tools", tools):
@@ -91,7 +91,7 @@ class ToolCalls:
         return [_unbound(tool, decision) for tool, decision in seen if tool["name"] not in left_out]
 
     def approved(self, server: str, kind: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the items that the lock does not hide. Tell operators of the others. `kind`: one of
+        """Return the items that the lock does not hide, and tell operators of the others. `kind` is one of
         `gateway.config.tools_lock.KINDS`."""
         if not self._policy.locks(server):
             return items
@@ -99,7 +99,7 @@ class ToolCalls:
         return [item for item, digest in digests if not self.unapproved.is_hidden(server, kind, item, digest)]
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """Return the names of the tools whose schemas cannot be used, each with the reason. Log each tool once."""
+        """Return the tools whose schemas cannot be used: by name, the reason. Log each tool once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -122,8 +122,7 @@ class ToolCalls:
         return faults
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-        """Return the names of the tools whose schemas have regular expressions that are not checked, each with these
-        expressions."""
+        """Return the tools whose schemas have regular expressions that are not checked: by name, these expressions."""
         found: dict[str, tuple[str, ...]] = {}
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -133,8 +132,8 @@ class ToolCalls:
         return found
 
     def decide(self, server: str, tools: Tools, context: Context, session: Session, name: str) -> Decision:
-        """Return the policy's decision on a call of a tool, if the call is allowed. `context` is that of the request,
-        which may differ from the session's.
+        """Return the policy's decision on an allowed call of a tool. `context` is the request's, and may differ from
+        the session's.
 
         Raises:
             Refused: the tool does not exist, or is hidden from the session.
@@ -224,8 +223,8 @@ class ToolCalls:
         return params
 
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
-        """Return the arguments, with the bound arguments that the client has left out filled from the session. Skip
-        bound arguments that the tool's schema does not have: a pattern may match several tools."""
+        """Return the arguments, with bound arguments that the client has left out filled in from the session. Skip
+        bound arguments that the tool's schema does not have, because a pattern may match several tools."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()
@@ -268,13 +267,13 @@ def _one_value(given: bytes) -> bytes:
 
 
 def _is_left_out(given: Any) -> bool:
-    """Return True for a bound argument without a value. Models write null or a blank text for what they leave out."""
+    """Return True if a bound argument has no value. Models write null or a blank text for what they leave out."""
     return given is None or (isinstance(given, str) and not given.strip())
 
 
 def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
-    """Fill in bound arguments that the client has left out. Raises `ValueError` for calls that `checked` must refuse or
-    log: a value is missing, or the client's value differs from the session's."""
+    """Fill in bound arguments that the client has left out. Raises `ValueError` for a call that `checked` must refuse
+    or log: a value is missing, or the client's value differs from the session's."""
     if not isinstance(arguments, dict):
         raise ValueError("no object")
     for name, value in bound:

@@ -23,8 +23,8 @@ TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource te
 
 
 class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
-    """A listed item that the lock hides. `item` is the part that its digest covers; `digest` is empty if the item
-    cannot be approved. `reason`: why it is hidden. `approved`: the item of this name in the lock, if there is one."""
+    """A listed item that the lock hides, with the `reason`. `item` is the part that its digest covers; `digest` is
+    empty if the item cannot be approved. `approved` is the item with this name in the lock, or None."""
 
     server: str
     kind: str
@@ -36,8 +36,8 @@ class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnapprovedItems:
-    """Log, audit and count each hidden item once, and keep it for operators. `counted` counts them by kind. A server
-    that lists many fills neither the log nor what is kept of others."""
+    """Log, audit and count each hidden item once, and keep it for operators. `counted` counts the items by kind. A
+    server with many items fills neither the log nor the memory for other servers' items."""
 
     def __init__(self, policy: Policy, audit: Audit, counted: dict[str, int]) -> None:
         self._policy = policy
@@ -48,8 +48,8 @@ class UnapprovedItems:
         self._found: dict[str, LRUCache[Key, tuple[int, dict[str, Any]]]] = {}
 
     def is_hidden(self, server: str, kind: str, item: Mapping[str, Any], digest: str) -> bool:
-        """Return True if the lock hides this item of the server, which has this digest, and tell operators of it. Only
-        for servers of which `Policy.locks` is True."""
+        """Return True if the lock hides this item, with this digest, of the server, and tell operators of the item.
+        Call this only if `Policy.locks` is True for the server."""
         name = item[_NAMES_OF[kind]]
         reason = self._policy.why_unapproved(server, kind, name, digest)
         if reason:
@@ -78,7 +78,7 @@ class UnapprovedItems:
         return self._policy.lock_file
 
     def of(self, server: str = "") -> list[Unapproved]:
-        """Return the items that are hidden by the lock as it is now, of one server or of all."""
+        """Return the items, of one server or of all, that the present lock hides."""
         found = []
         kept = [(of, *each) for of, some in self._found.items() if server in ("", of) for each in some.items()]
         for of, (kind, name, digest), (_, item) in kept:
