@@ -1,4 +1,4 @@
-"""Connections between replicas: heartbeats, how each side ends, and bounds for strangers at the internal listener."""
+"""Connections between replicas: how each side ends, and bounds for strangers at the internal listener."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,8 @@ from gateway.config.secrets import PeerTlsSettings, peer_tls
 from tests.requirements import requirement
 from tests.support.certificates import Authority
 from transports import peer_server
-from transports.peer_authentication import Answering, Asking
-from transports.peer_channel import (
-    PeerCall,
-    PeerChannel,
-    PeerConnectionLost,
-    PeerTimedOut,
-    open_channel,
-)
+from transports.peer_authentication import Asking
+from transports.peer_channel import PeerCall, PeerChannel, open_channel
 from transports.peer_frames import frame
 from transports.peer_server import Call, PeerServer, Rules
 from transports.peer_tls import PeerTls
@@ -58,40 +52,6 @@ async def answer(call: PeerCall) -> bytes:
     """The body of an answer in one frame."""
     assert await call.next() == (b"h", b"head")
     return (await call.next())[1]
-
-
-@requirement("rep.honest")
-async def test_work_in_progress_gives_heartbeats_and_a_stopped_process_none() -> None:
-    came: list[Call] = []
-    async with answering(came.append) as (_, port, _cut), opened(port) as channel:
-        call = channel.ask(b"c", b"", b"body")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2.5):
-                await call.next()
-        echo(came[0])
-        assert await answer(call) == b"body"
-
-    go_on = asyncio.Event()
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        step = Answering(KEYS, "peer").step(bytearray(await reader.readexactly(len(Asking(KEYS, "peer").begin()))))
-        assert isinstance(step, bytes)
-        writer.write(step)
-        await go_on.wait()
-        writer.close()
-
-    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-        async with opened(server.sockets[0].getsockname()[1]) as channel:
-            call = channel.ask(b"c", b"", b"")
-            for _ in range(2):
-                with pytest.raises(PeerTimedOut):
-                    await call.next()
-            go_on.set()
-            with pytest.raises(PeerConnectionLost):
-                await call.next()
-
-
-# -- strangers at the internal listener
 
 
 async def _ended(reader: asyncio.StreamReader) -> bytes:

@@ -103,20 +103,6 @@ def test_a_tool_that_changes_within_a_session_is_marked_told_or_refused(
         assert listed(later)["read"] == HOSTILE and note(later) is None, "a new session is shown the tool as it is"
 
 
-def test_a_client_that_lists_without_a_session_is_kept_from_what_changes_after_its_first_call(
-    tmp_path: Path, http: httpx.Client
-) -> None:
-    it = Notes(tmp_path, "modern")
-    with in_process_gateway(it.servers, options={"policy": {"changed_tools": "refuse"}}) as running:
-        client = opened(running.url, http, "modern")
-        assert "read" in listed(client)
-        assert [note(client) for _ in range(3)] == [None] * 3
-        it.says(tool(description=HOSTILE))
-        called(client, "relist")
-        assert "read" not in listed(client)
-        assert error_of(called(client))["data"]["reason"] == "tool_changed"
-
-
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 def test_a_list_that_fails_decides_nothing(tmp_path: Path, http: httpx.Client, era: str) -> None:
     it = Notes(tmp_path, era)

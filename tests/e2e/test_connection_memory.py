@@ -3,7 +3,6 @@
 import gc
 import json
 import re
-import secrets
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,15 +17,12 @@ from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, operators_of, server
 from tests.support.http_bytes import Answer, listener_of, post
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.issuer import Issuer
-from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import Legacy, modern_body, modern_headers
 from tests.support.waiting import eventually
 from tests.support.wire import Wire
 from tests.tools.obtain import node
 
 pytestmark = requirement("hot.memory")
-
-SKEW_S = 30
 FETCH = Path(__file__).parents[1] / "clients/fetch_calls.mjs"
 ON: dict[str, Any] = {"connection_memory": True, "admin": {"listen": "127.0.0.1:0"}, "log_format": "json"}
 
@@ -143,16 +139,6 @@ def test_the_connections_of_a_pool_share_what_they_remember_until_it_is_refused(
                 raw.close()
 
 
-@requirement("cli.session-key")
-def test_calls_with_a_session_key_take_the_fast_path(gateway: InProcessGateway) -> None:
-    with httpx.Client() as http:
-        keyed = Modern(gateway.url, http, headers={"MCP-Gateway-Session-Key": secrets.token_hex(16)})
-        first, counted = tool_text(keyed.tool("pid")), Counted(gateway)
-        assert {tool_text(keyed.tool("pid")) for _ in range(8)} == {first} and counted("fast") >= 4
-        other = Modern(gateway.url, http, headers={"MCP-Gateway-Session-Key": secrets.token_hex(16)})
-        assert tool_text(other.tool("pid")) != first
-
-
 def test_a_session_that_has_ended_is_not_kept_by_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
     def kept() -> bool:
         gc.collect()
@@ -165,24 +151,6 @@ def test_a_session_that_has_ended_is_not_kept_by_a_connection_that_remembers_it(
             legacy.delete()
             assert eventually(lambda: not kept())
             assert raw.call("pid").status == 404
-
-
-@requirement("wall.authority")
-def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers_it(issuer: Issuer) -> None:
-    options = {**ON, "auth": issuer.settings()}
-    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
-        # The gateway reads the issuer's keys and starts a process before the time of the token begins to count.
-        warm = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {issuer.token()}"}).open()
-        assert {warm.tool("pid").status_code for _ in range(6)} == {200} and became(gateway)["fast"] >= 2
-        counted = Counted(gateway)
-        token = issuer.token(exp=int(time.time()) - SKEW_S + 6)
-        legacy = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {token}"}).open()
-        statuses, ends_at = [], time.monotonic() + 30
-        while 401 not in statuses and time.monotonic() < ends_at:
-            statuses.append(legacy.tool("pid").status_code)
-            time.sleep(0.05)  # a pace that leaves the machine to other tests
-        assert statuses[-1] == 401 and set(statuses[:-1]) == {200} and len(statuses) > 6
-        assert counted("direct") > 3 and counted("fast") == 0 and counted("refused") == 1
 
 
 def test_the_setting_turns_it_off() -> None:

@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.consenting_server import ConsentingServer, Person, consenting_server
 from tests.support.credentials import KEYS, bearer, sha256
@@ -21,7 +20,6 @@ from tests.support.gateway_process import server as command
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, error_of, result_of, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.waiting import eventually
 
 URLS: Any = {"elicitation": {"url": {}}}
 OPERATOR = "operator-key"
@@ -230,28 +228,3 @@ def test_what_an_operator_revokes_is_refused_at_once(server: ConsentingServer, h
         assert "an account was connected for the secret 'files'" in gateway.stderr(), "it is in the audit trail"
         assert Person("ada", KEYS["alice"]).connect(link_for(clients["alice"])).status_code == 200
         assert tool_text(clients["alice"].tool("whoami")) == "ada", "and may be given again"
-
-
-@requirement("cred.consent")
-def test_a_token_ends_with_what_it_was_given_for(server: ConsentingServer, http: httpx.Client) -> None:
-    server.lives_s = 2
-    given = settings(server)
-    with in_process_gateway(servers(server), options=given) as gateway:
-        alice = legacy(gateway.base, http, "alice")
-        assert Person("ada", KEYS["alice"]).connect(link_for(alice)).status_code == 200
-        assert tool_text(alice.tool("whoami")) == "ada"
-        server.refresh.clear()
-        assert eventually(lambda: "error" in alice.tool("whoami").json()), "a refused refresh ends it"
-        server.lives_s = 60
-        assert Person("ada", KEYS["alice"]).connect(link_for(alice)).status_code == 200
-        assert tool_text(alice.tool("whoami")) == "ada"
-        server.expires.clear()
-        refreshed = len(server.refreshed)
-        assert tool_text(alice.tool("whoami")) == "ada", "its server has answered 401, and got a new one"
-        assert len(server.refreshed) == refreshed + 1
-        admin, key = f"{gateway.base}/admin/api/credentials", bearer(OPERATOR)
-        assert len(http.get(admin, headers=key).json()["credentials"]) == 1
-        loaded = gateway.gateway.settings
-        kept = loaded.gateway.model_copy(update={"api_keys": {"bob": loaded.gateway.api_keys["bob"]}})
-        gateway.reload(Settings(mcpServers=loaded.mcpServers, gateway=kept))
-        assert http.get(admin, headers=key).json()["credentials"] == [], "alice has no key any more"

@@ -15,7 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, SCRIPTED, RunningGateway, operators_of, running_gateway, server
+from tests.support.gateway_process import PROBE, SCRIPTED, RunningGateway, running_gateway, server
 from tests.support.http_bytes import Answer, post
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, Modern, events, messages, modern_body
@@ -116,34 +116,6 @@ def test_each_argument_is_compared_with_the_header_that_mirrors_it() -> None:
 
 
 # -- what changes
-
-
-@requirement("wall.authority")
-def test_a_session_that_has_ended_is_unknown(gateway: InProcessGateway) -> None:
-    """One that a legacy client ends is in `test_connection_memory.py`."""
-    raw, session = raw_of(gateway, "modern")
-    with httpx.Client(headers={"Authorization": f"Bearer {OPERATOR}"}) as operator:
-        ended = operator.delete(f"{operators_of(gateway)}/admin/api/sessions/{session[:8]}")
-        assert ended.status_code < 300, ended.text
-    fast = Counted(gateway)
-    assert raw.call("echo").status in (404, 400) and fast("fast") == 0
-    raw.close()
-
-
-@requirement("wall.authority")
-def test_a_session_of_a_key_takes_it_for_that_key_alone() -> None:
-    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("alice", "bob")}
-    options = {**ON, "api_keys": keys}
-    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
-        legacy = Legacy(gateway.url, http, headers={"Authorization": "Bearer alice"}).open()
-        with Raw(gateway, legacy) as raw:
-            fast = Counted(gateway)
-            assert {raw.call("pid").status for _ in range(10)} == {200} and fast("fast") >= 5
-            legacy.headers["Authorization"] = "Bearer bob"
-            other, fast = Raw(gateway, legacy), Counted(gateway)
-            assert [other.call("pid").status for _ in range(3)] == [404] * 3 and fast("fast") == 0
-            other.close()
-            assert {raw.call("pid").status for _ in range(10)} == {200} and fast("fast") >= 5
 
 
 @ERAS

@@ -89,15 +89,6 @@ def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Cli
         assert [tool_text(client.tool("pid")) for client in kept] == pids
 
 
-@requirement("live.reload")
-def test_the_first_operators_key_waits_for_a_restart_because_there_is_no_console(http: httpx.Client) -> None:
-    servers = {"probe": server(PROBE)}
-    with edited(servers) as it:
-        told = it.edit(servers, {"admin": {"keys": {"ann": sha256("ann")}}})
-        assert "loaded again: unchanged until a restart: gateway.admin.keys" in told
-        assert http.get(f"{it.gateway.base}/admin/api/overview", headers=bearer("ann")).status_code == 404
-
-
 @requirement("live.epoch", "proc.reset-told")
 def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
@@ -183,48 +174,6 @@ def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None
 
 
 @requirement("live.reload")
-def test_policy_applies_from_the_next_call_also_on_the_fast_path(http: httpx.Client) -> None:
-    open_, closed = server(PROBE), {"policy": {"workspaces": {"*": {"tools": ["probe__env"]}}}}
-    with edited({"probe": open_}) as it:
-        clients = [opened(it.gateway.at("probe"), http, era) for era in ERAS]
-        pids = [tool_text(client.tool("pid")) for client in clients]
-        for _ in range(8):
-            assert [tool_text(client.tool("pid")) for client in clients] == pids
-        assert "settings changed: gateway.policy.workspaces" in it.edit({"probe": open_}, closed)
-        for client in clients:
-            assert "error" in messages(client.tool("pid"))[-1]
-            assert tool_text(client.tool("env"))
-        it.edit({"probe": open_})
-        assert [tool_text(client.tool("pid")) for client in clients] == pids
-
-
-@requirement("live.reload")
-def test_keys_rotate_without_a_401_and_a_removed_key_ends_with_the_next_request(http: httpx.Client) -> None:
-    probe = {"probe": server(PROBE)}
-
-    def keys(*given: str) -> dict[str, Any]:
-        return {"api_keys": {"ann": [sha256(key) for key in given]}}
-
-    def answers(key: str = "") -> list[str | int]:
-        """The process that answers each client, or the status. From then on they send the key."""
-        for client in clients if key else ():
-            client.headers |= bearer(key)
-        told = [client.tool("pid") for client in clients]
-        return [tool_text(answer) if answer.status_code == 200 else answer.status_code for answer in told]
-
-    with edited(probe, keys("old")) as it:
-        clients = [opened(it.gateway.at("probe"), http, era, "old") for era in ERAS]
-        pids = answers()
-        it.edit(probe, keys("old", "new"))
-        assert answers() == pids == answers("new")
-        it.edit(probe, keys("new"))
-        assert answers() == pids and answers("old") == [401] * 2
-        refused = it.edit(probe)
-        assert "the configuration is not loaded" in refused and "whether callers need a credential" in refused
-        assert answers() == [401] * 2, "a file without keys opens nothing"
-
-
-@requirement("live.reload")
 def test_a_broken_file_changes_nothing_and_says_why(http: httpx.Client) -> None:
     probe = {"probe": server(PROBE)}
     with edited(probe) as it:
@@ -247,17 +196,6 @@ def test_a_broken_file_changes_nothing_and_says_why(http: httpx.Client) -> None:
             assert "\\x0a" not in said, "each fault has a line"
             assert http.get(it.gateway.base + "/servers/new/mcp").status_code == 404
         assert tool_text(client.tool("pid")) == pid
-
-
-@requirement("live.reload")
-def test_what_needs_a_restart_is_named_and_left(http: httpx.Client) -> None:
-    probe = {"probe": server(PROBE)}
-    with edited(probe) as it:
-        said = it.edit(probe, {"session": {"idle_ttl_s": 50}, "limits": {"body_bytes": 2_048, "exchanges": 3}})
-        assert "settings changed: gateway.limits.exchanges" in said
-        assert "unchanged until a restart: gateway.session.idle_ttl_s, gateway.limits.body_bytes" in said
-        client = opened(it.gateway.at("probe"), http, "legacy")
-        assert client.tool("echo", {"text": "x" * 4_000}).status_code == 200
 
 
 @requirement("live.reload")

@@ -1,7 +1,6 @@
 """Each server acts with a token of its session's client, which an authorization server gives in exchange (RFC 8693)."""
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -190,19 +189,6 @@ def test_a_token_does_not_act_with_the_rights_of_another_of_the_same_person(
                         assert used(last_token(remote)) == token
                     else:
                         assert used(json.loads(tool_text(client.tool("env", {"prefix": "TOKEN"})))["TOKEN"]) == token
-
-
-@requirement("cred.exchange")
-def test_a_refreshed_token_of_the_same_rights_keeps_the_process(
-    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
-) -> None:
-    with in_process_gateway(
-        {"local": server(PROBE, env={"TOKEN": "${secret:files}"})}, options=settings(own_issuer, tmp_path)
-    ) as gateway:
-        client = Legacy(gateway.url, http, headers=bearer(own_issuer.token("ada", jti="first"))).open()
-        process = tool_text(client.tool("pid"))
-        client.headers = bearer(own_issuer.token("ada", jti="second", auth_time=7, exp=int(time.time()) + 90))
-        assert tool_text(client.tool("pid")) == process
 
 
 @requirement("cred.exchange", "rep.any")

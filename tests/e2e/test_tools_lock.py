@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from gateway.config.sessions import KEY_HEADER
-from gateway.config.settings import Settings
 from gateway.config.tools_lock import read_lock
 from tests.requirements import requirement
 from tests.support.commands import ROOT, run_command
@@ -211,17 +210,6 @@ def test_a_gateway_without_its_lock_does_not_start(tmp_path: Path) -> None:
     assert status == 2 and "the digest of 'read' is not that of its item" in told
 
 
-def test_whether_there_is_a_lock_is_decided_at_the_start(tmp_path: Path) -> None:
-    it = Locked(tmp_path, "legacy")
-    assert it.command("lock")[0] == 0
-    with in_process_gateway(it.servers) as running:
-        settings = Settings.model_validate(
-            {"mcpServers": running.gateway.settings.mcpServers, "gateway": {"policy": {"lock": str(it.lock)}}}
-        )
-        assert "unchanged until a restart" in (told := running.reload(settings).text) and "gateway.policy.lock" in told
-        assert running.gateway.settings.gateway.policy.lock is None
-
-
 def test_an_operator_approves_what_was_shown(tmp_path: Path, http: httpx.Client) -> None:
     it, key = Locked(tmp_path, "legacy"), bearer("secret")
     assert it.command("lock")[0] == 0
@@ -271,18 +259,6 @@ def test_what_is_too_large_to_be_shown_is_not_approved_in_the_console(tmp_path: 
         (row,) = http.get(api, headers=key).json()["unapproved"]
         assert row["digest"] == "" and "use the command `lock`" in row["difference"][-1]
     assert "what nobody sees" in it.command("lock", "--check")[1]
-
-
-def test_many_hidden_tools_fill_no_log(tmp_path: Path, http: httpx.Client) -> None:
-    it = Locked(tmp_path, "legacy")
-    assert it.command("lock")[0] == 0
-    it.says(tool(), *(tool(f"t{number}") for number in range(150)))
-    with in_process_gateway(it.servers, options=it.options()) as running:
-        for _ in range(2):
-            assert seen(Legacy(running.url, http).open()) == ALL
-        assert running.stderr().count("is hidden from clients") == 100
-        metrics = http.get(f"{running.base}/metrics", headers=bearer("secret")).text
-        assert 'mcp_gateway_lock_refusals_total{kind="tools"} 150.0' in metrics
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])

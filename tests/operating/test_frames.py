@@ -165,37 +165,6 @@ def test_stderr_is_seen_as_it_is_written(watched_pair: Pair, ops: httpx.Client, 
     client.delete()
 
 
-@requirement("ops.frames")
-def test_the_replica_watches_a_few_sessions_only(watched_pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
-    sessions = [opened(watched_pair[0], http, Legacy) for _ in range(9)]
-    answers = [ops.put(frames_path(watched_pair[1], session)) for _, session in sessions]
-    assert [answer.status_code for answer in answers] == [200] * 8 + [400]
-    assert "8 sessions are watched" in answers[-1].json()["detail"]
-    sessions[0][0].delete()
-    assert ops.put(frames_path(watched_pair[1], sessions[-1][1])).status_code == 200
-    for client, _ in sessions[1:]:
-        client.delete()
-
-
-@requirement("ops.frames")
-def test_where_the_setting_is_own_operators_see_their_own_sessions_only(
-    own_redis: RunningRedis, ops: httpx.Client, http: httpx.Client
-) -> None:
-    with running_gateway({"probe": server(PROBE)}, options={"admin": ADMIN | {"frames": "own"}}) as gateway:
-        client, session = opened(gateway, http, Legacy)
-        tool_text(client.tool("mutter", {"line": "a last word"}))
-        url = frames_path(gateway, session)
-        for response in (ops.get(url), ops.put(url), ops.delete(url)):
-            assert response.status_code == 400 and "gateway.admin.frames" in response.json()["detail"]
-        assert page_of(ops, url.replace("/frames", "/stderr"))["lines"][-1]["text"] == "a last word"
-        attempt = {"server": "probe", "tool": "pid", "keep": True}
-        own = ops.post(f"{gateway.base}/admin/api/calls", json=attempt).json()["session"]
-        assert ops.put(frames_path(gateway, own)).json()["watched"] is True
-    with running_gateway({"probe": server(PROBE)}, options={"admin": ADMIN | {"frames": "off"}}) as gateway:
-        _, session = opened(gateway, http, Legacy)
-        assert "is off" in ops.put(frames_path(gateway, session)).json()["detail"]
-
-
 @requirement("ops.frames-reason")
 def test_where_clients_have_keys_an_operator_gives_a_reason_and_the_next_one_another(ops: httpx.Client) -> None:
     keys = {"olga": sha256(OPERATOR), "otto": sha256("key of otto")}

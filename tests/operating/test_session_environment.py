@@ -1,5 +1,4 @@
-"""What the servers of a session were given and why it sees what it sees, told without any secret by each replica; and
-the list of live sessions."""
+"""What the servers of a session were given and why it sees what it sees, told without any secret by each replica."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -162,51 +161,3 @@ def test_a_tool_is_tried_in_the_session_that_its_page_names(context: BrowserCont
         page.get_by_role("button", name="Call pid").click()
         result = page.locator("section", has=page.get_by_role("heading", name="Result"))
         expect(result.locator("> pre").first).to_contain_text(pid)
-
-
-# -- the list of live sessions, filtered, sorted, counted and ended
-
-
-@pytest.fixture
-def clients(pair: Sequence[RunningGateway]) -> Iterator[dict[str, Legacy]]:
-    """Three sessions of ann and bob on both replicas, one of which has failed, and one of which has called more."""
-    with httpx.Client(timeout=30, headers=bearer("ann")) as ann, httpx.Client(timeout=30, headers=bearer("bob")) as bob:
-        quiet = Legacy(f"{pair[0].base}/servers/files/mcp", ann).open(name="quiet")
-        failing = Legacy(f"{pair[1].base}/servers/files/mcp", ann).open(name="failing")
-        failing.tool("fail")
-        eager = Legacy(f"{pair[0].base}/servers/common/mcp", bob).open(name="eager")
-        for _ in range(4):
-            eager.tool("whoami")
-        yield {"quiet": quiet, "failing": failing, "eager": eager}
-        for client in (quiet, failing, eager):
-            client.delete()
-
-
-def names(page: Any) -> list[str]:
-    return [row["client"].split()[0] for row in page["sessions"]]
-
-
-@requirement("ops.session-list")
-def test_the_command_line_has_the_same_filters_and_prints_totals(
-    pair: Sequence[RunningGateway], clients: dict[str, Legacy], cli: Cli
-) -> None:
-    text = cli("sessions", "list", "--principal", "api-key:ann", "--sort", "failures", url=pair[1].base).stdout
-    assert "eager" not in text and text.index("failing") < text.index("quiet")
-    assert "2 sessions: 2 idle, 1 with failures, calls 1, failed 1" in text
-    found = json.loads(cli("sessions", "list", "--failing", "--json", url=pair[0].base).stdout)
-    assert names(found) == ["failing"] and found["totals"]["sessions"] == 1
-    assert cli("sessions", "list", "--state", "asleep", url=pair[0].base).returncode == 2
-
-
-@requirement("ops.session-list", "ops.bulk-end")
-def test_the_console_filters_sorts_and_ends_what_it_shows(
-    pair: Sequence[RunningGateway], clients: dict[str, Legacy], ops: httpx.Client
-) -> None:
-    sessions = f"{pair[1].base}/admin/sessions"
-    page = ops.get(sessions, params={"sort": "calls"}).text
-    assert page.index(">eager") < page.index(">failing") and 'aria-sort="descending"' in page
-    assert "End these sessions…" not in page, "all of everybody"
-    page = ops.get(sessions, params={"failing": "true"}).text
-    assert ">failing" in page and ">quiet" not in page and "1 session of failing calls" in page
-    assert ops.post(f"{sessions}/end", data={"failing": "true"}).status_code == 303
-    assert {*names(ops.get(f"{pair[0].base}/admin/api/sessions").json())} == {"quiet", "eager"}
