@@ -70,8 +70,8 @@ def _by_name(kind: str, key: str, items: list[dict[str, Any]]) -> dict[str, dict
 
 
 def differences(approved: Lists | None, listed: Lists | None, server: str) -> list[str]:
-    """Return lines about the items of a server that are new, changed or gone, with a diff of each. A renamed item is
-    gone and new."""
+    """Return lines about the items of a server that are new, changed or gone, with a diff of each. A renamed item
+    counts as gone and new."""
     lines: list[str] = []
     for kind in KINDS:
         before, now = (approved or {}).get(kind, {}), (listed or {}).get(kind, {})
@@ -83,8 +83,8 @@ def differences(approved: Lists | None, listed: Lists | None, server: str) -> li
 def item_difference(
     server: str, kind: str, name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None
 ) -> list[str]:
-    """Return lines about an item: what became of it, and a diff in which all text is visible; no line if it is the
-    same."""
+    """Return lines about an item that is new, changed or gone, with a diff in which all text is visible; no line if it
+    is the same."""
     if before is not None and now is not None and digest_of(before) == digest_of(now):
         return []
     what = "is new" if before is None else "is gone" if now is None else "has changed"
@@ -99,7 +99,7 @@ def _diff(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> It
 
 
 def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
-    """Write the lock in one step, with no character that is not seen.
+    """Write the lock in one step, with all invisible characters escaped.
 
     Raises:
         OSError: the file cannot be written.
@@ -116,10 +116,10 @@ def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
 
 
 def approve(file: Path, item: Unapproved) -> None:
-    """Add an item to the lock, in place of the one of this name.
+    """Add an item to the lock, in place of an item with this name.
 
     Raises:
-        Unlockable: the item is not kept whole, or the lock does not lock its server any more.
+        Unlockable: the item is not kept whole, or the lock no longer locks its server.
         OSError, ValueError: the lock cannot be read or written.
     """
     servers = dict(read_lock(file).servers)

@@ -61,16 +61,16 @@ class Reviewed:
 
 
 def asking(settings: Settings) -> Settings:
-    """Return the settings without tracing, and with unmatched patterns allowed. Used by commands that only ask servers
-    for their lists, and report the findings themselves."""
+    """Return the settings without tracing, and with unmatched patterns allowed. For commands that only ask servers for
+    their lists, and report the findings themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
     options = settings.gateway.model_copy(update={"tracing": False, "policy": policy})
     return settings.model_copy(update={"gateway": options})
 
 
 async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Review all servers that have answered, before clients are served. Log the findings. Those of others, and
-    that they have answered, are logged later.
+    """Review all servers that have answered, before clients are served, and log the findings. A server that answers
+    later is logged and reviewed then (`compare_late`).
 
     Raises:
         ConfigurationError: a pattern matches no name, and `unmatched_patterns` is "refuse".
@@ -97,9 +97,9 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
 
 
 async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Review each server that answers only after the gateway has started to serve clients, once it answers. After the
-    last one, review the patterns of workspaces and tasks. Only log faults: `Admission` refuses requests to servers
-    with unmatched patterns."""
+    """Review each server that answers only after the gateway has started to serve clients. After the last one, review
+    the patterns of workspaces and tasks. Faults are only logged: `Admission` refuses requests to servers with unmatched
+    patterns."""
     late = [upstream for upstream in upstreams if not (upstream.has_answered or upstream.is_left_out)]
     if not late:
         return
@@ -125,8 +125,9 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 async def review(
     upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server for its lists, and compare the lists with the server's settings. If all servers have answered but
-    those that are left out, also compare the gateway's own `settings` with all lists."""
+    """Ask each server for its lists, compare them with the server's settings, and return the findings. With `settings`,
+    also compare the gateway's own settings with the lists of all servers, which must have answered unless they are left
+    out."""
     found = Reviewed()
     workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}
@@ -165,8 +166,8 @@ async def review(
 async def _lists_to_compare(
     upstream: ConfiguredUpstream, workspaces: Iterable[WorkspaceSettings]
 ) -> dict[str, list[str] | None]:
-    """Return the names of prompts and the URIs of resources that a server lists. Leave out kinds without patterns. A
-    list is None if the server does not send it."""
+    """Return the names of prompts and the URIs of resources that a server lists, by kind. Leave out a kind without
+    patterns. A list is None if the server does not send it."""
     facts = await upstream.facts()
     if not facts.has_answered or facts.needs_credentials:
         return {}
@@ -195,8 +196,8 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
-    """Return a message for each pattern that matches no name. Patterns that match every name are not reported, even if
-    there are no names: the server may list some later."""
+    """Return a message for each pattern that matches no name. Leave out patterns that match every name: the server may
+    list some later."""
     listed = sorted(names)
     known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
@@ -207,8 +208,8 @@ def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: s
 
 
 def patterns_of(settings: UpstreamSettings, kind: str) -> tuple[str, Iterable[str]]:
-    """Return the name and the value of the setting that has a server's patterns for tools, prompts or resources
-    (`kind`)."""
+    """Return the name and the value of the setting with a server's patterns for `kind` (tools, prompts or
+    resources)."""
     setting = "resource_uris" if kind == "resources" else kind
     patterns: Iterable[str] = getattr(settings, setting)
     return setting, patterns
@@ -233,7 +234,7 @@ def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | fr
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names as text for an error message, because the operator may have misspelt one."""
+    """Return the first names as text for an error message, which lets the operator find a misspelling."""
     shown = [repr(name[:_SHOWN_CHARS]) for name in names[:_SHOWN_NAMES]]
     return ", ".join(shown + ["…"] * (len(names) > _SHOWN_NAMES)) or "it has none"
 
@@ -255,7 +256,7 @@ def _of_workspaces(
 
 
 def _may_be_of(left_out: Iterable[str], separator: str, pattern: str) -> bool:
-    """Return True if the pattern may match names of servers that are left out, whose lists are not known."""
+    """Return True if the pattern may match names of servers that are left out, whose lists are unknown."""
     fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
     prefixes = (f"{server}{separator}" for server in left_out)
     return any(fixed.startswith(prefix) or prefix.startswith(fixed) for prefix in prefixes)
@@ -275,8 +276,8 @@ def _no_tasks(
 
 
 async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
-    """Return the names of tools or prompts, or the URIs of resources (`kind`), that a server lists; None if it cannot
-    be asked."""
+    """Return the names of tools or prompts, or the URIs of resources (`kind`), that a server lists; None if it does not
+    answer."""
     facts = await upstream.facts()
     conversation = upstream.sessionless(Era.LEGACY if facts.discover is None else Era.MODERN)
     names: list[str] = []

@@ -87,7 +87,7 @@ class ConfiguredUpstream:
 
     @property
     def start_failure(self) -> tuple[float, str]:
-        """Return when a link last failed to open (Unix time), and why; 0 and empty if none has failed."""
+        """Return the Unix time at which a link last failed to open, and the reason; 0 and empty if none has failed."""
         return self._links.start_failure
 
     @property
@@ -128,7 +128,7 @@ class ConfiguredUpstream:
     @property
     def is_asked_in_sessions(self) -> bool:
         """Return True if the server answers only requests with a session's credentials, and its configuration has
-        such credentials."""
+        some."""
         return self._takes_secrets and self._facts.needs_credentials
 
     @property
@@ -148,7 +148,7 @@ class ConfiguredUpstream:
 
     @property
     def state(self) -> ServerState:
-        """Return the state of the server for operators: ok, starting or failing, and why."""
+        """Return the state of the server for operators: ok, starting or failing, with the reason."""
         probe = self._probe
         if self.is_left_out:
             return ServerState("failing", "; ".join(self.settings.faults))
@@ -166,7 +166,7 @@ class ConfiguredUpstream:
 
     @property
     def notifies(self) -> bool:
-        """Return True if the server has declared to the last probe that it notifies of changes."""
+        """Return True if the server has declared to the last probe that it sends notifications of changes."""
         return self._facts.notifies
 
     @property
@@ -175,7 +175,7 @@ class ConfiguredUpstream:
         return self._facts.declared
 
     async def capabilities(self) -> dict[str, Any]:
-        """Return the capabilities that the server declares; wait for the first probe."""
+        """Return the capabilities that the server declares, after the first probe."""
         return (await self.facts()).capabilities
 
     def mark_reviewed(self, kind: str = "") -> None:
@@ -218,8 +218,8 @@ class ConfiguredUpstream:
 
     def conversation_at_hand(self, exchange: Exchange, client: Era) -> Conversation | None:
         """Return the conversation in which a client's call would be sent, without waiting; None if there is none yet,
-        or its era is unknown. For a tool call, then return any other conversation of the session: the tools that it
-        lists are valid for the call."""
+        or its era is unknown. For a tool call, then return any other conversation of the session, whose list of tools
+        is valid for the call."""
         live, era = live_session_of(exchange), self.era_now(client)
         if live is None:
             return None
@@ -249,7 +249,7 @@ class ConfiguredUpstream:
         self, live: LiveSession, era: Era, correlation: str, caller: ClientDeclaration | None = None
     ) -> Conversation:
         """Return the conversation of a session in `era`; create it if there is none. A shared server has one for all
-        sessions. `caller`: a modern client, whose capabilities a legacy server learns in the handshake. So each set of
+        sessions. A legacy server learns the capabilities of a modern client (`caller`) in the handshake, so each set of
         capabilities has its own conversation.
 
         Raises:
@@ -284,7 +284,7 @@ class ConfiguredUpstream:
         return conversation
 
     async def try_handshake(self, live: LiveSession, correlation: str) -> None:
-        """Test if a modern server accepts a handshake, unless that is known. Use the session's own process: another
+        """Test if a modern server accepts a handshake, unless that is known, with the session's own process: another
         process would double the wait of the first legacy client."""
         await self.era_in(live, MODERN, correlation)
         if not self.settings.shared:
@@ -297,8 +297,7 @@ class ConfiguredUpstream:
         await self._probe.try_with(conversation, lambda: live.conversations.pop((self.name, LEGACY, b""), None))
 
     def when_started(self, live: LiveSession, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once the next link that serves the session is open. Return a function that cancels the
-        callback."""
+        """Call `callback` once the next link that serves the session is open. Return a function that cancels this."""
         return self._links.when_started(None if self.settings.shared else live, callback)
 
     async def prestart(self, session: Session) -> PrestartedProcess:
@@ -313,13 +312,12 @@ class ConfiguredUpstream:
     # -- its end
 
     def owns(self, conversation: Conversation) -> bool:
-        """Return True if a conversation is with this server, and not with one of the same name in another
-        configuration."""
+        """Return True if a conversation is with this server, not with one of the same name in another configuration."""
         return conversation.deadlines is self._deadlines  # one object for each server
 
     def succeed(self, former: "ConfiguredUpstream") -> None:
-        """Report to the sessions that share a process of the server with its former configuration that it was
-        replaced, with the next result of each."""
+        """Take the place of `former`, the same server with its former configuration. Each session that uses a shared
+        process of `former` learns with its next result that the process was replaced."""
         for before in former.shared:
             conversation = self._shared.of(before.era)
             for live in before.users:
@@ -329,8 +327,8 @@ class ConfiguredUpstream:
             self.restarts[Loss.CONFIGURED] += 1
 
     async def leave(self, live: LiveSession, conversation: Conversation, reason: str) -> None:
-        """Close a session's conversation with this server, whose configuration is a former one. Calls in flight fail
-        with `reason`."""
+        """Close a session's conversation with this server of a former configuration. Calls in flight fail with
+        `reason`."""
         await live.replace_server(conversation, reason)
         with contextlib.suppress(StoreUnavailable):
             await forget_remote(self._links, live)

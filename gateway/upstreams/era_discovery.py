@@ -1,7 +1,7 @@
 """Find which era of MCP a server speaks, from its answer to `server/discover`.
 
-MCP 2026-07-28, Versioning §Backward Compatibility; stdio and Streamable HTTP §Backward Compatibility. A server may
-refuse the gateway's request because it has no credentials. Then the request is sent with the credentials of a session
+MCP 2026-07-28, Versioning §Backward Compatibility; stdio and Streamable HTTP §Backward Compatibility. If a server
+refuses the gateway's request because it has no credentials, the request is sent with those of a session
 (`SessionDiscovery`).
 """
 
@@ -50,9 +50,9 @@ _REFUSED: Final = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The `era` that an answer to `server/discover` proves; None if it proves none. `result`: the answer of a usable
-    modern server. `reason`: why the server cannot be used, or why no era is proved. `retry`: the protocol version to
-    ask again with. `is_refused`: the HTTP status asks for credentials."""
+    """The `era` that an answer to `server/discover` proves; None if it proves none. `result` is the answer of a usable
+    modern server. `reason` says why the server cannot be used, or why no era is proved. `retry` is the protocol version
+    to ask again with. `is_refused`: the HTTP status asks for credentials."""
 
     era: Era | None
     result: bytes | None = None
@@ -64,9 +64,9 @@ class Discovery:
 async def ask_discovery(conversation: Conversation, *, within_s: float, is_remote: bool) -> Discovery:
     """Send `server/discover` to a server, and return the era that its answer proves, if any.
 
-    If the server refuses the protocol version and names another, it is asked again with that version. This refusal
-    proves a modern server, whatever the second answer is. A process that does not answer within `within_s` seconds, or
-    exits, counts as legacy. For a URL this proves nothing: the server may be busy, or a proxy may have answered.
+    If the server refuses the protocol version and names another, ask again with that version. The refusal proves a
+    modern server, whatever the second answer is. A process that exits, or does not answer within `within_s` seconds,
+    counts as legacy. A URL that does not answer proves nothing: the server may be busy, or a proxy may have answered.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused: the server cannot be reached.
@@ -137,8 +137,8 @@ class SessionDiscovery:
     """Ask one server for its era, with the credentials of sessions. `known` has the facts about the server so far.
     `learn` is called with facts that a session has found.
 
-    The era and the capabilities that one session finds count for all sessions. The rest of the answer is not stored:
-    it may be meant only for the owner of the credentials.
+    The era and the capabilities that one session finds count for all sessions. The rest of the answer is not stored,
+    because it may be meant only for the owner of the credentials.
     """
 
     name: str
@@ -163,8 +163,8 @@ class SessionDiscovery:
         return now >= self._legacy_until and now >= self._again_at.get(live, now)
 
     async def ask(self, live: LiveSession, conversation: Conversation) -> None:
-        """Ask the server for its era in a conversation of the session. Close the conversation unless the server is
-        modern. Concurrent callers share one request, and a cancelled caller does not cancel it. A failure raises
+        """Ask the server for its era in a conversation of the session. Close the conversation if the server is not
+        modern. Concurrent callers share one request, which a cancelled caller does not cancel. A failure raises
         nothing: the era stays unknown."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share(conversation, lambda: self._ask(live, conversation))
@@ -208,7 +208,7 @@ class SessionDiscovery:
         self.learn(ServerFacts(discover=shared, needs_credentials=True, at=self.clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
-        """Close the conversation unless the server is known to be modern: later calls would go out in the wrong era."""
+        """Close the conversation if the server is not known to be modern: later calls would go out in the wrong era."""
         facts = self.known.latest
         if facts is not None and facts.discover is not None:
             return

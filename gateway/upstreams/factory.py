@@ -61,7 +61,7 @@ class UpstreamFactory:
 
     `gateway` is the name of this gateway in the `Via` header of requests to URLs. `resources` builds the
     `SessionResources` of one server. `permits` gets a server's resource URIs, and returns those that a context may
-    subscribe to. `quotes`: see `UpstreamLinks`. `has_lock`: see `ServerLists`.
+    subscribe to. For `quotes` and `has_lock`, see `UpstreamLinks` and `ServerLists`.
     """
 
     limits: LimitSettings
@@ -83,8 +83,8 @@ class UpstreamFactory:
         return self._make(name, settings, self._transport(name, settings))
 
     def of_object(self, name: str, server: Any) -> ConfiguredUpstream:
-        """Return the upstream of a server object in this process. Raises `ConfigurationError` if `server` is not a
-        server object."""
+        """Return the upstream of a server object in this process. Raises `ConfigurationError`: `server` is no server
+        object."""
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server))
 
     def of_left_out(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
@@ -182,7 +182,7 @@ class UpstreamFactory:
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that have no placeholder for a principal's secret: they are the same for all sessions."""
+    """Return the values without a placeholder for a principal's secret, which are the same for all sessions."""
     return {name: value for name, value in values.items() if not is_template(value)}
 
 
@@ -190,7 +190,7 @@ def _in_process(where: str, name: str, server: Any) -> Upstream:
     """Return the upstream of an object in this process: a server object of the SDK, or an `Upstream`.
 
     Other packages can add kinds of upstreams: pass an `Upstream` with the setting `in_process`, or in `servers` of
-    `create_app`. `transports.testing` has the tests that it must pass.
+    `create_app`. `transports.testing` has the tests that an `Upstream` must pass.
 
     Raises:
         ConfigurationError: the object is neither, or the SDK is not installed.
@@ -229,8 +229,8 @@ def load_object(name: str, path: str) -> Any:
 
 
 def _failed_in(error: Exception) -> str:
-    """Return the last part of an error message about a failed import: the line of the operator's module that failed,
-    or, if no module was found, the folder in which modules are searched."""
+    """Return the end of an error message about a failed import: the line of the operator's module that failed, or the
+    folders of modules if no module was found."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename != __file__ and "importlib" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"

@@ -1,9 +1,9 @@
 """Cache the first answers of new processes of a legacy server: to the handshake, and to requests for lists.
 
 A legacy server does not say how long its answers are fresh, or for whom. The operator says it (`lists_fresh_s`). A
-process gets the facts of its session. So a cached answer serves only sessions with equal facts, including metadata and
+process gets the facts of its session, so a cached answer serves only sessions with equal facts, including metadata and
 credential; ids and times may differ. Calls may change the lists of a server. So an answer is cached only if its process
-was asked for nothing but lists, and only sessions that have called no server use it: they then need no process.
+was asked for nothing but lists, and only sessions that have called no server use it: these need no process then.
 """
 
 from collections.abc import Mapping

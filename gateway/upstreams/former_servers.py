@@ -30,15 +30,15 @@ _REMOVED: Final = "the server was removed from the configuration"
 
 
 def _has_calls(live: LiveSession) -> bool:
-    """Return True if a request of the session is under way that is no stream: it may be about to be sent."""
+    """Return True if a request of the session other than a stream is under way, which may be about to be sent."""
     listening = sum(exchange.is_subscription for exchange in live.exchanges)
     return live.busy > live.open_streams + listening
 
 
 @dataclass(eq=False, repr=False)
 class _Former:
-    """A server of a former configuration. `used`: for each conversation, the number of its last request, and since
-    when."""
+    """A server of a former configuration. `used` has, for each conversation, the number of its last request, and the
+    time since when it is the last."""
 
     upstream: ConfiguredUpstream
     is_removed: bool
@@ -51,16 +51,16 @@ class _Former:
         return _REMOVED if self.is_removed else _REASON
 
     def is_over(self, now: float) -> bool:
-        """Return True if no conversation may be kept any longer."""
+        """Return True if the deadline has passed after which sessions must leave the server."""
         return now - self.at >= self.keep_s
 
     def is_done(self, now: float) -> bool:
-        """Return True if the server may be closed, as far as conversations of no session go."""
+        """Return True if the server's conversations that belong to no session may be closed."""
         is_unused = all(conversation.is_unused for conversation in self.upstream.shared)
         return self.is_over(now) or (is_unused and now - self.at >= _GRACE_S)
 
     def may_leave(self, live: LiveSession, conversation: Conversation, now: float) -> bool:
-        """Return True if the session leaves its conversation with the server now."""
+        """Return True if the session must or can leave its conversation with the server now."""
         if self.is_over(now):
             return True
         if live.has_suspended or not conversation.is_unused or _has_calls(live):
@@ -86,14 +86,14 @@ class FormerServers:
         return len(self._former)
 
     def add(self, upstream: ConfiguredUpstream, successor: ConfiguredUpstream | None, keep_s: float) -> None:
-        """Keep a server for its sessions, for at most `keep_s` seconds. `successor` is the server of that name in the
+        """Keep a server for its sessions, for at most `keep_s` seconds. `successor` is the server with its name in the
         new configuration; None if there is none."""
         self._former.append(_Former(upstream, successor is None, monotonic(), keep_s))
         if successor is not None:
             successor.succeed(upstream)
 
     async def sweep(self) -> None:
-        """Let sessions leave the servers that they need no longer keep, and close the servers that none uses."""
+        """Let sessions leave servers that they no longer need, and close servers that no session uses."""
         if not self._former:
             return
         now, used, leaving = monotonic(), set[_Former](), []

@@ -61,8 +61,8 @@ class UpstreamLinks:
     outcome. `start_times_s` has the seconds that opening each of the last links took.
 
     `records` writes to the record of a session. `permits` returns the resource URIs that a context may subscribe to.
-    `known` has the facts of the last probe. `quotes`: which process output is quoted in errors to clients: only of the
-    session's own processes ("own"), of shared processes too ("all"), or none.
+    `known` has the facts of the last probe. `quotes` says which process output errors to clients may quote: only that
+    of the session's own processes ("own"), that of shared processes too ("all"), or none.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class UpstreamLinks:
         return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
 
     def when_started(self, live: LiveSession | None, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once the next link of a session is open. `live` None: the next link that belongs to no
-        session. Return a function that cancels the callback."""
+        """Call `callback` once the next link of a session is open; with `live` None, the next link that belongs to no
+        session. Return a function that cancels this."""
         self._awaited.setdefault(live, []).append(callback)
 
         def take_back() -> None:
@@ -154,14 +154,14 @@ class UpstreamLinks:
         )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
-        """Record that a session has a link to the server. Return True if the session has lost an earlier link.
-        A server behind a URL is not recorded: it does not end with the gateway."""
+        """Record that a session has a link to the server. Return True if the session has lost an earlier link. Do not
+        record a server behind a URL, which does not end with the gateway."""
         return False if self._is_remote else await self._record_use(live, f"{self.name}/{era}")
 
 
 class SharedLinks:
-    """Open links that belong to no session, or to many. They get no resources of a session. `is_trial`: the only link
-    is opened to test if the server accepts a handshake."""
+    """Open links that belong to no session, or to many. They get no resources of a session. `is_trial`: there is only
+    one link, to test if the server accepts a handshake."""
 
     def __init__(self, links: UpstreamLinks, era: Era, *, is_trial: bool = False) -> None:
         self._links = links
@@ -178,7 +178,7 @@ class SharedLinks:
         self.answered, self.failed = links.answered, links.failed
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return no secrets: frames of these links are not shown to anyone."""
+        """Return no secrets: nobody sees the frames of these links."""
         return set()
 
     def handshake(self) -> bytes | None:
@@ -201,9 +201,9 @@ class SharedLinks:
 
 
 class SessionLinks:
-    """Open the links of one session, in the context that the session has when this object is made. `caller`: the modern
-    client for which a legacy server gets a handshake; None if the session's own client has sent `initialize`.
-    `correlation`: the id of the request that the first link is opened for."""
+    """Open the links of one session, in the context that the session has when this object is made. `caller` is the
+    modern client for which a legacy server gets a handshake; None if the session's own client has sent `initialize`.
+    `correlation` is the id of the request for which the first link is opened."""
 
     __slots__ = (
         *("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals"),
@@ -226,8 +226,8 @@ class SessionLinks:
 
     @property
     def _is_former(self) -> bool:
-        """Return True if the session's context has changed since: these links serve only calls in flight, and resume no
-        MCP session of a server behind a URL."""
+        """Return True if the session's context has changed since this object was made. The links then serve only calls
+        in flight, and resume no MCP session of a server behind a URL."""
         return self._live.renewals != self._renewals
 
     @property

@@ -1,5 +1,5 @@
 """Build the resources of links to one server: environment and secrets of a child process, or headers with a signed
-assertion. Find the secret values in these resources, and in the server's configuration."""
+assertion. Find the secret values in these resources and in the server's configuration."""
 
 import functools
 import os
@@ -34,8 +34,8 @@ _ANEW: Final = "its credential is configured anew, and this session goes on with
 
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:
-    """A process that was started before its session opens, its resources, and the environment and sandbox that it was
-    started with. `forget` removes the files that it leaves behind if the session never opens."""
+    """A process that was started before its session opens, its resources, and the environment and sandbox that it got.
+    `forget` removes the files that it leaves behind if the session never opens."""
 
     grant: LinkResources
     link: StdioLink
@@ -45,7 +45,7 @@ class PrestartedProcess:
 
     @property
     def is_good(self) -> bool:
-        """Return True if the process is as good as a new one: it runs, and has sent no message yet."""
+        """Return True if the process runs and has sent no message yet, and so is as good as a new one."""
         return self.link.is_unheard
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class SessionResources:
         self._secrets = headers if self.settings.is_remote else secrets_in_files(self.settings.env)
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
-        """Return the resources of a session's next link, in the given context. `resume`: the MCP session id from an
+        """Return the resources of a session's next link, in the given context. `resume` is the MCP session id from an
         earlier link to a URL.
 
         Raises:
@@ -132,8 +132,8 @@ class SessionResources:
         )
 
     async def _files(self, live: LiveSession, context: Context, overridden: Collection[str]) -> SecretFiles:
-        """Return the files of a process. Those of tokens are renewed, others keep their first values. `overridden`:
-        variables to which a rule gives other values, so that the process gets no files for them. It may then have none,
+        """Return the files of a process. Files of tokens are renewed, others keep their first values. `overridden` are
+        variables to which a rule gives other values, so the process gets no files for them. It may then have no files,
         but its launcher can name their folder."""
         secrets = secrets_in_files({n: value for n, value in self.settings.env.items() if n not in overridden})
         principal, current = live.session.principal, self.credentials.current
@@ -153,9 +153,10 @@ class SessionResources:
             raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
 
     def _renewed(self, *, is_same: bool) -> dict[str, str]:
-        """Return the secrets whose tokens are asked for before each request. `is_same`: the session has the context of
-        the link. A later one has a token of other rights, which calls that finish do not get; but whoever has consented
-        is the same. A later configuration may have a token for another server."""
+        """Return the secrets whose tokens are requested again before each request. `is_same`: the session still has the
+        context of the link. In a later context, calls in flight get only tokens that a person has consented to: others
+        have other rights. If a later configuration takes tokens from elsewhere, return none, or raise
+        `UpstreamUnavailable` if one needs consent."""
         if not any(self._sources or ()):
             return {}
         values, is_same_source = self._secrets, self._is_as_at_first()
@@ -167,14 +168,14 @@ class SessionResources:
         return values if is_same else consented
 
     async def _filled(self, live: LiveSession, context: Context, values: Mapping[str, str]) -> CurrentSecrets:
-        """Return these headers or files with secrets. A former server, which a session goes on with after a reload,
-        gets no token that a later configuration gives for another one."""
+        """Return these headers or files with their secrets. Raises `UpstreamUnavailable` for a former server whose
+        tokens come from elsewhere since a reload: it must not get a token that is for another server."""
         if not self._is_as_at_first() and values:
             raise UpstreamUnavailable(_ANEW)
         return await self.credentials.current(values, live.session.principal, _token(live, context))
 
     def _is_as_at_first(self) -> bool:
-        """Return True if tokens in headers or files come from where they came from for the first link."""
+        """Return True if tokens in headers or files have the same sources as for the first link."""
         found = self.credentials.sources(self._secrets)
         if self._sources is None:
             self._sources = found
@@ -219,8 +220,8 @@ class SessionResources:
         return PrestartedProcess(resources, link, self.environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
-        """Return the resources of the session's prestarted process; None if there is none. If a new process would now
-        get another environment or sandbox, close the prestarted one and return None."""
+        """Return the resources of the session's prestarted process; None if there is none. If a new process would get
+        another environment or sandbox, close the prestarted process and return None."""
         prestarted = self.take_prestarted(session)
         if prestarted is None:
             return None
@@ -236,14 +237,14 @@ def _is_consent(source: ExchangeSettings | ConsentSettings | None) -> bool:
 
 
 def _token(live: LiveSession, context: Context) -> CallerToken | None:
-    """Return the access token of the caller from whose claims a session has this context; None if it has another now,
-    so that links which finish calls of an earlier context get no later token."""
+    """Return the access token of the caller from whose claims a session has this context. Return None if the session
+    has another context now: links that finish calls of an earlier one get no later token."""
     return live.token if context == live.session.context else None
 
 
 def secrets_in_command(settings: UpstreamSettings) -> set[str]:
-    """Return the secrets in a server's command line, and the secrets from the gateway's environment that the
-    configuration puts into the server's command line or environment."""
+    """Return the secrets in a server's command line, and the secrets from the gateway's environment that its
+    configuration puts into the command line or environment of the server."""
     texts = (*settings.args, *settings.env.values())
     ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
     return secret_arguments(settings.args) | ours
@@ -255,7 +256,7 @@ def secrets_in(settings: UpstreamSettings) -> set[str]:
 
 
 def secrets_of_link(given: ConnectOptions) -> set[str]:
-    """Return the values of a link's headers, and of its environment variables that do not just repeat a fact of the
+    """Return the values of a link's headers, and of its environment variables that do not only repeat a fact of the
     session."""
     facts = {*_texts(msgspec.json.decode(given.env.get(FACTS_VARIABLE, "{}")))}
     variables = {value for name, value in given.env.items() if name != FACTS_VARIABLE}

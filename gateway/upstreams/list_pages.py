@@ -1,4 +1,4 @@
-"""Request and read the lists of tools, prompts and resources of a server. Stores nothing itself."""
+"""Request and read the lists of tools, prompts and resources of a server. Store nothing."""
 
 import itertools
 from collections.abc import Mapping
@@ -29,21 +29,21 @@ MOST_URI_CHARS: Final = _LIMITS.uri_chars
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
-    """Return the cache key of a request of the gateway itself. It is only for results that are the same for all."""
+    """Return the cache key of a request of the gateway itself, for results that are the same for all callers."""
     return CacheKey.of(method, params, public=b"", private=None)
 
 
 def listed_items(method: str, page: Any) -> list[dict[str, Any]]:
-    """Return the items of one page of the list `method`, without those that no client can request: their name or URI is
-    longer than `transports.inbound.unauthenticated_limits.Limits` allows."""
+    """Return the items of one page of the list `method`, without those that no client can request, because their name
+    or URI is longer than `transports.inbound.unauthenticated_limits.Limits` allows."""
     row = METHODS[method]
     most_chars = _LIMITS.name_chars if row.item_key == "name" else MOST_URI_CHARS
     return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
 
 def cached_items(method: str, results: ResultCache) -> list[dict[str, Any]] | None:
-    """Return the items of a list from its cached pages; None unless all pages are cached, fresh, and the same for every
-    caller."""
+    """Return the items of a list from its cached pages. Return None if a page is missing, not fresh, or not the same
+    for every caller."""
     pages = results.pages(lambda params: asked_by_gateway(method, params))
     if pages is None:
         return None
@@ -61,7 +61,7 @@ def with_files(method: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]
 async def all_items(
     method: str, conversation: Conversation, results: ResultCache | None = None
 ) -> list[dict[str, Any]]:
-    """Request all pages of the list `method`, and return their items. Stop at the gateway's limits on number and size.
+    """Request all pages of the list `method`, and return their items, up to the gateway's limits of number and size.
     `results` caches the pages that are the same for every caller.
 
     Raises:
@@ -96,8 +96,8 @@ async def whole_list(method: str, conversation: Conversation) -> list[dict[str, 
 async def read_list(
     method: str, conversation: Conversation, results: ResultCache | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Request the pages of a list as `all_items` does. Return their items, and why some are missing: `TOO_LONG`, or
-    what the server answers instead."""
+    """Request the pages of a list as `all_items` does. Return the items, and the reason why some are missing:
+    `TOO_LONG`, or what the server has answered instead."""
     params: dict[str, Any] = {"_meta": GATEWAY_META} if conversation.era is Era.MODERN else {}
     items: list[dict[str, Any]] = []
     size = 0
@@ -125,7 +125,7 @@ async def read_list(
 
 
 async def lists_repeatable(tool: str, conversation: Conversation) -> bool:
-    """Return True if the server lists a tool as one that may be called twice without further effect.
+    """Return True if the server lists the tool, and by its annotations it may be called twice without further effect.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

@@ -1,6 +1,6 @@
 """Start processes before a session needs them (setting `warm` of a server).
 
-A prestarted set is made for one future session. The set has a session id, and a process of each server with that
+A prestarted set is made for one future session. The set has a session id, and a process of each server with the
 setting, started in the environment of the session. Only a session with the same endpoint, principal, context, client
 and secrets may use the set. When a session opens, a set is made for the next session with the same environment.
 """
@@ -46,7 +46,7 @@ class _PrestartedSet:
 
 
 class PrestartedProcesses:
-    """Hold the prestarted processes that are assigned to a session and not used yet."""
+    """Hold the prestarted processes that are assigned to sessions and not used yet."""
 
     def __init__(self) -> None:
         self._given: dict[str, _PrestartedSet] = {}
@@ -57,7 +57,7 @@ class PrestartedProcesses:
         self._given[prestarted.session.id] = prestarted
 
     def take(self, session: Session, server: str) -> PrestartedProcess | None:
-        """Remove and return the session's process of that server; None if there is none. The caller closes it."""
+        """Remove and return the session's process of this server; None if there is none. The caller must close it."""
         prestarted = self._given.get(session.id)
         if prestarted is None:
             return None
@@ -104,7 +104,7 @@ class _Environment(NamedTuple):
 
 
 class _Pool:
-    """The unassigned prestarted sets for sessions with the same environment as the session `like`."""
+    """The prestarted sets that are not assigned yet, for sessions with the same environment as the session `like`."""
 
     def __init__(self, like: Session) -> None:
         self.like = like
@@ -132,8 +132,8 @@ class PrestartPool:
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
-        """Surround the opening of a session. Assign a fitting prestarted set to the session, if there is one, and yield
-        the session with the set's id. If `opened` is not called inside the block, close the set."""
+        """Surround the opening of a session. Assign a prestarted set to the session if one fits, and yield the session
+        with the set's id. Close the set at the end of the block if `opened` was not called."""
         begun = self._begin(session)
         try:
             yield begun
@@ -175,7 +175,7 @@ class PrestartPool:
                 self._drop(pool)
 
     def drop(self) -> None:
-        """Close all pools and their unassigned sets, in the background."""
+        """Empty the pool: end the prestarted processes that no session was assigned, in the background."""
         for pool in self._pools.values():
             self._drop(pool)
         self._pools.clear()

@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class SandboxedResources:
-    """Put the processes of the server `name` into a sandbox. `sandbox` returns the sandbox for sessions of a trust
-    level. `package` fetches the package that the server's command names, if any. `memory` decides if there is enough
-    memory for another process."""
+    """Put the processes of the server `name` into a sandbox. `by_trust` has the sandboxes for sessions by trust level.
+    `package` fetches the package that the server's command names, if any. `memory` decides if there is enough memory
+    for another process."""
 
     name: str
     by_trust: SandboxesByTrust
@@ -43,7 +43,7 @@ class SandboxedResources:
         self.sandbox = self.by_trust.sandbox
 
     async def shared(self, env: Mapping[str, str]) -> LinkResources:
-        """Return the resources, with walls and the variables `env`, of a link that belongs to no session, or to many.
+        """Return the resources of a link that belongs to no session, or to many, with walls and the variables `env`.
 
         Raises:
             UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is free for the process.
@@ -94,8 +94,8 @@ class SandboxedResources:
         code: tuple[str, ...],
         read: tuple[str, ...],
     ) -> ConnectOptions:
-        """Add the walls of a process with the private folder `own`, and folders that it may only `read`. `shared`: the
-        folder of the whole session, to which the process gets access if the options name it. Raises
+        """Return the options with the walls of a process that has the private folder `own`, and may read the folders
+        `read`. `shared` is the folder of the whole session, which the process may use if the options name it. Raises
         `UpstreamUnavailable`."""
         is_named = shared in given.env.values() or any(shared in part for part in given.launcher)
         process = enclosure.process(
@@ -109,12 +109,11 @@ class SandboxedResources:
         return structs.replace(given, env={**process.env, **given.env}, walls=process.walls, cwd=process.cwd)
 
     def _refuse_open(self, sandbox: Sandbox, walls: Walls) -> None:
-        """Check that the walls give no access to the gateway's private files. This was also checked when the gateway
-        started, but a mount may have replaced a folder since.
+        """Check that the walls give no access to the gateway's private files. A mount may have replaced a folder since
+        the check at the gateway's start.
 
         Raises:
-            UpstreamUnavailable: they give access to such a file. The log names the file, the message to clients does
-                not.
+            UpstreamUnavailable: they give access to such a file. Only the log names the file.
         """
         refused = list(opened(walls, self.by_trust.private))
         for grant, file in refused if refused != self._refused.get(sandbox) else ():
@@ -130,8 +129,8 @@ class SandboxedResources:
 
 
 def _began(given: ConnectOptions, process: ServerProcess) -> Callable[[int | None], None]:
-    """Return a callback that records the pid of a started process, and calls `given.began` with it. Without walls,
-    processes that are not its descendants may do its work: then `given.began` gets None."""
+    """Return a callback that records the pid of a started process, and calls `given.began` with the pid. Without walls,
+    `given.began` gets None, because processes that are not its descendants may do its work."""
     tell, is_walled = given.began, given.walls is not None
 
     def began(pid: int | None) -> None:

@@ -1,7 +1,7 @@
 """Cache the fresh results of one server: lists, and resources that were read (MCP 2026-07-28, Caching).
 
 A result that the server declares public is cached for all callers, any other for one session or one principal. When the
-server notifies of a change in any conversation, all results of that kind are dropped. The cache enforces no policy:
+server notifies of a change in any conversation, all results of its kind are dropped. The cache enforces no policy:
 callers apply policy to cached results as to new ones.
 """
 
@@ -27,11 +27,11 @@ _LEAST_S: Final = 0.001
 
 
 class CacheKey(msgspec.Struct, frozen=True):
-    """The keys under which the result of one request may be cached.
+    """The keys under which the result of one request may be cached: `public` for all callers, `private` for this
+    caller. With an empty key, no such result is stored or found.
 
-    `public`: the key of a result for all callers. `private`: the key of a result for this caller. With an empty key, no
-    result of that kind is stored or found. `session`: the only session that a private result is for; empty if it is for
-    several. `fresh_ms`: how long results of a legacy server are fresh; 0 if each result says so itself.
+    `session` is the only session that a private result is for; empty if it is for several. `fresh_ms` is how long
+    results of a legacy server are fresh; 0 if each result says so itself.
     """
 
     method: str
@@ -51,8 +51,8 @@ class CacheKey(msgspec.Struct, frozen=True):
         session: str = "",
         fresh_ms: int = 0,
     ) -> "CacheKey":
-        """Return the cache keys of a request with these params. `public`: what a public result depends on besides the
-        params. `private`: identifies the caller that a private result is for. None for either: not cached."""
+        """Return the cache keys of a request with these params. `public` has what a public result depends on besides
+        the params, `private` the caller that a private result is for. With None, no such result is cached."""
         # As JSON, so that no two requests have the same text: the result of one request must not answer another.
         named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
         digest = hashlib.sha256(encode([method, named]))
@@ -95,7 +95,7 @@ class ResultCache:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all results, with the overhead of each."""
+        """Return the bytes of all results, including the overhead of each."""
         return int(self._kept.currsize)
 
     def takes(self, method: str) -> bool:
@@ -123,13 +123,13 @@ class ResultCache:
         return None
 
     def version(self, method: str) -> int:
-        """Return how often the server has notified of a change of results of `method`. Read it before the request is
-        sent, and pass it to `keep`."""
+        """Return how often the server has notified of a change of results of `method`. Call this before the request is
+        sent, and pass the value to `keep`."""
         return self._versions[method]
 
     def keep(self, key: CacheKey, result: object, version: int, *, for_all: bool = True) -> None:
-        """Cache the result of a request, unless the server has notified of a change since the request was sent.
-        `for_all`: False caches even a public result only for this caller."""
+        """Cache the result of a request, unless the server has notified of a change since the request was sent. With
+        `for_all` False, even a public result is cached only for this caller."""
         if not isinstance(result, msgspec.Raw) or version != self._versions[key.method]:
             return
         hints = Hints(key.fresh_ms, False) if key.fresh_ms else hints_of(result)

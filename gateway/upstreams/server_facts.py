@@ -21,12 +21,12 @@ STARTING: Final = "it has not answered yet"
 class ServerFacts:
     """The findings of one probe of a server.
 
-    `discover`: the `server/discover` result of a modern server. `initialize`: the handshake result of a legacy server.
-    `failure`: why the server could not be asked, as text for clients; `output_tail` then has its last lines of output,
-    for operators. If all three are empty, the server speaks neither era. `is_certain`: False if a server counts as
-    legacy only because it has accepted a handshake, while its answer to `server/discover` proved nothing. `at`: when
-    `discover` came (monotonic clock). `needs_credentials`: the server answers only requests with the credentials of a
-    session; `discover` is then the part of such an answer that is the same for all sessions.
+    `discover` is the `server/discover` result of a modern server, and `initialize` the handshake result of a legacy
+    server. `failure` says, for clients, why the server could not be asked; `output_tail` then has its last lines of
+    output, for operators. If all three are empty, the server speaks neither era. `is_certain` is False if a server
+    counts as legacy only because it has accepted a handshake, while its answer to `server/discover` proved nothing.
+    `at` is the monotonic time when `discover` came. `needs_credentials`: the server answers only requests with the
+    credentials of a session; `discover` is then the part of such an answer that is the same for all sessions.
     """
 
     discover: bytes | None = None
@@ -40,8 +40,8 @@ class ServerFacts:
 
     @property
     def discovery(self) -> bytes | None:
-        """Return the answer to `server/discover` for modern clients. For a legacy server, it is made from its handshake
-        result. None if the server has answered neither."""
+        """Return the answer to `server/discover` for modern clients; None if the server has not answered. For a legacy
+        server, it is made from the handshake result."""
         return discovery_of(self.initialize) if self.initialize is not None else self.discover
 
     @property
@@ -51,8 +51,8 @@ class ServerFacts:
 
     @cached_property
     def declared(self) -> Declared:
-        """Return the extensions that the server declares. Cached, because every call of a method that is not in MCP
-        itself needs them."""
+        """Return the extensions that the server declares. Cached, because every call of an extension's method needs
+        them."""
         return Declared.of(capabilities_json(self.discovery))
 
     @cached_property
@@ -71,8 +71,8 @@ class ServerFacts:
 class ServerState:
     """The state of a server for operators, and the reason if it cannot be used.
 
-    `start_s`: how long the server took to start and answer. `waited_s`: how long the gateway has waited for it so far.
-    `attempts`: number of failures in a row. `output_tail`: the last lines that the server wrote.
+    `start_s` is how long the server took to start and answer. `waited_s` is how long the gateway has waited for it so
+    far. `attempts` is the number of failures in a row. `output_tail` has the last lines that the server wrote.
     """
 
     state: Literal["ok", "starting", "failing"]
@@ -84,15 +84,15 @@ class ServerState:
 
     @property
     def why_silent(self) -> str:
-        """Return why the server cannot be used; empty if it can."""
+        """Return the reason why the server cannot be used; empty if it can."""
         return f"it has not answered for {self.waited_s:.0f} s" if self.state == "starting" else self.reason
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
     """Return the era in which to send a client's requests to a server: the client's own era if the server speaks it.
 
-    `accepts_handshake`: True if a modern server accepts `initialize` too; None if not known yet. Return None if the
-    era depends on a fact that is not known yet.
+    `accepts_handshake` is True if a modern server also accepts `initialize`; None if unknown. Return None if the era
+    depends on a fact that is not known yet.
     """
     if facts is None:
         return None
@@ -106,8 +106,8 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """Hold the facts of the last probe of one server. Only the probe writes them. `version` increases when facts change
-    on which decisions about calls depend. `has_tools`: False if the server lists no tools to the probe.
+    """Hold the facts of the last probe of one server. Only the probe writes them. `version` is raised when facts change
+    on which decisions about calls depend. `has_tools` is False if the server lists no tools to the probe.
 
     The schemas of tools that mirror arguments in headers come from the last list that any session has received.
     """
@@ -125,18 +125,19 @@ class KnownFacts:
         self._mirrored = dict(facts.tools.mirrored)
 
     def changed(self) -> None:
-        """Increase `version`, which invalidates cached decisions about calls of the server."""
+        """Raise `version`, to invalidate cached decisions about calls of the server."""
         self.version += 1
 
     @property
     def guessed(self) -> ServerFacts | None:
-        """Return the facts of a server that has accepted a handshake without proving its era; None for any other."""
+        """Return the facts of a server that has accepted a handshake without proving its era; None for any other
+        one."""
         latest = self.latest
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 
     def kept(self, facts: ServerFacts) -> ServerFacts:
-        """Return the facts to store after a probe: `facts`, or the facts that a session has found if the server refuses
-        the probe."""
+        """Return the facts to store after a probe: `facts`; if the server refuses the probe, those that a session has
+        found."""
         latest = self.latest
         if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
             return facts

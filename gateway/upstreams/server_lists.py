@@ -1,7 +1,7 @@
 """Request the lists of a server when they are needed, over the conversation that needs them.
 
 A server may send different lists to different sessions, and may change them. So a list is valid only for the
-conversation that has received it, until the server notifies of a change. Policy is not applied here.
+conversation that has received it, until the server notifies of a change. No policy is applied.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ class ServerLists:
         return found
 
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
-        """Add the items of a list page, which a client has requested and the server has sent, to the known list."""
+        """Add the items of a list page, which the server has sent for a client's request, to the known list."""
         items = listed_items(method, page)
         if self.has_lock and method == "tools/list":
             self._compare(items)
@@ -136,7 +136,7 @@ class ServerLists:
         conversation.lists.keep(method, self._shared_list(method, items))
 
     def _compare(self, items: Iterable[dict[str, Any]]) -> None:
-        """Stop using the probed tools if one has changed since. Conversations then request the list themselves."""
+        """Stop using the probed tools if one of these items differs. Conversations then request the list themselves."""
         probed = self.probed()
         if probed is None or probed is self._outdated:
             return
@@ -154,7 +154,7 @@ class ServerLists:
             passed[method] = found
 
     def names(self, method: str, conversation: Conversation | None) -> Names:
-        """Return the known names of resources or templates, without a request to the server, which may have more."""
+        """Return the known names of resources or templates, perhaps not all, without a request to the server."""
         known = self.known(method, conversation)
         if isinstance(known, Names):
             return known

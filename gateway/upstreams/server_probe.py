@@ -52,10 +52,10 @@ _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 class Probe:
     """Probe one server for its eras and tools. One probe runs at a time, and concurrent callers share its result.
 
-    `start_s`: how long the server may take to answer. `is_remote`: the server is behind a URL. `results` caches the
-    list of tools, if it is the same for all callers. `clock` is monotonic. `took_s`: duration of the last probe.
-    `started_s`: the part of it until the server answered in its era. `began_at`: start time of the running probe; None
-    if none runs. `answered` is set once the server has answered.
+    `start_s` is how many seconds the server may take to answer. `is_remote`: the server is behind a URL. `results`
+    caches the list of tools, if it is the same for all callers. `clock` is monotonic. `took_s` is the duration of the
+    last probe, and `started_s` the part of it until the server answered in its era. `began_at` is the start time of the
+    running probe; None if none runs. `answered` is set once the server has answered.
     """
 
     name: str
@@ -80,12 +80,12 @@ class Probe:
         self._tasks = Tasks(f"probe of {self.name}")
 
     def start(self) -> asyncio.Task[ServerFacts]:
-        """Run the probe in the background, unless it runs already. Return its task."""
+        """Run the probe in the background, if it does not run. Return its task."""
         return self._tasks.start(_PROBE, self._probe)
 
     async def facts(self) -> ServerFacts:
-        """Return the facts of the last probe; wait up to `WAIT_S` for the first one. If the last probe failed, run it
-        again in the background: the server may have started since.
+        """Return the facts of the last probe; wait up to `WAIT_S` for the first one. If the last probe failed, also run
+        another in the background: the server may have started since.
 
         A server that has not answered in this time counts as legacy, so that its clients need not wait longer.
         """
@@ -119,7 +119,7 @@ class Probe:
         return with_ttl(facts.discover, max(0, left_ms))
 
     async def _refresh(self, facts: ServerFacts) -> None:
-        """Send `server/discover` to a modern server again. If it does not answer, its last answer stays."""
+        """Send `server/discover` to a modern server again. Keep the last answer if there is no new one."""
         with contextlib.suppress(UpstreamUnavailable, HandshakeRefused):
             found = await ask_discovery(self.shared.of(Era.MODERN), within_s=self.start_s, is_remote=self.is_remote)
             if found.result is not None and self.known.latest is facts:
@@ -127,7 +127,7 @@ class Probe:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that the last probe took, or the time of the running probe so far if that is longer."""
+        """Return the seconds that the last probe took, or that the running probe has taken so far if that is longer."""
         return self.took_s if self.began_at is None else max(self.took_s, self.clock() - self.began_at)
 
     # -- eras
@@ -137,8 +137,8 @@ class Probe:
         return era_of(self.known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
-        """Return the era in which to send requests of a client (of era `client`) to the server. Wait for the probe. If
-        the era depends on it, test if the server accepts a handshake."""
+        """Return the era in which to send requests of a client (of era `client`) to the server, after the probe. If the
+        era depends on it, test if the server accepts a handshake."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
         if era is None and not facts.needs_credentials:
@@ -150,8 +150,8 @@ class Probe:
         return era
 
     async def _try_handshake(self) -> None:
-        """Test if a modern server accepts a handshake, with a process of its own: a server that speaks both eras
-        chooses one by the first message."""
+        """Test if a modern server accepts a handshake, with a process of its own, because a server that speaks both
+        eras chooses one by the first message."""
         trial = self.shared.trial()
         try:
             await self._learn_from(trial)
@@ -161,7 +161,7 @@ class Probe:
     async def try_with(self, conversation: Conversation, drop: Callable[[], object]) -> None:
         """Test if a modern server accepts a handshake, with a session's own process, so that the session's client waits
         for only one start. If the server refuses, call `drop` and close the conversation. A cancelled caller does not
-        end the trial."""
+        end the test."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share((_TRIAL, conversation), lambda: self._learn_from_own(conversation, drop))
 
@@ -208,7 +208,7 @@ class Probe:
         return facts
 
     def log_first_answer(self) -> None:
-        """Log the first answer of the server: nothing else tells operators of it."""
+        """Log the first answer of the server when it comes."""
         self._logs_first_answer = True
 
     def give_up(self, reason: str) -> None:
@@ -224,8 +224,8 @@ class Probe:
         self.answered.set()
 
     def _keep(self, facts: ServerFacts) -> None:
-        """Store the facts of a probe. Log that the server is ready if that is wanted, and a warning if it declares too
-        many extensions."""
+        """Store the facts of a probe. Log the first answer if `log_first_answer` was called, and warn if the server
+        declares too many extensions."""
         self.known.learn(facts)
         if facts.has_answered and self._logs_first_answer:
             self._logs_first_answer, tools = False, self.known.tools()
@@ -252,7 +252,7 @@ class Probe:
 
     async def _asked(self) -> ServerFacts:
         """Ask the server, and return the facts. An unexpected error counts as a failed probe, so that another one
-        follows: otherwise no client could use the server any more."""
+        follows and clients can use the server later."""
         try:
             return await self._ask()
         except Exception as error:
@@ -283,8 +283,8 @@ class Probe:
         return replace(facts, needs_credentials=found.is_refused and self.is_remote and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
-        """Make a handshake with a server, and return the facts. Called if `server/discover` has proved a legacy server
-        or no era."""
+        """Make a handshake with a server for which `server/discover` (`found`) has proved the legacy era or none, and
+        return the facts."""
         conversation, began = self.shared.of(Era.LEGACY), self.clock()
         is_certain = found.era is not None
         try:
@@ -316,6 +316,6 @@ class Probe:
         return Tools()
 
     async def close(self) -> None:
-        """Cancel a running probe."""
+        """Cancel a running probe, and run no more."""
         self._cancel_timer()
         await self._tasks.close()

@@ -16,7 +16,7 @@ from transports.era import Era
 
 @dataclass(eq=False, repr=False)
 class SharedConversations:
-    """Hold one shared conversation for each era, created when it is first needed. `on_change` is called when the server
+    """Hold one shared conversation for each era, created when first needed. `on_change` is called when the server
     notifies of a change."""
 
     links: UpstreamLinks
@@ -48,8 +48,8 @@ class SharedConversations:
 
     @property
     def output_tail(self) -> tuple[str, ...]:
-        """Return the last output lines of a server that has not answered: from its current process, else from the
-        previous one."""
+        """Return the last output lines of a server that has not answered, from its present process, else from the one
+        before."""
         for conversation in self:
             if words := newest(conversation.output_tail):
                 return tuple(words)
@@ -60,7 +60,7 @@ class SharedConversations:
         return Conversation(SharedLinks(self.links, Era.LEGACY, is_trial=True), SharedRouter(), self.deadlines)
 
     def forget(self, live: LiveSession) -> None:
-        """Remove a session that has ended from the users of all conversations."""
+        """Remove an ended session from the users of all conversations."""
         for conversation in self:
             conversation.users.discard(live)
 
