@@ -31,8 +31,8 @@ class TasksClosed(Exception):
 
 
 class Tasks:
-    """Manage the background tasks of one owner, whose name is for log lines. After `close`, a new task is cancelled at
-    once."""
+    """Manage the background tasks of `owner`, a name for log lines. A task that is started after `close` is cancelled
+    at once."""
 
     # Small while nothing runs: there are as many as there are sessions.
     __slots__ = ("_awaited", "_is_closed", "_owner", "_running", "_shared")
@@ -45,7 +45,7 @@ class Tasks:
         self._is_closed = False
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` in the background. An exception it raises is logged."""
+        """Run `work` in the background, and log an exception that it raises. Return the task."""
         task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
         if self._running is None:
             self._running = set()
@@ -56,7 +56,7 @@ class Tasks:
         return task
 
     def start(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Return the running task of `key`. If there is none, start one with `work`."""
+        """Return the running task of `key`; start one with `work` if there is none."""
         task = self.running(key)
         if task is None:
             task = self.spawn(work())
@@ -67,12 +67,12 @@ class Tasks:
         return task
 
     async def share(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the running task of `key`, which concurrent callers share. If there is none, start one.
+        """Return the result of the running task of `key`, which concurrent callers share. Start one if there is none.
 
         A cancelled caller does not cancel the task. A failure reaches every caller that waits, and is not logged.
 
         Raises:
-            TasksClosed: `close` cancelled the task.
+            TasksClosed: `close` has cancelled the task.
         """
         task = self.start(key, work)
         if self._awaited is None:
@@ -89,7 +89,7 @@ class Tasks:
         return None if task is None or task.done() else task
 
     async def settled(self) -> None:
-        """Wait until every task that runs now has ended. Their exceptions are not raised."""
+        """Wait until every task that runs now has ended. Do not raise their exceptions."""
         others = self._others()
         if others:
             await asyncio.wait(others)

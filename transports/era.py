@@ -1,5 +1,4 @@
-"""Define the two eras of MCP (two ways to speak it): the protocol versions of each, and what transports need to know of
-methods."""
+"""Define the two eras of MCP: the protocol versions of each, and what transports need to know of methods."""
 
 from collections.abc import Mapping
 from enum import StrEnum

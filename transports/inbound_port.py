@@ -47,12 +47,12 @@ REASONS: Final[Mapping[int, str]] = MappingProxyType(
 
 
 class Refused(Exception):
-    """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for people. The reason is for
-    programs: its name stays when the message changes. Only codes in `REASONS` have a default reason.
+    """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for people, and the reason for
+    programs: a name that stays when the message changes. Only codes in `REASONS` have a default reason.
 
     `correlation` is the correlation id of the request, once it is known. `log_facts` are fields of the log line about
     the refusal, such as the session id, in the form that logs may show. `is_recorded` is True once the handler has
-    recorded it, so that it is not recorded again.
+    recorded the refusal, so that it is recorded once.
     """
 
     correlation = ""
@@ -85,7 +85,7 @@ class Refused(Exception):
         return self
 
     def of_request(self, correlation: str) -> None:
-        """Record the correlation id of the request that is refused."""
+        """Set the correlation id of the refused request."""
         self.correlation = correlation
 
     def about(self, facts: Mapping[str, str]) -> None:
@@ -123,7 +123,7 @@ class CallInFlight(Protocol):
     """A call that a `CallPath` has sent, and that has no answer yet."""
 
     def fall_back(self) -> None:
-        """Leave the fast path: the handler finishes the call (`AnsweringConnection.fall_back`)."""
+        """Leave the fast path, and let the handler finish the call (`AnsweringConnection.fall_back`)."""
 
 
 class AnsweringConnection(Protocol):
@@ -151,14 +151,14 @@ class WaitingConnection(AnsweringConnection, Protocol):
     """A client's connection, whose call may wait before it is sent."""
 
     def goes_on(self, call: CallInFlight) -> None:
-        """Note that a call which had to wait was sent."""
+        """Record that a call which had to wait was sent."""
 
     def begin_general(self) -> None:
-        """Have the handler serve the waiting request from its beginning. The fast path has not sent it."""
+        """Let the handler serve the waiting request from its beginning: the fast path has not sent it."""
 
 
 class CallPath(Protocol):
-    """Send calls that are like an earlier call of their connection, without asking the handler (the fast path)."""
+    """Send calls like an earlier call of their connection without asking the handler (the fast path)."""
 
     is_over: bool
     """True once the path sends no more calls."""
@@ -177,11 +177,10 @@ class CallPath(Protocol):
 
 
 class HandlerCache:
-    """Store a value of the handler from one request, for the next requests with the same head.
+    """Store a value of the handler from one request, for later requests with the same head.
 
     These requests come from one address and have the same headers, except `traceparent`. Several may be served at once.
-    The value is dropped with the stored head, and at the first refusal. It must contain nothing of a body or of an
-    answer.
+    The value is dropped with the stored head, and at the first refusal. It must not depend on a body or an answer.
     """
 
     __slots__ = ("kept",)
@@ -191,12 +190,12 @@ class HandlerCache:
         """A value of the handler. None at first."""
 
     def keep(self, kept: Any) -> None:
-        """Store a value for the next requests."""
+        """Store a value for later requests."""
         self.kept = kept
 
 
 class FastPathOffer:
-    """Hold the handler's offer, made for one request, to send further calls like it on the fast path."""
+    """Hold the handler's offer, made for one request, to send later calls like it on the fast path."""
 
     __slots__ = ("decision", "path_for")
 
@@ -253,10 +252,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of an event stream, or of a message that was posted to one. `token` is empty if there is none.
+    """The session of an event stream, or of a message that was posted to one. `token` is empty if there is no session.
 
-    `headers` tell the client its session. `is_returned`: the client itself has sent the token. `by_cookie`: the token
-    came in a cookie, perhaps without the client's knowledge. `caller` is the name of the authenticated sender.
+    `headers` name the session to the client. `is_returned`: the client itself has sent the token. `by_cookie`: the
+    token came in a cookie, perhaps without the client's knowledge. `caller` is the name of the authenticated sender.
     """
 
     caller: str = ""
@@ -278,21 +277,21 @@ class Answer(Protocol):
         """Return the queue of the answer's frames."""
 
     def cancel(self, reason: str) -> None:
-        """Cancel the call: the client does not want the answer any more."""
+        """Cancel the call, because the client does not want the answer."""
 
     @property
     def is_doubtful(self) -> bool:
-        """Return True if another process may own the session now. Then `confirmed` has to check each frame."""
+        """Return True if another process may own the session now, so that `confirmed` has to check each frame."""
 
     async def confirmed(self, frame: Frame) -> Frame:
         """Return the frame to send: the given one, or an error if the session has passed to another process."""
 
     async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Store frames for replay, and return their event ids; None for a frame that is not stored. The write to the
-        store may follow later."""
+        """Store frames for replay, and return their event ids; None for a frame that is not stored. The store may get
+        the frames later."""
 
     def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
-        """Store frames for replay like `record`, if that needs no waiting. Else do nothing, and return None."""
+        """Store frames like `record`, if that needs no waiting. Else do nothing, and return None."""
 
     def done(self) -> None:
         """Release the answer. Called exactly once."""
@@ -317,21 +316,21 @@ class EventSource(Protocol):
 
 class PeerAnswer(Answer, Protocol):
     """The answer of another process to a request that was sent there: one frame, a JSON message with status 200. If the
-    queue ends without a frame, the caller raises `elsewhere()`, and the `Forwarder` goes on."""
+    queue ends without a frame, the caller raises `elsewhere()`, and the `Forwarder` continues the request."""
 
     def elsewhere(self) -> OwnedByPeer:
-        """Return the exception to raise, with which the `Forwarder` goes on with the request that was already sent."""
+        """Return the exception to raise, so that the `Forwarder` continues the request, which was already sent."""
 
 
 class Forwarder(Protocol):
     """Forward requests to the process that owns their session."""
 
     def begin(self, route: Any, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the other process, if that needs no waiting, and return its answer. Else send nothing, and
-        return None."""
+        """Send a POST to the other process, and return its answer. Send nothing, and return None, if that would need
+        waiting."""
 
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
-        """Have another process answer the request, and return None. If it does not answer, return an ASGI `send` with
+        """Let another process answer the request, and return None. If it does not answer, return an ASGI `send` with
         which the caller tries the request again. `scope["mcp.relayed"]` is True after one JSON message with status 200.
 
         Raises:
@@ -344,8 +343,8 @@ class Handler(Protocol):
     `OwnedByPeer`."""
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
-        """Give a refusal its correlation id, log it, and return the refusal to send. Called before any refusal is sent.
-        `again`: the request may have taken effect, so the refusal must not invite the client to repeat it."""
+        """Give a refusal its correlation id, log it, and return the refusal to send. Call this before any refusal is
+        sent. `again`: the request may have taken effect, so the refusal must not invite the client to repeat it."""
 
     async def call(self, request: Request) -> Answer:
         """Handle a client's request, and return its answer."""
@@ -361,17 +360,16 @@ class Handler(Protocol):
         """Authenticate the sender of a message to an HTTP+SSE stream, and find the session that the message names."""
 
     async def leave(self, token: str) -> None:
-        """Handle the end of a session's event stream, when the session stays: its client may come back."""
+        """Handle the end of an event stream. The session stays, because its client may come back."""
 
     async def negotiated(self, request: Request) -> str:
-        """Return the protocol version that a legacy request's session has negotiated. Called before the request is
-        handled."""
+        """Return the protocol version that the session of a legacy request has negotiated."""
 
     async def notify(self, request: Request) -> HeaderList:
         """Handle a client's notification. Return headers for the response, which may name the client's session."""
 
     async def respond(self, request: Request) -> None:
-        """Handle a client's response to a request of the server."""
+        """Handle a client's response to a request that an upstream server has sent to the client."""
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         """Open the GET stream of a legacy client."""

@@ -1,7 +1,7 @@
 """Parse and encode JSON-RPC messages, whose `params`, `result` and `error` stay the bytes that arrived.
 
 Pure: no I/O, no MCP methods, no transport. A relayed message is parsed once, and these bytes are copied into the new
-message. They are never re-encoded, so numbers, key order and unknown fields survive exactly.
+message without being encoded again. So numbers, key order and unknown fields survive exactly.
 """
 
 import json
@@ -38,7 +38,7 @@ Object = dict[str, msgspec.Raw]
 
 
 class InvalidMessage(ValueError):
-    """The bytes are not one JSON-RPC message. `code` is the JSON-RPC error code for the answer."""
+    """The bytes are not one JSON-RPC message. `code` is the JSON-RPC error code of the answer."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -95,7 +95,7 @@ def decode_meta(raw: msgspec.Raw) -> Any:
 
     Raises:
         InvalidMessage: it is too large, in bytes or in parts.
-        msgspec.MsgspecError: it is no JSON that can be read.
+        msgspec.MsgspecError: it is not readable JSON.
     """
     view = memoryview(raw)
     if len(view) > META_BYTES or has_more_parts(bytes(view), META_PARTS):
@@ -118,7 +118,7 @@ MAX_EXACT_BYTES: Final = 256 << 10
 
 
 def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
-    """Decode any JSON value, also with numbers that no float can hold, such as 1e400. Such a number stays as written,
+    """Decode any JSON value, even with numbers that no float can hold, such as 1e400. Such a number stays as written,
     as `msgspec.Raw`. With `bounded`, it becomes the largest float of its sign, for callers that compare numbers.
 
     Raises:
@@ -153,13 +153,13 @@ def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
 
 
 def parse(data: bytes, most_parts: int = ANSWER_PARTS, *, is_lenient: bool = False) -> Message:
-    """Parse one message. With `is_lenient`, for messages of servers, lone surrogates become U+FFFD (`json.dumps` can
-    write them).
+    """Parse one message. With `is_lenient`, for messages of servers, lone surrogates, which `json.dumps` can write,
+    become U+FFFD.
 
     Raises:
         InvalidMessage: not JSON (-32700), or JSON that is not one JSON-RPC 2.0 message (-32600): an array, a null or
-            fractional id, both or neither of method and result (JSON-RPC 2.0 §4, §5; MCP narrows ids to strings and
-            integers); or it has more than `most_parts` arrays, objects and members (-32700).
+        fractional id, both or neither of method and result (JSON-RPC 2.0 §4, §5; MCP narrows ids to strings and
+        integers); or it has more than `most_parts` arrays, objects and members (-32700).
     """
     if len(data) > most_parts and has_more_parts(data, most_parts):  # a part takes a byte at least
         raise too_many_parts(most_parts)
@@ -210,7 +210,7 @@ def _check_shape(message: Message) -> None:
 def splice(raw: msgspec.Raw | bytes) -> bytes:
     """Return a raw value as bytes without line breaks, so that it fits into one line of stdio or SSE.
 
-    JSON allows line breaks between tokens only. Inside a string they are escaped, as `parse` has checked.
+    JSON allows line breaks only between tokens. Those in strings are escaped, as `parse` has checked.
     """
     data = bytes(raw)
     if b"\n" in data or b"\r" in data:
@@ -219,14 +219,14 @@ def splice(raw: msgspec.Raw | bytes) -> bytes:
 
 
 def encode_request(request_id: RequestId, method: str, params: bytes | None) -> bytes:
-    """Return an encoded request. `params` is copied into it as it is."""
+    """Return an encoded request, with `params` copied into it unchanged."""
     # Joined, not added up: each addition would copy params, which may be megabytes, once more.
     tail = (b"}",) if params is None else (b',"params":', params, b"}")
     return b"".join((b'{"jsonrpc":"2.0","id":', encode(request_id), b',"method":', encode(method), *tail))
 
 
 def encode_notification(method: str, params: bytes | None) -> bytes:
-    """Return an encoded notification. `params` is copied into it as it is."""
+    """Return an encoded notification, with `params` copied into it unchanged."""
     tail = b"" if params is None else b',"params":' + params
     return b'{"jsonrpc":"2.0","method":' + encode(method) + tail + b"}"
 
@@ -237,8 +237,8 @@ def encode_result(request_id: bytes, result: bytes) -> bytes:
 
 
 def encode_error(request_id: bytes, error: bytes | Mapping[str, Any]) -> bytes:
-    """Return an encoded error response. `error` is encoded, or a mapping with code, message and maybe data. An empty
-    `request_id`: the response has no id, because the HTTP request carries no message."""
+    """Return an encoded error response. `error` is encoded, or a mapping with code, message and maybe data. With an
+    empty `request_id`, the response has no id, because the HTTP request carries no message."""
     body = error if isinstance(error, bytes) else encode(error)
     return b'{"jsonrpc":"2.0",' + (b'"id":' + request_id + b"," if request_id else b"") + b'"error":' + body + b"}"
 
@@ -248,7 +248,7 @@ class _ErrorHead(msgspec.Struct):
 
 
 def error_code(error: msgspec.Raw | bytes) -> int:
-    """Return the code of a raw error object; -32603 when it has none."""
+    """Return the code of a raw error object; -32603 if it has none."""
     try:
         return msgspec.json.decode(error, type=_ErrorHead).code
     except msgspec.MsgspecError:

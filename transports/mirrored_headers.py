@@ -107,7 +107,7 @@ def disagreement(schema: Any, arguments: Mapping[str, Any], headers: Mapping[str
     """Compare the headers of a `tools/call` with its arguments. Return the first difference as text; None if equal.
 
     A header without its argument is a difference too: a proxy would route by a value that the request does not have.
-    If the schema has an invalid annotation, nothing is checked: clients send no headers for such a tool.
+    With an invalid annotation in the schema, nothing is checked: clients send no headers for such a tool.
 
     Args:
         headers: the headers of the request, by lower-case name.
@@ -171,7 +171,7 @@ def _at(arguments: Any, path: PropertyPath) -> Any:
 
 
 def _annotated(schema: Any) -> Iterator[_Annotated]:
-    """Yield the annotated properties that can be reached by a path of property names alone."""
+    """Yield the annotated properties that a path of property names alone reaches."""
     for path, node in _schemas(schema):
         token = node.get(ANNOTATION)
         if path and isinstance(token, str):
@@ -181,7 +181,7 @@ def _annotated(schema: Any) -> Iterator[_Annotated]:
 def annotation_fault(schema: Any) -> str:
     """Return the fault in an input schema's annotations, as text; empty if there is none. With a fault, clients on HTTP
     must not use the tool (MCP 2026-07-28, Transports §Schema Extension). A valid annotation is on a scalar property
-    that only other properties enclose, and names a header of its own."""
+    that only other properties enclose, and names a header that no other property names."""
     seen: set[str] = set()
     for path, node in _schemas(schema):
         if ANNOTATION not in node:
@@ -201,8 +201,8 @@ def annotation_fault(schema: Any) -> str:
 
 
 def _schemas(root: Any) -> Iterator[tuple[PropertyPath | None, dict[str, Any]]]:
-    """Yield every schema in a schema, with the path of properties that enclose it. The path is None if anything else,
-    such as an array, encloses it too.
+    """Yield a schema and all schemas in it, each with the path of properties that enclose it. The path is None if
+    anything else, such as an array, encloses it too.
 
     Works without recursion, so that no depth exhausts the stack.
     """

@@ -1,7 +1,7 @@
 """Authenticate both sides of a connection between replicas, and then seal all bytes with MACs.
 
 The asking side sends a challenge: a version and a nonce. The other side answers with its own nonce, the name of its
-replica and a MAC. Only if that is the wanted replica, the asking side sends its own MAC, and then its calls. Each MAC
+replica and a MAC. Only if this is the wanted replica, the asking side sends its own MAC, and then its calls. Each MAC
 is for one side, one pair of nonces and one replica. So no MAC can be reflected, repeated or relayed for another
 replica.
 
@@ -33,11 +33,11 @@ _RECORD_BYTES: Final = 64 << 10
 
 
 class Unproven(Exception):
-    """The other side has not proved that it is the wanted replica. Only a challenge was sent to it."""
+    """The other side has not proved that it is the wanted replica. It has got only a challenge."""
 
 
 class OtherReplica(Unproven):
-    """The other side is another replica of this store."""
+    """The other side has proved that it is another replica of this store."""
 
 
 class OtherKeys(Unproven):
@@ -74,7 +74,7 @@ class _Proof:
         self._facts = asked + answered + replica
 
     def of(self, role: bytes) -> bytes:
-        """Return the MAC for a role. In the bytes that the MAC covers, a zero byte ends the name of the role."""
+        """Return the MAC for a role. It covers the role's name, a zero byte, and the facts of the handshake."""
         return hmac.digest(self._key, _VERSION + role + b"\0" + self._facts, "sha256")
 
     def seals(self, *, is_asking: bool) -> Seals:
@@ -84,7 +84,7 @@ class _Proof:
 
 
 class Asking:
-    """Run the handshake of the asking side, which wants to reach `replica`. `keys` are the key ring, newest first."""
+    """Run the handshake of the asking side, which wants to reach `replica`. `keys` is the key ring, newest first."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._keys = keys
@@ -92,7 +92,7 @@ class Asking:
         self._nonce = secrets.token_bytes(_NONCE)
 
     def begin(self) -> bytes:
-        """Return the challenge, which is sent first."""
+        """Return the challenge, to be sent first."""
         return _VERSION + self._nonce
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
@@ -121,7 +121,7 @@ class Asking:
 
 
 class Answering:
-    """Run the handshake of the answering side, as `replica`. Its proof is made with the newest key."""
+    """Run the handshake of the answering side, as `replica`. The newest key makes its proof."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._key = keys[0]
@@ -159,8 +159,8 @@ class Answering:
 
 
 class Layer(asyncio.Transport, asyncio.Protocol):
-    """Transform the bytes between a connection and its protocol. It is a protocol to the connection, and a transport to
-    the protocol."""
+    """Transform the bytes between a connection and its protocol. To the connection, this is a protocol; to the
+    protocol, a transport."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -235,10 +235,10 @@ class Sealed(Layer):
         self._proved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def proved(self) -> None:
-        """Wait until the other side has proved that it is the replica.
+        """Wait until the other side has proved that it is the wanted replica.
 
         Raises:
-            Unproven: it has not, or the connection is lost.
+            Unproven: the proof is wrong, or the connection is lost.
         """
         await self._proved
 
@@ -262,8 +262,7 @@ class Sealed(Layer):
             self.abort()
 
     def _shake(self, data: bytes) -> bytes:
-        """Continue the handshake with received bytes. Return the bytes that follow its end; empty if it has not
-        ended."""
+        """Continue the handshake with received bytes. Return the bytes after its end; empty if it goes on."""
         self._rest += data
         step = self._handshake.step(self._rest)
         answer, self._seals = (step, None) if isinstance(step, bytes) else step
@@ -278,7 +277,7 @@ class Sealed(Layer):
 
     def _settle(self, wrong: Unproven | None) -> None:
         """End the wait in `proved`, with the error `wrong` if there is one. Perhaps no task waits: the answering side
-        never does, and a caller may have been cancelled."""
+        never waits, and a caller may have been cancelled."""
         if self._proved.done():
             return
         if wrong is None:

@@ -73,7 +73,7 @@ _TLS: Final = "or only one of the two has gateway.peer_tls, or they have differe
 
 class PeerUnproven(PeerConnectionLost):
     """The process at the address has not proved that it is the replica, so no call was sent to it. The replica may
-    still work: something in between may have dropped the connection. `why` is a text for operators."""
+    still work, if something in between has dropped the connection. `why` is a text for operators."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -88,7 +88,7 @@ class PeerOtherKeys(PeerUnproven):
 
 
 class Definition(Protocol):
-    """Facts that several calls share, sent to a peer once. `place` is the channel on which they were sent, and their
+    """Facts that several calls share, which a peer gets once. `place` is the channel on which they were sent, and their
     number there."""
 
     place: "tuple[PeerChannel, int] | None"
@@ -131,29 +131,30 @@ class PeerCall:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Return the name of the call. The peer executes a call once, even if copies with this name arrive."""
+        """Return the unique name of the call. Copies of the call have it in their facts, so that the peer executes only
+        one."""
         return self._channel.name, self.number
 
     @property
     def may_have_run(self) -> bool:
-        """Return True if the call may have taken effect, though it has ended without an answer."""
+        """Return True if the call may have taken effect, as far as the peer's frames tell."""
         return self._may_have_run and self._at == len(self._body)
 
     def when_answered(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when a frame has come, or the call was lost or has timed out. For a reader that has no
-        task; it then calls `next`."""
+        """Call `callback` once, when a frame has come, or the call was lost or has timed out. For a reader without a
+        task, which then calls `next`."""
         self._when_answered = callback
 
     @property
     def answer(self) -> bytes | None:
-        """If the answer came in one frame and was not read yet, return its payload: the size of the head (two bytes),
-        the head, and the body. Else return None."""
+        """Return the payload of an answer that came in one frame and was not read yet: the size of the head (two
+        bytes), the head, and the body. Return None for any other answer."""
         return self._frames[0][1] if self._frames and self._frames[0][0] == b"a" else None
 
     # -- for the channel
 
     def receive(self, kind: bytes, payload: bytes) -> None:
-        """Handle a frame of the peer. Raises `PeerFault` if this kind of frame must not come now."""
+        """Handle a frame of the peer. Raises `PeerFault`: a frame of this kind must not come now."""
         if kind not in self._expected:
             raise PeerFault(f"a frame {kind!r} is out of place")
         if kind == b"w":
@@ -188,12 +189,12 @@ class PeerCall:
             self._channel.add(frame(b"B" if self._at == len(self._body) else b"b", self.number, piece))
 
     def time_out(self) -> None:
-        """Tell a waiting reader that nothing has come from the peer for too long."""
+        """Wake a waiting reader, because nothing has come from the peer for too long."""
         self._has_timed_out = not self._frames
         self.wake()
 
     def lose(self, *, was_sent: bool) -> None:
-        """Tell the reader that no frame will come. `was_sent`: the call may have reached the peer."""
+        """Wake the reader, because no frame will come. `was_sent`: the call may have reached the peer."""
         self._may_have_run = self._may_have_run and was_sent
         self.wake()
 
@@ -209,10 +210,10 @@ class PeerCall:
 
     async def next(self) -> tuple[bytes, bytes]:
         """Return the kind and the payload of the next frame. An answer is `h` (head), `b` (piece) and `e` (last piece).
-        Else one frame comes: `m` (the peer does not serve the session) or `r` (it refuses the call).
+        Any other call gets one frame: `m` (the peer does not serve the session) or `r` (it refuses the call).
 
         Raises:
-            PeerTimedOut: no frame came, and no heartbeat. The frame can be waited for again.
+            PeerTimedOut: no frame came, and no heartbeat. The caller may call again.
             PeerConnectionLost: no frame will come.
         """
         while not self._frames:
@@ -288,14 +289,14 @@ class PeerChannel(asyncio.Protocol):
         self._address = ":".join(map(str, transport.get_extra_info("peername", ("?", 0))[:2]))
 
     def proved(self, name: str) -> None:
-        """Note that the peer has proved that it is the replica. `name` is the name of the connection."""
+        """Record that the peer has proved that it is the replica. `name` is the name of the connection."""
         self.name = name
         self._heard_at = self._loop.time()
 
     @property
     def has_room(self) -> bool:
-        """Return True if the channel is open and takes one more call. A channel that has used all its numbers closes
-        after its last call."""
+        """Return True if the channel is open and takes one more call. A channel without unused numbers closes after its
+        last call."""
         return self._transport is not None and len(self._calls) < MAX_CALLS and self._number < MAX_NUMBER
 
     @property
@@ -306,15 +307,15 @@ class PeerChannel(asyncio.Protocol):
 
     @property
     def is_heard(self) -> bool:
-        """Return True if a frame of the peer came within `HEARD_S`, and the peer reads. A call to a peer that is paused
-        or cut off may take effect later, and its client cannot be told whether it did."""
+        """Return True if a frame of the peer came within `HEARD_S`, and the peer reads. If the peer is paused or cut
+        off, a call may take effect later, and the client cannot be told whether it did."""
         return self._loop.time() - self._heard_at < HEARD_S and not self._is_paused
 
     async def hear(self) -> None:
-        """Send the peer a ping, and wait for its answer.
+        """Send the peer a ping, and wait for the answer.
 
         Raises:
-            PeerTimedOut: none came within `CONNECT_S`.
+            PeerTimedOut: no answer came within `CONNECT_S`.
             PeerConnectionLost: the connection has ended.
         """
         if self._heard is None:
@@ -330,7 +331,7 @@ class PeerChannel(asyncio.Protocol):
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
         """Send a call, and return it. `facts` belong to this call alone. The peer stores a `Definition` for later
-        calls, but not one that is given as bytes."""
+        calls, but no definition that is given as bytes."""
         self._number = number = self._number + 1
         call = PeerCall(self, number, body)
         if not self._calls:
@@ -346,8 +347,8 @@ class PeerChannel(asyncio.Protocol):
         return call
 
     def _placed(self, definition: Definition) -> tuple[int, bytes]:
-        """Return the number under which the peer stores a definition, and its bytes; these are empty if the peer has
-        it."""
+        """Return the number under which the peer stores a definition, and the definition's bytes; empty if the peer has
+        them."""
         if definition.place is not None:
             channel, place = definition.place
             if channel is self and self._places[place] is definition:
@@ -368,12 +369,12 @@ class PeerChannel(asyncio.Protocol):
         return call.number in self._calls
 
     def forget(self, call: PeerCall) -> None:
-        """Remove a call that is over."""
+        """Remove a call that has ended."""
         if self._calls.pop(call.number, None) is not None and not self._calls and self._number >= MAX_NUMBER:
             self.close()
 
     def cancel(self, call: PeerCall, *, has_ended: bool) -> None:
-        """Remove a call that is not over, and have the peer cancel it, unless it `has_ended` there."""
+        """Remove a call. Let the peer cancel it, unless it `has_ended` there."""
         if self.has(call):
             self.forget(call)
             if not has_ended:
@@ -438,8 +439,8 @@ class PeerChannel(asyncio.Protocol):
             call.lose(was_sent=number <= self._sent)
 
     def fault(self, why: str) -> None:
-        """Close the channel, because the peer has broken the protocol. Log `why`, if no such line was written a moment
-        ago."""
+        """Close the channel, because the peer has broken the protocol. Log `why`, unless such a line was written a
+        moment ago."""
         if _breaches.allows():
             what = "the replica at %s breaks the protocol between replicas, and its connection is closed: %s"
             logger.error(what, self._address, why)
@@ -452,8 +453,8 @@ class PeerChannel(asyncio.Protocol):
 
 
 async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: PeerTls | None = None) -> PeerChannel:
-    """Connect to HOST:PORT, and return the channel once the replica of that name has proved itself there. No call was
-    sent yet. `keys` prove that a process is a replica, newest first.
+    """Connect to HOST:PORT, and return the channel once the replica with this name has proved itself there. `keys`
+    prove that a process is a replica, newest first. No call is sent yet.
 
     Raises:
         PeerRefused: the connection was refused.
@@ -461,7 +462,7 @@ async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: P
         PeerOtherKeys: the process there is a gateway with other keys.
         PeerUnproven: the process there has not proved that it is the replica, or has closed the connection.
         PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing within `CONNECT_S`; or
-            `address` is none.
+        `address` is none.
     """
     host, _, port = address.rpartition(":")
     channel = PeerChannel()

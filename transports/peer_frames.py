@@ -74,13 +74,13 @@ class PeerFault(Exception):
 
 
 class LogLimit:
-    """Limit the log lines about one fault: else a peer that repeats it could fill the log."""
+    """Limit the log lines about one fault, so that a peer cannot fill the log."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
 
     def allows(self) -> bool:
-        """Return True if a line may be written now. Then the next one may be written `LOG_EVERY_S` later."""
+        """Return True if a line may be written now; then the next one only `LOG_EVERY_S` seconds later."""
         now = monotonic()
         if now < self._next_at:
             return False
@@ -94,7 +94,7 @@ def frame(kind: bytes, number: int = 0, payload: bytes = b"") -> bytes:
 
 
 def credit_after(payload: bytes, credit: int) -> int:
-    """Return the credit after a frame `w`. Raises `PeerFault` if the frame returns more than was used."""
+    """Return the credit after a frame `w`. Raises `PeerFault`: the frame returns more than was used."""
     if len(payload) != NUMBER.size or not 0 < (returned := int.from_bytes(payload, "big")) <= CREDIT_BYTES - credit:
         raise PeerFault("it returns credit that was not used")
     return credit + returned
@@ -112,8 +112,8 @@ class Batch:
         self._size = 0
 
     def add(self, data: bytes) -> None:
-        """Collect a frame, to be written at the end of this turn of the event loop. Write all at once if they are
-        large."""
+        """Collect a frame, to be written at the end of this turn of the event loop. Write all frames at once if they
+        are large."""
         if not self._frames:
             self._loop.call_soon(self.flush)
         self._frames.append(data)

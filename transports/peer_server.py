@@ -1,7 +1,7 @@
 """Listen for other replicas (peers), and answer their calls. `peer_frames.py` has the frames.
 
-Limits the cost of strangers: until its sender has proved that it is a replica, a connection holds only a challenge, for
-some seconds. The number of such connections is limited. The answers of one turn of the event loop are one write.
+Strangers cost little: until its sender has proved that it is a replica, a connection holds only a challenge, for some
+seconds, and the number of such connections is limited. The answers of one turn of the event loop are one write.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ class CallLeft(Exception):
 class Rules(NamedTuple):
     """The callbacks of a `PeerServer`, which its owner provides.
 
-    `define` reads a definition (facts that calls share), `begin` begins a call. Each may raise `PeerFault`, and nothing
-    else. `cut` is called for each connection that is closed because it breaks a rule, or proves nothing.
+    `define` reads a definition (facts that calls share), and `begin` begins a call. Each may raise `PeerFault`, and
+    nothing else. `cut` is called for each connection that is closed because it breaks a rule, or proves nothing.
     """
 
     define: Callable[[bytes], Any]
@@ -71,8 +71,8 @@ class Rules(NamedTuple):
 
 
 class Call:
-    """Receive one call, and send its answer. `definition` is the result of `Rules.define` for the facts that it shares
-    with other calls. `body` is the first part of its body; more follows if the body `goes_on`."""
+    """Receive one call, and send its answer. `definition` is the result of `Rules.define` for the facts that the call
+    shares with others. `body` is the first part of its body; more follows if the body `goes_on`."""
 
     __slots__ = (
         *("_changed", "_channel", "_credit", "_is_agreed", "_left", "_pieces", "_unread"),
@@ -97,7 +97,7 @@ class Call:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Return the unique name of the call. A copy that the asking side sends of the call has the same name."""
+        """Return the unique name of the call. A copy of the call has another name, and this one in its facts."""
         return self._channel.name, self.number
 
     @property
@@ -122,7 +122,7 @@ class Call:
     # -- for the channel
 
     def receive(self, kind: bytes, payload: bytes) -> None:
-        """Handle a frame about the call. Raises `PeerFault` if this frame must not come now."""
+        """Handle a frame about the call. Raises `PeerFault`: the frame must not come now."""
         if kind == b"w":
             self._credit = credit_after(payload, self._credit)
         elif kind == b"g" and not payload:
@@ -138,7 +138,7 @@ class Call:
         self._wake()
 
     def leave(self) -> None:
-        """Note that the asking side does not wait for the answer any more."""
+        """Handle the end of the asking side's wait for the answer."""
         self._left()
         self._wake()
 
@@ -169,7 +169,7 @@ class Call:
         """Tell the asking side that a call which had to wait may take effect from now on, and wait until it agrees.
 
         Raises:
-            CallLeft: it does not agree, and may have the call executed elsewhere.
+            CallLeft: the asking side does not agree, and may have the call executed elsewhere.
         """
         self.send(b"S")
         while not self._is_agreed:
@@ -178,7 +178,7 @@ class Call:
             await self._change()
 
     async def write(self, data: bytes) -> None:
-        """Send these bytes as pieces of the answer, waiting for a slow reader. Does nothing once the call is over."""
+        """Send these bytes as pieces of the answer, at the pace of the reader. Do nothing once the call has ended."""
         at = 0
         while at < len(data) and self.is_open:
             if not self._credit:
@@ -190,12 +190,12 @@ class Call:
             self.send(b"b", piece)
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame about the call, unless it is over."""
+        """Send a frame about the call, unless the call has ended."""
         if self.is_open:
             self._channel.add(frame(kind, self.number, payload))
 
     def end(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send the last frame of the call, unless it is over."""
+        """Send the last frame of the call, unless the call has ended."""
         if self._channel.calls.pop(self.number, None) is not None:
             self._channel.add(frame(kind, self.number, payload))
         if self._changed is not None:  # whoever waits for an agreement gets none
@@ -231,7 +231,7 @@ class AnsweringChannel(asyncio.Protocol):
         self._server.entered(self)
 
     def proved(self, name: str) -> None:
-        """Note that the other side has proved that it is a replica. `name` is the name of the connection."""
+        """Record that the other side has proved that it is a replica. `name` is the name of the connection."""
         self.name = name
         self.since = self._loop.time()
         self._server.known(self)
@@ -303,7 +303,7 @@ class AnsweringChannel(asyncio.Protocol):
             self._transport.write(data)
 
     def _write_alive(self) -> None:
-        """Send a heartbeat, unless other bytes are on their way: these also show that this side is alive."""
+        """Send a heartbeat, unless other bytes are on their way, which also show that this side is alive."""
         if self._transport is not None and not self._transport.get_write_buffer_size():
             self._transport.write(_ALIVE)
 
@@ -324,7 +324,7 @@ class AnsweringChannel(asyncio.Protocol):
         self._server.gone(self)
 
     def close(self) -> None:
-        """Write the answers that are ready, and close the connection. One that has proved nothing is aborted."""
+        """Write the answers that are ready, and close the connection. Abort a connection that has proved nothing."""
         self._batch.flush()
         if self._transport is not None and self.name:
             self._transport.close()
@@ -349,7 +349,8 @@ class PeerServer:
         self.breaches = LogLimit()
 
     def entered(self, channel: AnsweringChannel) -> None:
-        """Register a new connection that has proved nothing yet. If there are too many, abort the oldest."""
+        """Register a new connection, which has proved nothing yet. If there are too many such connections, abort the
+        oldest: of those from the address with the most, if that has more than half of them."""
         self.channels.add(channel)
         self._unknown[channel] = None
         self._peers[channel.peer] += 1
@@ -370,7 +371,7 @@ class PeerServer:
                 del self._peers[channel.peer]
 
     def gone(self, channel: AnsweringChannel) -> None:
-        """Forget a connection that is closed."""
+        """Forget a closed connection."""
         self.known(channel)
         self.channels.discard(channel)
 

@@ -23,7 +23,7 @@ class PeerTls(NamedTuple):
 
 class Encrypted(Layer):
     """Decrypt the bytes that arrive for a protocol, and encrypt the bytes that it writes. `accepted` is called with the
-    connection when it opens, `failed` if the handshake fails. The protocol begins after the handshake."""
+    connection when it opens, and `failed` if the handshake fails. The protocol begins after the handshake."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Encrypted(Layer):
             self.close()
 
     def _read(self) -> None:
-        """Decrypt all bytes that have arrived. Ends with `SSLWantReadError` if more may come, else with `SSLError`."""
+        """Decrypt all bytes that have arrived. Raises `SSLWantReadError` if more may come; else `SSLError`."""
         if not self._is_encrypted:
             self._tls.do_handshake()
             self._is_encrypted = True

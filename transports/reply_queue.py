@@ -13,7 +13,7 @@ MAX_QUEUED_BYTES: Final = 16 << 20
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One message to the client. `final` marks the last one. `error_code` is set on the last one if it is an error."""
+    """One message to the client. `final` marks the last one. `error_code` is set in a last one that is an error."""
 
     data: bytes
     final: bool = False
@@ -22,7 +22,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 class ReplyQueue:
     """Queue the frames of one answer, between the receiver of the server's messages and the client's connection. `size`
-    is in bytes. Once it `is_closed`, no more frames can be queued."""
+    is in bytes. Once `is_closed`, the queue takes no frame."""
 
     __slots__ = ("_callback", "_frames", "_quiet_at", "_waiter", "abandoned", "is_closed", "size")
 
@@ -56,7 +56,7 @@ class ReplyQueue:
         self.size = sum(len(frame.data) for frame in self._frames)
 
     def abandon(self) -> None:
-        """Record that no reader wants the frames any more."""
+        """Record that no reader wants the frames."""
         self.abandoned = True
 
     def close(self) -> None:
@@ -65,10 +65,10 @@ class ReplyQueue:
         self._wake()
 
     async def next(self, quiet_at: float | None = None) -> Frame | None:
-        """Wait for the next frame and return it; None if the queue was closed without a final one. One reader only.
+        """Wait for the next frame and return it; None if the queue was closed without a final frame. One reader only.
 
         Raises:
-            TimeoutError: no frame came before `quiet_at` (monotonic clock). `tick` raises it, so it may come later.
+            TimeoutError: no frame came before `quiet_at` (monotonic clock). It is raised at the next call of `tick`.
         """
         while not self._frames:
             if self.is_closed:
@@ -102,8 +102,8 @@ class ReplyQueue:
     def when_ready(self, callback: Callable[[bool], object], quiet_at: float) -> None:
         """Call `callback` once, when `next` would return or raise `TimeoutError`. For a reader without a task.
 
-        The callback runs in its own turn of the event loop, not inside `push`, with the context of this call. Its
-        argument is True if no frame came before `quiet_at`. A call of `next` replaces a waiting callback.
+        The callback runs in its own turn of the event loop, not inside `push`, in the present context (`contextvars`).
+        Its argument is True if no frame came before `quiet_at`. A call of `next` replaces a waiting callback.
         """
         self._quiet_at = quiet_at
         self._waiter = None
@@ -112,7 +112,7 @@ class ReplyQueue:
             self._wake()
 
     def tick(self, now: float) -> None:
-        """Raise `TimeoutError` in a reader that has waited until its `quiet_at`.
+        """Make `next` raise `TimeoutError` if its reader has waited until `quiet_at`.
 
         The owner of the queue calls this periodically: a timer for each call would cost more than parsing the call.
         """

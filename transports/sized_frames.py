@@ -7,14 +7,14 @@ _SIZE: Final = 4
 
 
 class FrameTooLong(Exception):
-    """A frame announces a larger content than its reader accepts. The rest of the stream cannot be read."""
+    """A frame announces more content than its reader accepts. The rest of the stream cannot be read."""
 
 
 class FrameReader:
     """Assemble frames from the pieces in which they arrive.
 
-    `head_bytes`: size of a head. `size_at`: offset in the head of the content's size, which has 4 bytes,
-    big-endian. `most`: the largest content, in bytes.
+    `head_bytes` is the size of a head. `size_at` is the offset in the head of the content's size, which has 4 bytes,
+    big-endian. `most` is the largest accepted content, in bytes.
     """
 
     def __init__(self, head_bytes: int, size_at: int, most: int) -> None:
@@ -29,7 +29,7 @@ class FrameReader:
         or bytes are lost.
 
         Raises:
-            FrameTooLong: after the frames before it were yielded.
+            FrameTooLong: a frame is too long. The frames before it were yielded.
         """
         if self._rest:
             self._rest += data

@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 
 class TooLarge(ValueError):
-    """An event, or a body, has more bytes than the limit."""
+    """An event or a body has more bytes than the limit."""
 
 
 class EventDecoder:

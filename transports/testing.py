@@ -1,4 +1,4 @@
-"""Test the contract of an upstream and its links, by pytest classes to inherit from. Ships with the package.
+"""Test the contract of an upstream and its links, by pytest classes to inherit from. Part of the package.
 
 A subclass defines the fixture `upstream`: an `Upstream` to an MCP server of the legacy era that answers `ping`.
 """
@@ -22,7 +22,7 @@ _INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 
 
 class RecordedEvents:
-    """Record what a link reports, in order (`LinkEvents`)."""
+    """Record the reports of a link, in order (`LinkEvents`)."""
 
     stderr: Callable[[str], None] | None = None
 
@@ -75,7 +75,7 @@ class RecordedEvents:
 
 
 def ping(request_id: int | str) -> bytes:
-    """Return a request that every server answers."""
+    """Return a `ping` request, which every server answers."""
     return b'{"jsonrpc":"2.0","id":%s,"method":"ping"}' % (
         b"%d" % request_id if isinstance(request_id, int) else b'"%s"' % request_id.encode()
     )
@@ -188,7 +188,7 @@ class UnreachableUpstreamContract:
 class ForgetfulUpstreamContract:
     """Test an `Upstream` whose server forgets its sessions (`Link.may_forget`).
 
-    The fixture `forgetful` returns one, and a function that makes the server forget the sessions it has.
+    The fixture `forgetful` returns an `Upstream`, and a function that makes the server forget all sessions.
     """
 
     @pytest.fixture

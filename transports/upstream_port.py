@@ -18,7 +18,7 @@ _REFUSALS: Final = frozenset({307, 308, 501, 503, 505})
 
 class UpstreamUnavailable(Exception):
     """A link could not be opened, or the upstream refused a request. The message says why, for the person who called
-    the tool, and holds no secrets. `status` is the HTTP status of the refusal; 0 if there was none."""
+    the tool, without secrets. `status` is the HTTP status of the refusal; 0 if there was none."""
 
     def __init__(self, reason: str = "", *, status: int = 0) -> None:
         super().__init__(reason)
@@ -26,20 +26,20 @@ class UpstreamUnavailable(Exception):
 
 
 def is_about_content(status: int) -> bool:
-    """Return True if an HTTP status refuses a request because of its content. Otherwise the server is busy or broken, a
-    proxy has answered, or the request needs credentials."""
+    """Return True if an HTTP status refuses a request because of its content. With any other status, the server is busy
+    or broken, a proxy has answered, or the request needs credentials."""
     return 400 <= status < 500 and status not in _NOT_ABOUT_CONTENT
 
 
 def is_refusal(status: int) -> bool:
     """Return True if an HTTP status says that the request was not executed; 0 stands for a request that was not sent. A
-    server that answers 500 may have failed in the middle of its work. Behind a proxy that answers 502 or 504, the
-    server may have finished it (RFC 9110 §15)."""
+    server that answers 500 may have failed in the middle of its work; behind a proxy that answers 502 or 504, it may
+    have finished (RFC 9110 §15)."""
     return not status or 400 <= status < 500 or status in _REFUSALS
 
 
 def too_large(most_bytes: int) -> str:
-    """Return what an upstream did that has sent a message of more than the operator's limit."""
+    """Return a clause for an upstream that has sent a message beyond the operator's limit: "sent a message of ..."."""
     return (
         f"sent a message of more than {most_bytes} bytes (gateway.limits.line_bytes), which was thrown away: "
         "ask it for less, or raise the limit"
@@ -47,7 +47,7 @@ def too_large(most_bytes: int) -> str:
 
 
 class LinkClosed(Exception):
-    """The link has ended, or takes no more messages. No part of this message was sent to the upstream."""
+    """The link has ended, or takes no more messages. The upstream has got no part of this message."""
 
 
 async def _nothing() -> None:
@@ -100,10 +100,10 @@ class LinkEvents(Protocol):
     """Receive the reports of a link. The methods are called on the event loop, one at a time, and must not block."""
 
     def log_fields(self) -> Mapping[str, Any]:
-        """Return the fields (`extra`) of a log line about something that the upstream has just done."""
+        """Return the fields (`extra`) of a log line about what the upstream has just done."""
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
-        """Handle a message of the upstream. `stream`: the id of the request on whose stream the message came, or
+        """Handle a message of the upstream. `stream` is the id of the request on whose stream the message came, or
         `STANDALONE`; None if the transport has one stream for all messages."""
 
     def noise(self) -> None:
@@ -114,23 +114,23 @@ class LinkEvents(Protocol):
         """Return the function that gets the upstream's lines on stderr, redacted and cut; None to discard them."""
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
-        """Handle an unreadable message. `request_id` is the request that it answers, None if unknown."""
+        """Handle an unreadable message. `request_id` is the request that it answers; None if unknown."""
 
     def refused(self, request_id: int | str, reason: str, status: int = 0, cause: Exception | None = None) -> None:
-        """Handle a request that got no answer. `status` is the HTTP status that the upstream sent instead, or 0. Unless
-        `is_refusal(status)`, the request may have been executed all the same. `cause`: why it was not sent."""
+        """Handle a request that got no answer. `status` is the HTTP status that the upstream sent instead, or 0. If
+        `is_refusal(status)` is False, the request may have been executed. `cause` says why it was not sent."""
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
         """Handle a request that was not executed, because the upstream no longer knows this link's session (HTTP 404).
 
-        `request_id` is None if no request can be named. The link takes no more messages. Earlier requests may still be
+        `request_id` is None if the request is unknown. The link takes no more messages. Earlier requests may still be
         answered.
         """
 
     def closed(self, reason: str) -> None:
         """Handle the end of the link. Called exactly once, after the last message, also if `Link.close` ended the link.
 
-        After `unsent` it may be called late: only `Link.close` ends that link.
+        After `unsent`, this may come late: only `Link.close` ends such a link.
         """
 
 
@@ -144,25 +144,25 @@ class Link(Protocol):
     @property
     def output_tail(self) -> Sequence[str]:
         """Return the last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
-        messages. Redacted, then cut. Empty if the link has no process."""
+        messages; empty without a process. Lines are redacted, then cut."""
 
     def stderr_tail(self) -> list[str]:
-        """Return all lines of stderr that are kept, which are the last ones. Redacted, then cut."""
+        """Return the kept lines of stderr, which are the last ones, redacted and then cut."""
 
     @property
     def resume(self) -> str:
         """Return the value for `ConnectOptions.resume` with which a later link continues the server's session; empty if
-        none can."""
+        no link can."""
 
     @property
     def may_forget(self) -> bool:
-        """Return True if the server has sessions that it may forget: a message may be reported as `unsent` later."""
+        """Return True if the server may forget its sessions, so that a message may later be reported as `unsent`."""
 
     def send(self, frame: bytes) -> None:
         """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed`."""
 
     async def close(self) -> None:
-        """End the link as its transport prescribes, and return when all its resources are released. Idempotent."""
+        """End the link as its transport prescribes. Return when all its resources are released. Idempotent."""
 
 
 @runtime_checkable
@@ -173,4 +173,4 @@ class Upstream(Protocol):
         """Open a link. Raises `UpstreamUnavailable`."""
 
     async def close(self) -> None:
-        """Release the resources that its links share. Idempotent."""
+        """Release the resources that links share. Idempotent."""

@@ -20,11 +20,10 @@ def gateway_name(digits: str) -> str:
 
 
 def gateways_in(via: str) -> tuple[str, ...]:
-    """Return the names of gateways in a `Via` header. Other proxies are left out, so that servers do not learn of
-    them."""
+    """Return the names of gateways in a `Via` header, without other proxies, of which servers must not learn."""
     return tuple(_NAME.findall(via))
 
 
 def via_of(name: str) -> str:
-    """Return the `Via` header for a request from the gateway `name`: the gateways that were passed, then this one."""
+    """Return the `Via` header for a request from the gateway `name`: the gateways passed so far, then this one."""
     return ", ".join(f"1.1 {each}" for each in (*PASSED.get(), name))
