@@ -45,8 +45,8 @@ _SMALL_BYTES: Final = 4_096
 
 
 class BatchResponse:
-    """Send a client the answers to one batch, and other messages of servers meanwhile. The events have no ids, so the
-    stream cannot be resumed: a client could name the last event of one call only."""
+    """Send a client the answers to one batch, and other messages of servers meanwhile. The events have no ids, because
+    a client could name the last event of only one call: the stream cannot be resumed."""
 
     MOST: Final = MAX_QUEUED_BYTES
     """The most bytes of answers that wait: for the other answers, or for a client that does not read."""
@@ -111,7 +111,7 @@ class BatchResponse:
                 await stream.write(COMMENT)
 
     async def end(self) -> None:
-        """Complete the response: every message of the batch is done."""
+        """Complete the response, because every message of the batch is done."""
         async with self._writing:
             if self._stream is not None:
                 await self._stream.end()
@@ -122,7 +122,7 @@ class BatchResponse:
                 await send_status(self._send, 202)
 
     async def _streaming(self) -> Stream:
-        """Return the event stream. If it has not begun, begin it with the waiting answers."""
+        """Return the event stream; begin it with the waiting answers if it has not begun."""
         if self._stream is None:
             self._stream = Stream(self._send)
             await self._stream.start([])
@@ -139,7 +139,7 @@ class BatchResponse:
 
 
 class Batches:
-    """Answer batches of a limited number of messages."""
+    """Answer batches of at most `limits.batch_messages` messages."""
 
     def __init__(self, handler: Handler, lengths: LengthChecks, limits: Limits, refusals: Refusals) -> None:
         self._handler = handler
@@ -148,10 +148,10 @@ class Batches:
         self._refusals = refusals
 
     async def accepted(self, body: bytes, request: Request) -> list[msgspec.Raw]:
-        """Check a batch, and return its messages as raw JSON. `request` is its HTTP request.
+        """Check a batch, and return its messages as raw JSON. `request` is the batch's HTTP request.
 
         Raises:
-            Refused: the batch is too long, is not an array, or its client may not send it. Nothing was started.
+            Refused: the batch is too long, is no array, or its client may not send it. Nothing was started.
             OwnedByPeer: another process has the session. Nothing was started.
         """
         parts = self._split(body)
@@ -170,8 +170,8 @@ class Batches:
                 await asyncio.sleep(0)  # other clients are served between the messages of this one
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
-        """Split a batch into its raw messages. Decoding stops at the first message beyond the limit, so a long array
-        costs no more."""
+        """Split a batch into its raw messages. Stop decoding at the first message beyond the limit, so that a long
+        array costs no more."""
         try:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
@@ -215,8 +215,8 @@ class Batches:
             await client.answer(number, encode_error(_id_in(part), refused.error()))
 
     async def _one(self, message: Message, request: Request, client: BatchResponse) -> bytes | None:
-        """Handle one message. If it is a request, send its notifications to the client at once, and return its
-        response; else return None."""
+        """Handle one message. Return the response to a request, after sending the client its notifications; None for
+        any other message."""
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
@@ -245,8 +245,8 @@ class Batches:
 
 @functools.lru_cache(maxsize=4)
 def _decoder(most: int) -> msgspec.json.Decoder[Any]:
-    """Return a decoder for arrays of at most `most` messages. A decoder for lists would count only after it has read
-    the whole array."""
+    """Return a decoder for arrays of at most `most` messages. A decoder for lists would count only after the whole
+    array."""
     fields = [(f"message_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(most)]
     return msgspec.json.Decoder(msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True))
 
@@ -256,7 +256,7 @@ class _Named(msgspec.Struct):
 
 
 def _id_in(part: msgspec.Raw) -> bytes:
-    """Return the encoded request id in a part of a batch; `null` if it has none, or one that is not valid."""
+    """Return the encoded request id in a message of a batch; `null` if it has no valid one."""
     try:
         return encode(msgspec.json.decode(part, type=_Named).id)
     except (msgspec.MsgspecError, RecursionError):

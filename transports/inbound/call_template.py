@@ -4,7 +4,7 @@ I/O.
 A template is the body of the earlier call, with holes for these three values. Before it is used, the usual parser
 proves it: with test values in the holes, the parser has to read the same call with these values. Replacing one JSON
 value by another changes nothing around it (RFC 8259 §2). So the decision on the earlier call holds for each body that
-fits, if the arguments are one JSON value. The caller has to check that they are.
+fits, if the arguments are one JSON value, which the caller has to check.
 """
 
 import re
@@ -52,8 +52,8 @@ _After = tuple[bytes, int, int, bytes]
 class CallTemplate:
     """The body of a tool call, cut into the bytes around its holes. Made by `of`. `before` has the bytes in front of
     each hole that precedes the arguments. `first` and `last` are the bytes on both sides of the arguments. `after` has
-    the bytes behind each hole that follows them, beginning at the end of the body. Without arguments, all holes are in
-    `before`, and `last` is empty."""
+    the bytes behind each hole that follows the arguments, beginning at the end of the body. Without arguments, all
+    holes are in `before`, and `last` is empty."""
 
     __slots__ = ("_after", "_before", "_first", "_first_bytes", "_has_arguments", "_last", "_last_bytes")
 
@@ -131,8 +131,8 @@ class CallTemplate:
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
-    """Return (begin, end, kind) of each hole in a body, ordered by place. Return None if a value is not plain, or may
-    stand in more than one place."""
+    """Return (begin, end, kind) of each hole in a body, in the order of the body. Return None if a value is not plain,
+    or may be in more than one place."""
     if message.method != "tools/call":
         return None
     spans = []
@@ -160,7 +160,7 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
 
 
 def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each `value` that follows the hole's key. Keys inside the span `outside` are skipped."""
+    """Return (begin, end) of each `value` that follows the hole's key. Skip keys inside the span `outside`."""
     begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
     return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
 

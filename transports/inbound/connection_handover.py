@@ -32,12 +32,12 @@ class Siblings(Protocol):
         """Return the place of the process named `owner`; None if that process is no sibling."""
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
-        """Send a connected socket to the sibling at `place`. `moves` is how often it has moved, this time included.
-        Return False if it was not sent."""
+        """Send a connected socket to the sibling at `place`. `moves` counts its moves, including this one. Return False
+        if it was not sent."""
 
 
 class ConnectionHandover:
-    """Choose the sibling to which one connection moves, and send it there. `moves` is how often it has moved."""
+    """Choose the sibling to which one connection moves, and send it there. `moves` counts its moves so far."""
 
     __slots__ = ("_siblings", "moves")
 
@@ -46,8 +46,8 @@ class ConnectionHandover:
         self.moves = moves
 
     def place_for(self, scope: Mapping[str, Any]) -> int | None:
-        """Return the place of the sibling that has answered the request in `scope`: the connection moves there. None:
-        it stays."""
+        """Return the place of the sibling that has answered the request in `scope`, to which the connection moves; None
+        if it stays."""
         owner = scope.get(ANSWERED_BY)
         return None if owner is None or self.moves >= MOST_MOVES else self._siblings.place_of(owner)
 

@@ -57,18 +57,18 @@ class Connection(Protocol):
     """The methods of a connection that `Connections` calls."""
 
     def standing(self) -> tuple[Phase, int]:
-        """Return the event for which the connection waits, and a number that changes whenever there is progress."""
+        """Return the event for which the connection waits, and a number that changes with any progress."""
 
     def unsent(self) -> int:
         """Return the bytes in the send buffer: written, but not yet accepted by the kernel."""
 
     def cut(self, kind: Limited | None) -> None:
-        """End the connection because it exceeded the limit `kind`; None: it was idle for too long, which is no
+        """End the connection because it exceeded the limit `kind`; None if it was idle for too long, which is no
         fault."""
 
     def drop(self) -> None:
-        """End the connection now, to make room or because `cut` failed. Must not wait for the client: the connection is
-        no longer checked."""
+        """End the connection now, without waiting for the client, to make room or because `cut` failed. It is no longer
+        checked."""
 
 
 class Cycle(Protocol):
@@ -79,8 +79,8 @@ class Cycle(Protocol):
 
 
 class CycleTransport:
-    """Wrap a transport for uvicorn's cycles (request and response), with another `close`, which ends the connection
-    after a response. The usual `close` resets a connection on which the request is still arriving."""
+    """Wrap a transport for uvicorn's cycles (request and response). Its `close` ends the connection after a response;
+    the usual `close` resets a connection on which the request is still arriving."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
@@ -100,7 +100,7 @@ class Flow(Protocol):
 
 
 class Leaving:
-    """End a connection after its last response. Bytes that the client still sends are discarded, up to a limit."""
+    """End a connection after its last response. Discard what the client still sends, up to a limit."""
 
     __slots__ = ("_may_drop", "has_begun")
 
@@ -118,8 +118,7 @@ class Leaving:
             flow.resume_reading()
 
     def drop(self, size: int, flow: Flow) -> None:
-        """Discard `size` bytes that have arrived. Pause reading if `begin` was not called yet, or the limit is
-        exceeded."""
+        """Discard `size` bytes that have arrived. Pause reading before `begin`, or beyond the limit."""
         self._may_drop -= size if self.has_begun else 0
         if not self.has_begun or self._may_drop < 0:
             flow.pause_reading()
@@ -135,7 +134,7 @@ class _Seen:
         self.unsent = 0
 
     def note(self, standing: tuple[Phase, int], unsent: int, now: float) -> None:
-        """Note when the connection last made progress, and when its send buffer last shrank or was empty."""
+        """Record when the connection last made progress, and when its send buffer last shrank or was empty."""
         if not unsent or unsent < self.unsent:
             self.taken_at = now
         self.unsent = unsent
@@ -149,7 +148,7 @@ _KINDS: Final = {Phase.HEAD: Limited.HEAD_TIME, Phase.BODY: Limited.BODY_TIME}
 
 class Connections:
     """Keep the open connections of one listener, or of several that share their limits. `uncounted` returns True for
-    the address of a proxy with many clients, whose connections are not limited by address."""
+    the address of a proxy with many clients, whose connections have no limit by address."""
 
     def __init__(
         self, limits: Limits, refusals: Refusals, *, uncounted: Callable[[str], bool] = lambda address: False
@@ -178,7 +177,7 @@ class Connections:
 
     def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
         """Register a connection and return None, or return the limit that refuses it. On a Unix socket, connections are
-        counted by `place` instead of the address `peer`."""
+        counted by `place`, not by the address `peer`."""
         counted = place or self._counted(peer)
         if counted is not None and self._peers[counted] >= self.limits.peer_connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
@@ -192,7 +191,7 @@ class Connections:
         return None
 
     def has_room(self, peer: str) -> bool:
-        """Return True if a connection of that peer would be accepted without ending another one."""
+        """Return True if a connection from `peer` would be accepted without ending another one."""
         counted = self._counted(peer)
         is_one_too_many = counted is not None and self._peers[counted] >= self.limits.peer_connections
         return len(self._open) < self.limits.connections and not is_one_too_many
@@ -210,7 +209,7 @@ class Connections:
         self._open[successor] = self._open.pop(connection)
 
     def leave(self, connection: Connection) -> None:
-        """Forget a closed connection. Does nothing for one that was refused or replaced."""
+        """Forget a closed connection. Do nothing if it was refused or replaced."""
         seen = self._open.pop(connection, None)
         if seen is None or seen.peer is None:
             return
@@ -237,7 +236,7 @@ class Connections:
 
     def _find_spare(self) -> None:
         """Look for connections that wait for a request, among the oldest ones. Needed if so many have come at once that
-        the last periodic check has seen none."""
+        the last periodic check saw none."""
         now, spare = self._now(), []
         for connection, seen in itertools.islice(self._open.items(), _MOST_AT_ONCE):
             seen.note(connection.standing(), connection.unsent(), now)
@@ -255,8 +254,8 @@ class Connections:
             )
 
     def _now(self) -> float:
-        """Return the time in seconds that counts for deadlines. It excludes stalls of the event loop: what clients sent
-        meanwhile has not been read, so a stall must not count against them."""
+        """Return the time in seconds that counts for deadlines. It excludes stalls of the event loop, during which
+        nothing that clients sent was read."""
         return asyncio.get_running_loop().time() - self._stalled_s
 
     def _check_later(self) -> None:
@@ -270,7 +269,7 @@ class Connections:
 
     def _check_some(self, left: list[Connection], spare: list[tuple[bool, float, Connection]]) -> None:
         """Check some of the connections in `left` now, and the others in later turns of the event loop, so that
-        requests do not wait. Collect in `spare` those that wait for a request."""
+        requests do not wait. Collect in `spare` the connections that wait for a request."""
         now, cut = self._now(), 0
         for _ in range(min(len(left), _MOST_AT_ONCE)):
             connection = left.pop()
@@ -317,7 +316,7 @@ class Connections:
 
 
 def _in_order(spare: list[tuple[bool, float, Connection]]) -> deque[Connection]:
-    """Return connections in the order in which they are ended to make room: those that never sent a request first."""
+    """Return connections in the order in which they are ended to make room, first those that never sent a request."""
     spare.sort(key=lambda entry: entry[:2])
     return deque(connection for *_, connection in spare)
 
@@ -340,7 +339,7 @@ def disconnect(cycle: Cycle) -> None:
 def end_writing(transport: asyncio.Transport) -> bool:
     """Stop sending, but go on reading: closing both directions could lose the last response (RFC 9112 §9.6).
 
-    Return False if that is not possible: then the whole connection is closed.
+    If that is impossible, close the whole connection and return False.
     """
     if not transport.can_write_eof():
         transport.close()

@@ -61,17 +61,17 @@ class Stream:
 
 
 def stream_headers(headers: HeaderList) -> HeaderList:
-    """Return the headers of a response that is an event stream. `headers` are those of the answer in it."""
+    """Return the headers of a response that is an event stream. `headers` are those of the stream's answer."""
     return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """When the event stream of a call begins and is closed, in seconds, for clients that can resume it.
+    """The times in seconds at which the event stream of a call begins and is closed, for clients that can resume it.
 
     A call without a message begins its stream after `priming_after_s`, so that a client whose connection breaks can
-    fetch the result. None: the stream begins with its first message or keepalive. `poll_after_s` after its beginning
-    the stream is closed, and the client polls for the rest; 0: the stream stays open.
+    fetch the result. None: the stream begins with its first message or keepalive. The stream is closed `poll_after_s`
+    after its beginning, and the client polls for the rest; 0: the stream stays open.
     """
 
     priming_after_s: float | None = None
@@ -80,7 +80,7 @@ class StreamTimes:
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
     """Wait for the next frame and return it; None at the end. If no frame came for `KEEPALIVE_S` or before `until`
-    (monotonic clock), return a `TimeoutError`, without raising it."""
+    (monotonic clock), return a `TimeoutError` without raising it."""
     try:
         return await answer.replies.next(min(monotonic() + KEEPALIVE_S, until))
     except TimeoutError as quiet:
@@ -95,8 +95,8 @@ async def stream_answer(
     With `times`, the stream starts with an event from which a client can resume (MCP 2025-11-25, Transports §Sending
     Messages; SEP-1699).
 
-    Frames are recorded for replay before they are written, even if the client is gone. In the era that has replay, a
-    lost connection does not cancel the call (MCP 2025-11-25, Transports §Resumability).
+    Frames are recorded for replay before they are written, even if the client is gone: in the era with replay, a lost
+    connection does not cancel the call (MCP 2025-11-25, Transports §Resumability).
     """
     stream = Stream(send)
     await stream.start(headers)
@@ -123,7 +123,7 @@ async def stream_answer(
 
 
 async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
-    """Return `frame` and the frames that are queued behind it, until they exceed `MOST_TOGETHER_BYTES`."""
+    """Return `frame` and the queued frames behind it, until they exceed `MOST_TOGETHER_BYTES`."""
     frames: list[Frame] = []
     size, following = 0, frame
     while True:
@@ -144,7 +144,7 @@ def whole_stream(
     """Record all frames of an answer, and return them as the events that `stream_answer` would send. `record` is
     `Answer.record_at_hand`.
 
-    Return None, and record nothing, if the frames are too large together, or if recording has to wait for the store.
+    Return None, and record nothing, if the frames are too large together, or the record has to wait for the store.
     """
     if sum(len(frame.data) for frame in frames) > MOST_TOGETHER_BYTES:
         return None
@@ -154,7 +154,7 @@ def whole_stream(
 
 
 def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
-    """Encode recorded frames as events. A priming event without an id is left out: a client could not resume from
+    """Encode recorded frames as events. Leave out a priming event without an id, because a client could not resume from
     it."""
     events = []
     for frame, event_id in zip(frames, ids, strict=True):
@@ -201,8 +201,7 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
 
 
 def continued(send: Send) -> Send:
-    """Return an ASGI `send` for a response whose event stream has already begun: it sends a JSON answer as one
-    event."""
+    """Return an ASGI `send` for a response whose event stream has begun: it sends a JSON answer as one event."""
     is_stream = False
     parts: list[bytes] = []
 

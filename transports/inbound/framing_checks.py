@@ -1,6 +1,6 @@
-"""Refuse ambiguous heads of requests (RFC 9112). Runs after the parser, because parsers differ in what they accept.
+"""Refuse ambiguous heads of requests (RFC 9112), after the parser, because parsers differ in what they accept.
 
-Pure: no I/O. The head has been split into its parts already.
+Pure: no I/O. The parser has split the head into its parts.
 """
 
 import functools
@@ -29,7 +29,7 @@ _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(?::[0-9]*)?|\[[0-9A-Fa
 
 
 class BadRequest(Exception):
-    """A request that is refused. Its connection is closed, because the end of the request is uncertain."""
+    """The refusal of a request. Its connection is closed, because the end of the request is uncertain."""
 
     def __init__(self, status: int, message: str, kind: Limited = Limited.FRAMING) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class BadRequest(Exception):
         return f"{self}\n".encode()
 
     def response(self) -> bytes:
-        """Return the encoded HTTP response. Only for a connection on which no other response has begun."""
+        """Return the encoded HTTP response, for a connection on which no other response has begun."""
         head = [f"HTTP/1.1 {self.status} {_REASONS[self.status]}".encode()]
         head += [b": ".join(header) for header in self.headers]
         head += [b"content-length: %d" % len(self.body), b"", self.body]

@@ -4,7 +4,7 @@ head.
 A head is stored as bytes, after a parser has read it and its request was served. A later head repeats it if all bytes
 are equal except the digits of Content-Length and the value of `traceparent`. So a parser would read the same from both,
 except the length of the body and the trace. A program with many sessions sends the heads of all of them over each
-connection of its pool. So connections from one address share their stored heads.
+connection of its pool, so connections from one address share their stored heads.
 """
 
 import re
@@ -76,7 +76,7 @@ class Template(msgspec.Struct, frozen=True):
 
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
         """Compare the head with the beginning of `data`. Return the size of the head, the length of the body, and the
-        trace (empty if there is none). Return None if `data` begins with another head, or with a part of this one."""
+        trace; empty if there is none. Return None if `data` begins with another head, or with an incomplete one."""
         place, length, trace = 0, 0, b""
         for part, size, is_trace in self.before:
             if not data.startswith(part, place):
@@ -98,14 +98,13 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """Return an estimate of the memory for the head: its bytes, the headers as text, the objects around each, and
-        the values that the handler keeps."""
+        """Return an estimate of the memory for the head in bytes: its bytes, the headers as text, the objects around
+        each, and the values that the handler keeps."""
         return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 
 class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
-    """A match of received bytes with a stored head: the stored head, the sizes of head and body in bytes, and the
-    trace."""
+    """A match of received bytes with the stored head `known`: the sizes of head and body in bytes, and the trace."""
 
     known: "KnownHead[T]"
     head_bytes: int
@@ -143,8 +142,7 @@ def _cut(head: bytes) -> Template | None:
 
 
 class HeldBytes:
-    """Count the bytes that are used for one head. They leave the total when the head is stored for no connection any
-    more."""
+    """Count the bytes that are used for one head. They leave the total when no connection stores the head any more."""
 
     __slots__ = ("_shared", "bytes", "holders")
 
@@ -155,7 +153,8 @@ class HeldBytes:
         """The connections' memories that have the head."""
 
     def hold(self, size: int) -> None:
-        """Add `size` to the bytes; a negative size releases bytes. Connections that store the head then make room."""
+        """Add `size`, which may be negative, to the bytes. If they grow, let connections that store the head make
+        room."""
         self.bytes += size
         self._shared.total += size
         if size > 0:
@@ -179,7 +178,7 @@ class KnownHead(Generic[T]):
 
 
 class SharedHeads(Generic[T]):
-    """Share stored heads between the connections of a listener. A head is stored once, while any of them uses it."""
+    """Share stored heads between the connections of a listener. A head is stored once, while any connection uses it."""
 
     __slots__ = ("_seen", "known", "total")
 
@@ -191,11 +190,11 @@ class SharedHeads(Generic[T]):
 
     @property
     def bound(self) -> int:
-        """Return the bytes that one connection may use at present."""
+        """Return the bytes that one connection may use now."""
         return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
 
     def is_repeated(self, seen: int) -> bool:
-        """Return True if a head with this hash came before. Else store the hash, and return False."""
+        """Return True if a head with this hash (`seen`) came before. Else store the hash, and return False."""
         if seen in self._seen:
             return True
         self._seen[seen] = None
@@ -276,7 +275,7 @@ class RememberedHeads(Generic[T]):
         self.make_room()
 
     def make_room(self) -> None:
-        """Drop the least recently used heads while they are too many, or use too many bytes."""
+        """Drop the least recently used heads while there are too many, or they use too many bytes."""
         size = sum(known.held.bytes for known in self._known.values())
         while len(self._known) > MAX_HEADS or (self._known and size > self._shared.bound):
             oldest = self._known.pop(next(iter(self._known)))
@@ -286,7 +285,7 @@ class RememberedHeads(Generic[T]):
                 self._last = None
 
     def forget(self, template: Template) -> None:
-        """Drop a head, if it is stored. Connections that do not use it yet cannot find it from now on."""
+        """Drop a head, if it is stored. Connections that do not use it now cannot find it later."""
         key = (self._where, template.parts)
         known = self._known.pop(key, None)
         self._shared.known.pop(key, None)
@@ -296,7 +295,7 @@ class RememberedHeads(Generic[T]):
             self._last = None
 
     def close(self) -> None:
-        """Drop all heads, and store no more, because the connection has ended."""
+        """Drop all heads, and store none from now on, because the connection has ended."""
         self._known.clear()
         self._seen.clear()
         self._last = None
@@ -316,10 +315,10 @@ OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 
 
 class ConnectionMemory:
-    """Share stored heads, and the counts of `OUTCOMES`, between the connections of a listener. `may_serve` returns
-    False while the process ends or hands over its work: each response then has to end its connection, so no stored head
-    is used. Bodies beyond `body_bytes` are read in the usual way, which authenticates the sender before it reads them
-    all."""
+    """Share stored heads between the connections of a listener, and count in `counts` how requests were served
+    (`OUTCOMES`). `may_serve` returns False while the process ends or hands over its work: each response then has to end
+    its connection, so no stored head is used. A body of more than `body_bytes` goes the usual way, which authenticates
+    the sender before it reads the rest."""
 
     def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
         self.counts = counts
@@ -343,7 +342,7 @@ class HeadOffer:
         self._headers = headers
 
     def remember(self, describe: Callable[[], RepeatedHead]) -> None:
-        """Store the head with the value that `describe` returns, if the same head came before. Call this only for a
+        """Store the head, with the value that `describe` returns, if the same head came before. Call this only for a
         served and authenticated request."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
             repeated = describe()

@@ -62,8 +62,9 @@ def header_map(
     """Return headers by lower-case name. A header in `single` or `_SINGLE` may appear only once. `most` is in bytes.
 
     Raises:
-        Refused: 400, a header appears twice that may appear only once: readers would disagree on which one counts. 431,
-        the headers together are larger than `most`.
+        Refused: 400, such a header appears twice, and readers would disagree on which one counts; 431, the headers
+            together
+        are larger than `most`.
     """
     raw = list(raw)
     # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
@@ -78,7 +79,7 @@ def header_map(
 
 
 def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[str, str]:
-    """Return headers by name, and join the values of those that appear more than once."""
+    """Return headers by name, with the values of repeated ones joined. Raises `Refused` (400) as `header_map`."""
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
         name, value = name_bytes.decode("latin-1").lower(), value_bytes.decode("latin-1").strip(" \t")
@@ -98,7 +99,7 @@ async def read_body(
     admit: Callable[[int], Awaitable[object]] | None = None,
     held: HeldBody | None = None,
 ) -> bytes | None:
-    """Read the request's body. Return None if the client disconnected before its end.
+    """Read the request's body, and return it. Return None if the client disconnected before its end.
 
     `admit` raises `Refused` if the sender may not send so many bytes. It is called before more than
     `STRANGER_BODY_BYTES` are read; for a smaller body, when all of it was read. Without a declared length, it is called
@@ -148,7 +149,7 @@ class Guard:
     """Check Host and Origin, so that web pages cannot reach a server on the user's own machine.
 
     MCP 2025-11-25, Transports §Security Warning (DNS rebinding). If `hosts` is empty, any host is allowed, or with
-    `loopback` the loopback names only; `*` in `hosts` allows any. `domains` are further allowed suffixes of host names,
+    `loopback` only the loopback names; `*` in `hosts` allows any. `domains` are further allowed suffixes of host names,
     with their dot. The forwarding headers of `proxies` are trusted. A header in `single` may appear only once: two
     credentials would be two callers.
     """
@@ -173,8 +174,8 @@ class Guard:
         return header_map(scope["headers"], self.single, self.head_bytes)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raise `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed, 508 for a request that
-        has passed this gateway before. Store the gateways that the request has passed, for requests to servers."""
+        """Check Host and Origin, and that the request has not passed this gateway before. Store the gateways that it
+        has passed. Raises `Refused`: 421, the host name is unknown; 403, the origin is not allowed; 508, a loop."""
         # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):
@@ -214,7 +215,7 @@ class Guard:
         return peer in _LOOPBACK or peer in self.proxies
 
     def client(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Return the client's network: that of the connection, or the one that trusted proxies report."""
+        """Return the client's network: that of the connection, or the one that trusted proxies name."""
         return client_network(peer_of(scope), headers, self.proxies)
 
     @staticmethod
@@ -226,14 +227,14 @@ class Guard:
 
 
 def check_same_site(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` (403) for a request for an event stream that a page of another site caused."""
+    """Refuse an event stream to a page of another site. Raises `Refused` (403)."""
     if not Guard.same_site(headers):
         why = "Event streams are not served to pages of other sites."
         raise Refused(403, INVALID_REQUEST, why, reason="origin_not_allowed")
 
 
 def check_is_json(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` (415) if the body is not JSON."""
+    """Check that the body is declared as JSON. Raises `Refused` (415) otherwise."""
     kind = headers.get("content-type", "")
     if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.", reason="content_type")
@@ -246,7 +247,7 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 class ClientWatch:
-    """Call `on_left` when the client disconnects. Starts its task late, because most requests end sooner."""
+    """Call `on_left` when the client disconnects. The watch starts late, because most requests end sooner."""
 
     def __init__(self, receive: Receive, on_left: Callable[[], None]) -> None:
         self._receive = receive
@@ -265,20 +266,20 @@ class ClientWatch:
         self._on_left()
 
     def stop(self) -> None:
-        """End the watch: the request is over."""
+        """End the watch, because the request has ended."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
 
 def peer_of(scope: Scope) -> str:
-    """Return the address of the connection's other end; empty if there is none."""
+    """Return the address of the connection's other end; empty if it has none."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Return True if the Origin is the host that the request names."""
+    """Return True if the Origin names the same host as the Host header."""
     origin = headers.get("origin", "")
     if len(origin) > MAX_LABEL_CHARS:
         return False
@@ -315,7 +316,7 @@ def readable_by(send: Send, origin: str) -> Send:
 
 
 def origin_headers(origin: str) -> HeaderList:
-    """Return headers that let pages of that origin read a response (Fetch §3.2, CORS)."""
+    """Return headers that let pages of `origin` read a response (Fetch §3.2, CORS)."""
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-expose-headers", b"mcp-session-id, mcp-gateway-session"),

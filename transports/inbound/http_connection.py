@@ -33,7 +33,7 @@ _PROGRESS_BITS: Final = 16
 class HeadBytes:
     """Count the bytes of a request head, and copy them, because a second parser (h11) may have to read the head again.
 
-    `copy` is None if the head did not begin at the start of a chunk: then only the first parser knows where it began.
+    `copy` is None if the head did not begin at the start of a chunk: only the first parser knows where it began.
     `at_most` is the most bytes that a head can have if it ends in the present chunk.
     """
 
@@ -52,8 +52,8 @@ class HeadBytes:
         self._is_first = between_messages
 
     def begin(self) -> None:
-        """Note that a head begins in this chunk. It is at the start of the chunk if no message was incomplete, and the
-        chunk has no head before it."""
+        """Record that a head begins in this chunk. It is at the start of the chunk if no message was incomplete, and no
+        head came before it in the chunk."""
         self.copy = bytearray() if self._is_first else None
         self.size = 0
         self.at_most = self._chunk
@@ -62,8 +62,8 @@ class HeadBytes:
     def keep(self, data: bytes) -> None:
         """Count and copy a chunk that ended inside the head.
 
-        If the chunk began with another message, the place where the head begins is unknown. Then count one byte, the
-        fewest that the head can have in the chunk.
+        If the chunk began with another message, the head may begin anywhere in it. Then count one byte, the fewest that
+        the head can have in the chunk.
         """
         if self.copy is not None:
             self.copy += data
@@ -73,7 +73,7 @@ class HeadBytes:
             self.size = 1
 
     def end(self) -> None:
-        """Note that the head is complete."""
+        """Record that the head is complete."""
         self.copy = None
 
 
@@ -82,13 +82,13 @@ class UnusualHead(Exception):
 
 
 class LastRequest(Exception):
-    """A request follows the last one that its connection may have (`Connection: close`)."""
+    """A request follows one after which its connection must end (`Connection: close`)."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class. `place` is the path of a Unix socket,
-    which replaces the peer's address. Without `memory`, no head is stored. Without `handover`, the connection stays in
-    this process."""
+    """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class. `place` is the path of a Unix socket, in
+    place of the peer's address. Without `memory`, no head is stored. Without `handover`, the connection stays in this
+    process."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
 
     def is_between_requests(self) -> bool:
-        """Return True if all requests were answered, no byte of another has arrived, and the connection stays open for
+        """Return True if all requests were answered, no byte of another one has arrived, and the connection takes
         one."""
         if self._in_head or self._in_body or self.pipeline:
             return False
@@ -245,8 +245,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _look_at_body(self, overhead: int) -> None:
-        """Check the sizes of the body and of its trailers so far. `overhead` is the size of received data that has
-        trailers or chunk extensions only; 0 for other data."""
+        """Check the sizes of the body and of its trailers so far. `overhead` is the size of received data with nothing
+        but trailers or chunk extensions; 0 for other data."""
         self._overhead = self._overhead + overhead if overhead else 0
         if self._overhead > self._limits.head_bytes:
             self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
@@ -283,7 +283,7 @@ class HttpConnection(HttpToolsProtocol):
             self.loop.call_soon(self._give, sibling)
 
     def _give(self, sibling: int) -> None:
-        """Hand the connection to a sibling process, if it is between requests; else read on."""
+        """Hand the connection to a sibling process if it is between requests; else read on."""
         if self.transport.is_closing():
             return
         if self._handover is not None and self.is_between_requests() and self._handover.give(self.transport, sibling):
@@ -299,8 +299,8 @@ class HttpConnection(HttpToolsProtocol):
         super().shutdown()
 
     def _close_after_response(self) -> None:
-        """Close the connection after a response. If the body is still arriving, first let the client read the response:
-        a reset could overtake it (RFC 9112 §9.6)."""
+        """Close the connection after a response. If the body is still arriving, first let the client read the response,
+        which a reset could overtake (RFC 9112 §9.6)."""
         if self._in_body and self.cycle is self._running and self.cycle.response_complete:
             self._leave(b"", in_body=True)
         else:
@@ -320,7 +320,7 @@ class HttpConnection(HttpToolsProtocol):
             _continue_with_h11(self, self._others, bytes(self._head.copy) + data)
 
     def _refuse(self, fault: BadRequest) -> None:
-        """Let the answers to earlier requests be sent, then send the response for this fault, then end the
+        """Let the answers to earlier requests be sent, then send the response for this fault, and end the
         connection."""
         self._others.refusals[fault.kind] += 1
         if self._in_body:
@@ -410,8 +410,8 @@ def http_connections(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
 ) -> Callable[..., HttpConnection]:
     """Return the factory of connections for uvicorn (`Config(http=…)`). Without `memory`, no head is stored. With
-    `siblings`, a connection moves to the process that owns its session; the factory's argument `moves` is how often it
-    has moved."""
+    `siblings`, a connection moves to the process that owns its session; the factory's argument `moves` counts its moves
+    so far."""
 
     def made(
         config: Config,
@@ -439,7 +439,7 @@ _errors.setLevel(logging.ERROR)  # else any client could fill the log with offer
 
 
 class H11Connection(H11Protocol):
-    """Serve a client's HTTP connection with the parser h11. `HttpConnection` has accepted it, and hands it over."""
+    """Serve a client's HTTP connection with the parser h11, after `HttpConnection` has accepted it."""
 
     def __init__(
         self,

@@ -42,17 +42,17 @@ from transports.sse import COMMENT, encode_event
 
 
 class Addresses:
-    """Make and check the addresses of event streams. `keys` are newest first: the first one signs, all verify."""
+    """Make and check the addresses of event streams. `keys` are newest first: the first signs, all verify."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = list(reversed(keys))  # itsdangerous signs with the last key
 
     def new(self, caller: str) -> str:
-        """Return a new address for a caller, which cannot be guessed."""
+        """Return a new address for a caller. It cannot be guessed."""
         return self._signer(caller).sign(secrets.token_urlsafe(18)).decode()
 
     def is_of(self, address: str, caller: str) -> bool:
-        """Return True if the address was made for that caller."""
+        """Return True if the address was made for this caller."""
         try:
             self._signer(caller).unsign(address)
         except BadSignature:
@@ -78,7 +78,7 @@ transport finds the session itself."""
 
 
 class MessageBus(Protocol):
-    """Publish short messages to the processes that are subscribed to a topic at present."""
+    """Publish short messages to the processes that now subscribe to a topic."""
 
     async def publish(self, topic: str, data: bytes) -> None: ...
 
@@ -86,8 +86,8 @@ class MessageBus(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A posted message, published to the process that serves its stream. Has the headers and the address of the sender,
-    and the token of the session that the message names."""
+    """A posted message, published to the process that serves its stream, with the headers and the address of the
+    sender, and the token of the session that the message names."""
 
     headers: dict[str, str]
     peer: str
@@ -100,11 +100,11 @@ class HttpSse:
     """Serve one endpoint as an ASGI app: GET opens the stream, POST to `…/messages` sends a message.
 
     `handler` authenticates the caller before a stream is opened or a message is accepted, and finds the session that
-    the request names. `app` serves the endpoint itself, and authenticates every message again, by the headers that came
-    with it. `session_key` is the key in the `_meta` of the `initialize` result that holds the session's token.
+    the request names. `app` serves the endpoint itself, and authenticates every message again, by its headers.
+    `session_key` is the key in the `_meta` of the `initialize` result that holds the session's token.
 
-    What ends with the stream depends on whether the client has sent the session's token itself. Never: the session
-    ends. With a message: only the session's processes end. When it opened the stream: nothing ends.
+    The end of a stream ends the session if the client has never sent the session's token itself. If the client has sent
+    it with a message, only the session's processes end. If it has opened the stream with it, nothing ends.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ def _topic(name: str) -> str:
 
 
 def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a message that are passed on: by them the endpoint authenticates the sender."""
+    """Return the headers of a message by which the endpoint authenticates the sender."""
     return {
         name: value
         for name, value in headers.items()

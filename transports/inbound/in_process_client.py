@@ -1,4 +1,4 @@
-"""Send requests to the gateway's own ASGI app from within the process, for transports that are built on this app."""
+"""Send requests to the gateway's own ASGI app from within the process, for transports built on this app."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ class Reply:
         self._work: asyncio.Task[None] | None = None
 
     def start(self, work: asyncio.Task[None]) -> None:
-        """Set the task in which the app serves the request. The response ends when this task ends."""
+        """Set the task in which the app serves the request. The response ends with this task."""
         self._work = work
         work.add_done_callback(lambda _: self._ended())
 
@@ -35,7 +35,7 @@ class Reply:
         self._parts.put_nowait(None)
 
     async def send(self, event: Any) -> None:
-        """Receive an event of the response (the `send` of ASGI, which the app calls)."""
+        """Receive an event of the response, as the `send` of ASGI that the app calls."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             self.headers = {name.decode(): value.decode("latin-1") for name, value in event["headers"]}
@@ -64,8 +64,8 @@ class Reply:
             yield body
 
     async def leave(self, wait_s: float = 0.0) -> None:
-        """Cancel the request, like a client that closes its connection. The rest of the response is dropped. `wait_s`
-        is how many seconds the app may take to notice the disconnect, and to cancel its work."""
+        """Cancel the request, like a client that closes its connection, and drop the rest of the response. `wait_s` is
+        how many seconds the app may take to notice the disconnect and cancel its work."""
         self._left.set()
         if self._work is not None:
             if wait_s:

@@ -49,7 +49,7 @@ _CANCEL_S: Final = 1.0
 
 class LastingConnection:
     """Serve one connected client. `write` sends the client a message. `token` names the session to resume; with
-    `outlives`, this session does not end with the connection. The `_meta` of the `initialize` result has the session's
+    `outlives`, the session does not end with the connection. The `_meta` of the `initialize` result has the session's
     token under `session_key`. All requests have `headers`, and come from the address `peer`."""
 
     def __init__(
@@ -86,8 +86,8 @@ class LastingConnection:
         self._last_post: asyncio.Task[None] | None = None
 
     def returned(self, token: str) -> None:
-        """Handle the session token from the cookie of a message. If it names an older session, use that one, and end
-        the session that was opened for this connection, unless the client has already initialized the latter."""
+        """Handle the session token from the cookie of a message. If it names an older session, use that session, and
+        end the one that was opened for this connection, unless the client has initialized it already."""
         if token == self._given:
             self.may_return = not self._outlives
         elif self._token and not self._session and not self._outlives:
@@ -203,7 +203,7 @@ class LastingConnection:
         return self._ask("POST", {**headers, **carried}, line)
 
     async def _learn_token(self, reply: Reply) -> None:
-        """Take the session's token from the response head, before a frame makes the client send its next request."""
+        """Store the session's token from the response head, before a frame makes the client send its next request."""
         await reply.begun()
         self._token = reply.headers.get("mcp-gateway-session", self._token)
 
@@ -237,8 +237,8 @@ class LastingConnection:
             self._tasks.spawn(_pass_on(self._stream, self._write))
 
     def _cancel_modern(self, message: Message) -> bool:
-        """Cancel a modern call by closing its request. Return False if the notification is about a legacy call. One
-        that names no known call is ignored (MCP 2026-07-28, Cancellation §Error Handling)."""
+        """Cancel a modern call by closing its request. Ignore a notification that names no known call (MCP 2026-07-28,
+        Cancellation §Error Handling). Return False if the notification is about a legacy call."""
         if self._session:
             return False
         cancelled = _cancelled_id(message)
@@ -248,8 +248,8 @@ class LastingConnection:
         return call is not None or bool(self._modern_version)
 
     async def _initialize(self, line: bytes) -> None:
-        """Open a session, or resume the one that `token` names. End this connection's session before it, unless it has
-        calls in flight: the client has left it."""
+        """Open a session, or resume the one that `token` names. End this connection's earlier session, which the client
+        has left, unless calls are in flight."""
         headers, former = dict(self._headers), self._session
         if self._token:
             headers["mcp-session-id"], self._token = self._token, ""
@@ -275,7 +275,7 @@ class LastingConnection:
 
     async def _open(self) -> msgspec.Raw | None:
         """Open a session for a client that does not begin with `initialize`, or whose `initialize` has failed. Return
-        the error if this fails."""
+        the error, or None."""
         headers = self._headers | ({"mcp-session-id": self._token} if self._token else {})
         info = {"name": "stdio", "version": "0"}
         hello = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
@@ -334,8 +334,8 @@ async def _pass_on(reply: Reply, write: Callable[[bytes], Awaitable[None]]) -> N
 
 
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
-    """Wait until the message of the task `before` is handled, then until this one is. It has no answer; a refusal is
-    logged."""
+    """Wait until the message of the task `before` is handled, then until this one is. Log a refusal of this message,
+    which has no other answer."""
     if before is not None:
         await before
     async for _ in reply.frames():
@@ -359,7 +359,7 @@ def _cancelled_id(message: Message) -> object:
 
 
 def _with_token(frame: bytes, key: str, token: str) -> bytes:
-    """Add the session's token to the `_meta` of an answer to `initialize`, for a client that sees no headers."""
+    """Return an answer to `initialize` with the session's token in its `_meta`, for a client that sees no headers."""
     answer = parse(frame)
     assert isinstance(answer.result, msgspec.Raw)
     found = decode_object(answer.result, "result")

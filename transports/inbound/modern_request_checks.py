@@ -49,14 +49,14 @@ _STATUSES: Final = {
 
 
 def names_version(meta: Any) -> bool:
-    """Return True if the decoded `_meta` of a message names a protocol version, which only modern messages do."""
+    """Return True if the decoded `_meta` of a message names a protocol version, as only modern messages do."""
     return isinstance(meta, dict) and VERSION_KEY in meta
 
 
 def check_request(
     message: Message, params: Object, meta: Any, headers: Mapping[str, str], raw_headers: list[tuple[bytes, bytes]]
 ) -> None:
-    """Raise `Refused` if the request breaks a rule about its headers, `_meta`, version, log level or method."""
+    """Check a request's headers, `_meta`, version, log level and method. Raises `Refused` if it breaks a rule."""
     if len(headers) < len(raw_headers):  # a header appears twice
         _check_unique(raw_headers, lambda name: name in _ROUTING)
     if not isinstance(meta, dict):
@@ -82,12 +82,12 @@ def check_request(
 
 
 def check_notification(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` if the notification names an unsupported version."""
+    """Check a notification. Raises `Refused` if it names an unsupported version."""
     _check_version(headers.get(VERSION_HEADER, ""))
 
 
 def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, params: Object) -> None:
-    """Raise `Refused` if an `Mcp-Param-*` header and the argument that it mirrors disagree."""
+    """Compare the `Mcp-Param-*` headers with the arguments that they mirror. Raises `Refused` if they disagree."""
     _check_unique(raw_headers, lambda name: name.startswith(MIRRORED))
     arguments = decode_exact(params.get("arguments", b"null"))
     headers = {
@@ -100,12 +100,12 @@ def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, par
 
 
 def status_of(error_code: int | None) -> int:
-    """Return the HTTP status of a JSON answer: the protocol defines one for some error codes."""
+    """Return the HTTP status of a JSON answer, which the protocol defines for some error codes."""
     return 200 if error_code is None else _STATUSES.get(error_code, 200)
 
 
 def _check_routing(message: Message, params: Object, version: Any, headers: Mapping[str, str]) -> None:
-    """Raise `Refused` if a header that proxies route by differs from the body, or is missing."""
+    """Compare the headers that proxies route by with the body. Raises `Refused` if one differs or is missing."""
     header = headers.get(VERSION_HEADER)
     if header is None or header != version:
         raise _mismatch(f"{VERSION_HEADER} header does not match the request envelope's protocol version")
@@ -132,8 +132,8 @@ def _check_version(version: str) -> None:
 
 
 def _check_unique(raw_headers: list[tuple[bytes, bytes]], is_checked: Callable[[bytes], bool]) -> None:
-    """Raise `Refused` if a header for which `is_checked` is True appears twice: readers could disagree on which one
-    counts."""
+    """Check that no header for which `is_checked` is True appears twice, because readers could disagree on which one
+    counts. Raises `Refused`."""
     seen: set[bytes] = set()
     for name_bytes, _ in raw_headers:
         name = name_bytes.lower()

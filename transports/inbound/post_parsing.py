@@ -39,12 +39,12 @@ VOUCHED_FOR: Final = "mcp.vouched_for"
 
 
 def era_of(headers: Mapping[str, str]) -> Era:
-    """Return the era of the version in the headers; legacy if there is none, or an unknown one."""
+    """Return the era of the version in the headers; legacy if it is missing or unknown."""
     return MODERN if headers.get(VERSION_HEADER) in MODERN_VERSIONS else LEGACY
 
 
 def check_post(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` if the body is not JSON (415), or Accept does not name both JSON and event streams (406)."""
+    """Check a POST's headers. Raises `Refused`: 415, the body is not JSON; 406, Accept lacks JSON or event streams."""
     check_is_json(headers)
     accept = headers.get("accept", "")
     # Clients send one of a few values. A longer one would only fill the cache.
@@ -55,7 +55,7 @@ def check_post(headers: Mapping[str, str]) -> None:
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` if the headers name a version that is not a legacy one."""
+    """Check the version in the headers. Raises `Refused` if it is not a legacy one."""
     version = headers.get(VERSION_HEADER, BATCHES)
     if version not in HANDSHAKE_VERSIONS:
         supported = ", ".join((*HANDSHAKE_VERSIONS, *MODERN_VERSIONS))
@@ -69,13 +69,13 @@ def check_version(headers: Mapping[str, str]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _permits_both(accept: str) -> bool:
-    """Return True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Quality values are ignored."""
+    """Return True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Ignore quality values."""
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
     return bool(kinds & {"application/json", "application/*", "*/*"} and kinds & {"text/event-stream", "text/*", "*/*"})
 
 
 def preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return the headers that answer a browser's preflight request. The guard has checked the origin already."""
+    """Return the headers that answer a browser's preflight request, whose origin the guard has checked."""
     return [
         (b"access-control-allow-methods", b"POST, GET, DELETE"),
         (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
@@ -87,7 +87,7 @@ class _Meta(msgspec.Struct):
 
 
 class LengthChecks:
-    """Check the lengths of parts of messages against the limits, and count the refusals."""
+    """Check the lengths of parts of messages, and count the refusals."""
 
     def __init__(self, limits: Limits, refusals: Refusals) -> None:
         self._name_chars = limits.name_chars
@@ -125,7 +125,7 @@ class LengthChecks:
         return message
 
     def check(self, params: Object, meta: Mapping[str, Any] | None) -> None:
-        """Check the params of a message. `meta` is their `_meta` if it has been decoded already.
+        """Check the params of a message. `meta` is their decoded `_meta`; None if it was not decoded.
 
         Raises:
             Refused: -32602, naming the parameter that is too long.
@@ -194,7 +194,7 @@ class Posts:
         self._lengths = lengths
 
     def checked_head(self, scope: Scope) -> Head:
-        """Check the head of a POST, and return it. Raises `Refused` if the head alone breaks a rule."""
+        """Check the head of a POST, and return it. Raises `Refused`: the head alone breaks a rule."""
         headers = self._guard.headers(scope)
         self._guard.check(headers)
         check_post(headers)
@@ -216,15 +216,15 @@ class Posts:
         )
 
     def read(self, body: bytes) -> Message:
-        """Read the message in a body that is no batch. Raises `Refused` (400) if the body is no message."""
+        """Read the message in a body that is no batch. Raises `Refused` (400): the body is no message."""
         try:
             return self._lengths.parse(body)
         except InvalidMessage as error:
             raise Refused(400, error.code, str(error)) from None
 
     def request(self, head: Head, message: Message, body_bytes: int) -> Request:
-        """Make a request from a message, and check it by the rules of its era. `head` or the message's `_meta` names
-        the era.
+        """Make a request from a message, and check it by the rules of the era that `head` or the message's `_meta`
+        names.
 
         Raises:
             Refused, InvalidMessage, msgspec.MsgspecError: the message breaks a rule of its era, or cannot be read.
@@ -256,7 +256,7 @@ class Posts:
         *,
         body_bytes: int = 0,
     ) -> Request:
-        """Make a request from a head and the parts of a message. Does not check them again."""
+        """Make a request from a head and the parts of a message, without checking them again."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         is_modern_call = era is MODERN and message is not None and message.method == "tools/call" and message.is_request
         return Request(

@@ -1,7 +1,7 @@
 """Serve the requests of one connection that repeat an earlier head, without parser and ASGI.
 
-`HttpConnection` reads everything else. If a request turns out to be unusual, its bytes are given to the parser. The
-ASGI task that then starts continues from the steps that were done here. docs/adr/0012-the-http-edge.md
+`HttpConnection` reads everything else. If a request turns out to be unusual, the parser gets its bytes. The ASGI task
+that then starts continues from the steps that were done here. docs/adr/0012-the-http-edge.md
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Connection(Protocol):
         """Parse data, and serve the requests in it in the usual way."""
 
     def is_between_requests(self) -> bool:
-        """Return True if all requests were answered, no byte of another has arrived, and the connection stays open for
+        """Return True if all requests were answered, no byte of another one has arrived, and the connection takes
         one."""
 
 
@@ -191,8 +191,8 @@ class RepeatedRequests:
             waiting.add_done_callback(functools.partial(self._waited, started))
 
     def _waited(self, started: StartedPost, waiting: asyncio.Task[None]) -> None:
-        """Continue when the handler has accepted or refused the request, unless an ASGI task has taken over the
-        request."""
+        """Continue when the handler has accepted or refused the request, unless an ASGI task has taken the request
+        over."""
         if started is self._started:
             self._go_on(started)
 
@@ -211,7 +211,7 @@ class RepeatedRequests:
             started.answer.replies.when_ready(functools.partial(self._ready, started), started.quiet_at)
 
     def _ready(self, started: StartedPost, is_quiet: bool) -> None:  # the queue calls it
-        """Continue with an answer: a frame has come, or none came in time (`is_quiet`), or no more frames will come."""
+        """Continue with an answer: a frame has come, none came in time (`is_quiet`), or no more will come."""
         if started is not self._started:
             return  # a task has taken it over
         if is_quiet:
@@ -253,7 +253,7 @@ class RepeatedRequests:
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
         """Send the response to a call on the fast path, with the body `frame`. Return False, and send nothing, if that
-        is not possible now."""
+        is impossible now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -273,7 +273,7 @@ class RepeatedRequests:
         headers: HeaderList,
     ) -> bool:
         """Send the response to a call on the fast path, as an event stream with all its frames. `record` is
-        `Answer.record_at_hand`. Return False, and send nothing, if that is not possible now."""
+        `Answer.record_at_hand`. Return False, and send nothing, if that is impossible now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -287,16 +287,16 @@ class RepeatedRequests:
         return True
 
     def goes_on(self, call: CallInFlight) -> None:
-        """Note that a call on the fast path, which had to wait, was sent."""
+        """Record that a call on the fast path, which had to wait, was sent."""
         self._fast = call
 
     def begin_general(self) -> None:
-        """Have the handler serve the request from its beginning. The fast path has not sent it."""
+        """Let the handler serve the request from its beginning: the fast path has not sent it."""
         self._fast = None
         self._begin_general((self._first + self._body)[self._head_bytes :])
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Finish a call that was sent on the fast path in the general way. It arrived at `began` (monotonic clock);
+        """Finish, in the general way, a call that was sent on the fast path. It arrived at `began` (monotonic clock).
         `become` returns the answer for its request."""
         self._fast = None
         self._context = context = Context()
@@ -315,7 +315,7 @@ class RepeatedRequests:
         context.run(started.answer.replies.when_ready, functools.partial(self._ready, started), started.quiet_at or 0.0)
 
     def _whole(self, started: StartedPost) -> tuple[bytes, bytes] | None:
-        """Return the head and the body of a response whose frames have all arrived; None if it cannot be made here."""
+        """Return the head and the body of a response whose frames have all arrived; None if uvicorn has to make it."""
         answer = started.answer
         frame = None if answer is None else answer.replies.first
         if answer is None or frame is None or answer.is_doubtful:
@@ -383,7 +383,7 @@ class RepeatedRequests:
         return app if started is None else started.finish
 
     def forget(self) -> None:
-        """Drop all heads, because the connection has ended. A started request goes on as if its client had left."""
+        """Drop all heads, because the connection has ended. A started request continues as if its client had left."""
         if self._missing:
             self._missing = 0
             self._clear()
@@ -402,7 +402,7 @@ _OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-
 
 
 class JsonHeads:
-    """Encode the heads of JSON responses on one connection. Caches the last head, because most are the same."""
+    """Encode the heads of JSON responses on one connection. Cache the last head, because most are the same."""
 
     __slots__ = ("_after", "_before", "_defaults", "_headers", "_status")
 
@@ -415,7 +415,7 @@ class JsonHeads:
     def head(self, status: int, defaults: HeaderList, headers: HeaderList, body_bytes: int) -> bytes | None:
         """Return the encoded head of a response. `defaults` are the server's headers, `headers` those of the answer.
 
-        Return None if uvicorn has to write the response: a header concerns the connection, or is not valid.
+        Return None if uvicorn has to write the response, because a header concerns the connection or is not valid.
         """
         if status != self._status or defaults is not self._defaults or headers != self._headers:
             if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
@@ -429,7 +429,7 @@ class JsonHeads:
 
 
 class StreamHeads:
-    """Encode the heads of responses that are event streams. Caches the last head."""
+    """Encode the heads of responses that are event streams. Cache the last head."""
 
     __slots__ = ("_defaults", "_head", "_headers")
 

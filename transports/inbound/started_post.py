@@ -1,6 +1,6 @@
 """Begin to serve POSTs as soon as their bytes arrive, without parser and ASGI, and store the result of each step.
 
-If a POST has to be finished in the usual way, its endpoint uses these results instead of repeating the steps.
+If a POST has to be finished in the usual way, its endpoint uses these results and does not repeat the steps.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from transports.reply_queue import Frame
 
 class PostServer(Protocol):
     """An endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves POSTs, as an ASGI app or as they
-    arrive. `started` is a POST for which some steps were done before."""
+    arrive. `started` is a POST with some steps done."""
 
     posts: Posts
 
@@ -91,7 +91,7 @@ class RepeatedHead:
     def begin_fast(
         self, connection: AnsweringConnection, body: bytes, trace: bytes, correlation: str = ""
     ) -> CallInFlight | None:
-        """Send a call on the first fast path that it fits. Return None, and send nothing, if there is none."""
+        """Send a call on the first fast path that fits it. Return None, and send nothing, if none does."""
         for place, (template, path) in enumerate(self._paths):
             if (values := template.fit(body)) is None:
                 continue
@@ -107,7 +107,7 @@ class RepeatedHead:
         return None
 
     def learn(self, started: "StartedPost") -> bool:
-        """Make a fast path for further calls like `started`, which was answered in one piece. Return True if one was
+        """Make a fast path for later calls like `started`, which was answered in one piece. Return True if one was
         made."""
         decided, now = started.decided, monotonic()
         if now - self._learned_at >= _CREDIT_BACK_S:
@@ -134,13 +134,12 @@ class RepeatedHead:
         self._paths.clear()
 
     def holds(self, hold: Callable[[int], None]) -> None:
-        """Set the function that counts the bytes used for fast paths. It gets a negative number when bytes are
-        released."""
+        """Set the function that counts the bytes used for fast paths. A negative number releases bytes."""
         self._hold = hold
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
-        """Return a POST that leaves the fast path, to be finished in the usual way. `head` is its own head, `began` the
-        time when it arrived (monotonic clock). `become` returns the handler's answer for its request."""
+        """Return a POST that leaves the fast path, to be finished in the usual way. `head` is the POST's own head,
+        `began` the monotonic time of its arrival. `become` returns the handler's answer for its request."""
         posts = self._endpoint.posts
         request = replace(posts.request(head, posts.read(body), len(body)), arrived_at=began)
         return StartedPost.of(self._endpoint, body, request, become, self.shared)
@@ -158,7 +157,7 @@ class RepeatedHead:
         return cls(endpoint, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "StartedPost | None":
-        """Begin to serve a POST with this head, and with `trace` as its `traceparent` unless that is empty.
+        """Begin to serve a POST with this head, and with `trace`, if not empty, as its `traceparent`.
 
         Return None, and do nothing, if the POST has to be served in the usual way. Raises nothing.
         """
@@ -167,23 +166,23 @@ class RepeatedHead:
         return StartedPost(self._endpoint, self.head_with(trace), body, self.shared)
 
     def head_with(self, trace: bytes) -> Head:
-        """Return the head, with `trace` as its `traceparent` unless that is empty."""
+        """Return the head, with `trace`, if not empty, as its `traceparent`."""
         head = self.head
         return replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")}) if trace else head
 
 
 def _is_like(template: CallTemplate, body: bytes) -> bool:
     """Return True if a body fits the template, and its arguments are one JSON value. A template without a progress
-    token also fits a body with a token behind its arguments, and takes both for the arguments: together they are not
-    one value."""
+    token also fits a body with a token behind its arguments, but takes both for the arguments, which are then not one
+    value."""
     values = template.fit(body)
     return values is not None and (not values[2] or is_one_value(values[2]))
 
 
 class StartedPost:
     """Begin to serve one POST, and store the result of each step. `answer` is None until the handler returns one. If no
-    frame has come at `quiet_at` (monotonic clock), the answer becomes an event stream; 0: at once; None: no answer
-    yet."""
+    frame has come at `quiet_at` (monotonic clock), the answer becomes an event stream; 0: at once; None: there is no
+    answer yet."""
 
     __slots__ = (
         *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
@@ -232,7 +231,7 @@ class StartedPost:
 
     @property
     def has_failed(self) -> bool:
-        """Return True if a step has failed: the POST is refused, or another process serves it."""
+        """Return True if a step has failed, because the POST is refused or another process has to serve it."""
         return self._failure is not None
 
     @property
@@ -242,7 +241,7 @@ class StartedPost:
 
     @property
     def is_no_request(self) -> bool:
-        """Return True if the message is a notification or a response, which was not given to the handler yet."""
+        """Return True if the message is a notification or a response, which the handler has not got yet."""
         return self._request is not None and self._calling is None and self._failure is None
 
     def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
@@ -288,8 +287,8 @@ class StartedPost:
 
     @property
     def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
-        """Return the request, and the function that makes a fast path for calls like it; None if the handler gave
-        none."""
+        """Return the request, and the function that makes a fast path for calls like it; None if the handler gave no
+        function."""
         request = self._request
         if request is None or request.offer is None or request.offer.path_for is None:
             return None
@@ -298,15 +297,15 @@ class StartedPost:
     # -- the steps, for the endpoint
 
     def message(self) -> Message:
-        """Return the message that was read from the body, or raise the error that reading it gave."""
+        """Return the message in the body, or raise the error of reading it."""
         return self._message or self._raise()
 
     def request(self) -> Request:
-        """Return the request that was checked, or raise the error that checking it gave."""
+        """Return the checked request, or raise the error of the check."""
         return self._request or self._raise()
 
     async def called(self) -> Answer:
-        """Return the handler's answer, or raise its error. To be called once."""
+        """Return the handler's answer, or raise the handler's error. Call this once."""
         if self._waiting is not None:
             await self._waiting
         answer, self.answer = self.answer, None
@@ -349,11 +348,11 @@ class StartedPost:
         )
 
     def went_quiet(self) -> None:
-        """Note that no frame came in time, so that an event stream has to begin."""
+        """Record that no frame came in time, so that an event stream has to begin."""
         self.quiet_at = 0.0
 
     def answered(self) -> None:
-        """Release the answer: the connection has sent it as a whole."""
+        """Release the answer, which the connection has sent as a whole."""
         answer, self.answer = self.answer, None
         if answer is not None:
             answer.done()

@@ -1,4 +1,4 @@
-"""Serve Streamable HTTP of both eras on one endpoint: methods, statuses and replies. The handler knows sessions.
+"""Serve Streamable HTTP of both eras on one endpoint: methods, statuses and replies. Only the handler knows sessions.
 
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 """
@@ -54,7 +54,7 @@ _MOST_TRIES: Final = 6
 
 
 class StreamableHttp:
-    """Serve one endpoint as an ASGI app. `endpoint` is its name for the handler."""
+    """Serve one endpoint as an ASGI app. The handler knows it by the name `endpoint`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class StreamableHttp:
         self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, started: StartedPost | None = None) -> None:
-        """Serve a request. `started` is a POST for which some steps were done before."""
+        """Serve a request. `started` is a POST with some steps done; None for any other request."""
         held: HeldBody | None = None
         headers: dict[str, str] = {}
         try:
@@ -119,19 +119,19 @@ class StreamableHttp:
         await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
     async def _admit(self, head: Head, body_bytes: int) -> None:
-        """Raise `Refused` if the caller may not send a body of `body_bytes`. The replica that forwards a request has
-        checked it already."""
+        """Authenticate the sender of a body of `body_bytes`, unless the request is forwarded: then the other replica
+        has done this. Raises `Refused`."""
         if head.forwarded is None:
             await self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes))
 
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None
     ) -> None:
-        """Serve the request here or at the owner of its session. Forwarded requests are not forwarded again."""
+        """Serve the request here or at the owner of its session. A forwarded request is not forwarded again."""
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
-                    self._offer(scope, head, is_plain=await self._post(head, body, receive, send, started))
+                    self._offer(scope, head, has_succeeded=await self._post(head, body, receive, send, started))
                 else:
                     await self._serve(scope["method"], head, receive, send)
                 return
@@ -140,7 +140,7 @@ class StreamableHttp:
                     raise
                 there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
                 if there is None:
-                    self._offer(scope, head, is_plain=scope.get("mcp.relayed", False))
+                    self._offer(scope, head, has_succeeded=scope.get("mcp.relayed", False))
                     return
                 send, started = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
@@ -149,10 +149,9 @@ class StreamableHttp:
         request_id = _id_of(self.posts.read(body)) if scope["method"] == "POST" else b""
         await self._refuse(send, head.headers, _moved(), request_id, again=True)
 
-    def _offer(self, scope: Scope, head: Head, *, is_plain: bool) -> None:
-        """Let the connection store the head of a request, if `is_plain`: its answer was one JSON message that is no
-        error."""
-        if is_plain and (offer := scope.get(REPEATS)) is not None:
+    def _offer(self, scope: Scope, head: Head, *, has_succeeded: bool) -> None:
+        """Let the connection store the head of a request, if `has_succeeded`: the answer did not end with an error."""
+        if has_succeeded and (offer := scope.get(REPEATS)) is not None:
             offer.remember(functools.partial(RepeatedHead.of, self, head))
 
     async def _serve(self, method: str, head: Head, receive: Receive, send: Send) -> None:
@@ -253,8 +252,8 @@ class StreamableHttp:
         return await self._handler.call(request)
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the process that owns its session, if that needs no waiting, and return the answer. Else
-        return None."""
+        """Send a POST to the process that owns its session, and return the answer. Return None, and send nothing, if
+        that would need waiting."""
         if self._forwarder is None or request.forwarded is not None:
             return None
         return self._forwarder.begin(elsewhere.route, request, body)
@@ -309,8 +308,8 @@ def _failed() -> Refused:
 
 
 def _unread_id(scope: Scope) -> bytes:
-    """Return the encoded id for a refusal that is sent before a message was read: `null` for a POST. GET and DELETE
-    carry no message, and an error about no message has no id (MCP 2025-11-25, Transports)."""
+    """Return the encoded id of a refusal before a message was read: `null` for a POST. GET and DELETE carry no message,
+    so the error has no id (MCP 2025-11-25, Transports)."""
     return b"null" if scope["method"] == "POST" else b""
 
 

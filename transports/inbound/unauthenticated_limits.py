@@ -91,8 +91,8 @@ class Limits:
 
 
 def room_for_connections() -> int:
-    """Return the most connections that this process may accept: half of its file descriptors, because servers need
-    some, too."""
+    """Return the number of connections that this process may accept: half of its file descriptors, because servers need
+    some."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(14, min(_MOST, (soft - _KEPT_BACK) // 2))
 
@@ -104,8 +104,8 @@ enough."""
 
 class BodyBudget:
     """Count the bytes of all request bodies in this process, and refuse more than `most`. A body counts from its first
-    bytes until its request is answered. That may take minutes; in the legacy era, it can take longer than the
-    connection lasts. The bodies of one network may have half of `most`, so that others have room."""
+    bytes until its request is answered: this may take minutes, and in the legacy era longer than the connection lasts.
+    The bodies of one network may have half of `most`, so that others have room."""
 
     __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
 
@@ -134,7 +134,7 @@ class BodyBudget:
             self._by_network[network] += size
 
     def give_back(self, network: str, size: int) -> None:
-        """Release the bytes of a request that is answered."""
+        """Release the bytes of an answered request."""
         self._held -= size
         if network:
             self._by_network[network] -= size
@@ -143,7 +143,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """Count the bytes of one request's body in `BodyBudget`. `network` returns the client's network; it is called
+    """Count the bytes of one request's body in `BodyBudget`. `network` returns the client's network, and is called
     once."""
 
     __slots__ = ("_body_budget", "_counted_as", "_network", "_taken")
@@ -155,7 +155,7 @@ class HeldBody:
         self._taken = 0
 
     def grows_to(self, size: int) -> None:
-        """Record that `size` bytes of the body have been read. Raises `Refused` (429) if there is no room for them."""
+        """Record that `size` bytes of the body were read so far. Raises `Refused` (429): there is no room for them."""
         if size <= SMALL_BODY_BYTES:
             return
         if not self._taken:
@@ -175,9 +175,9 @@ _MOST_HOPS = 16
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
-    """Return the client's network, by `network_of`. Without a trusted proxy, it is the network of the address `peer`.
-    Behind trusted proxies, it is that of the last address in `X-Forwarded-For` that is not a trusted proxy's. A text
-    that is no address ends the search: no trusted proxy vouches for what stands before it."""
+    """Return the client's network (`network_of`). Without a trusted proxy, it is that of the address `peer`. Behind
+    trusted proxies, it is that of the last address in `X-Forwarded-For` that is no trusted proxy's. A text that is no
+    address ends the search, because no trusted proxy vouches for what is before it."""
     if peer not in proxies:
         return network_of(peer)
     found = peer
@@ -192,7 +192,7 @@ def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str
 
 
 def _bare(hop: str) -> str:
-    """Return an address without a port or brackets; empty for anything else."""
+    """Return an address without port and brackets; empty if `hop` is no address."""
     if len(hop) > 64:
         return ""
     if hop.startswith("["):
@@ -207,7 +207,7 @@ def _bare(hop: str) -> str:
 
 @functools.lru_cache(maxsize=4_096)
 def network_of(address: str) -> str:
-    """Return a subscriber's network: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177). Empty for a
+    """Return a subscriber's network: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177); empty for a
     text that is no address, such as the peer of a Unix socket."""
     try:
         parsed = ipaddress.ip_address(address)

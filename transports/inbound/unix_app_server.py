@@ -24,7 +24,7 @@ _OF_ONE_SOCKET: Final = 64
 
 
 def process_behind(peer: socket.socket) -> tuple[int, int] | None:
-    """Return the ids of the process that has connected, and of its user. None if the system does not report them: only
+    """Return the ids of the connected process and of its user. Return None if the system does not report them: only
     Linux does (unix(7), SO_PEERCRED)."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
@@ -33,13 +33,13 @@ def process_behind(peer: socket.socket) -> tuple[int, int] | None:
 
 
 def may_connect(uid: int) -> bool:
-    """Return True if `uid` is this process's own user, or root. The mode of the socket's file does not suffice: it can
-    change."""
+    """Return True if `uid` is this process's own user, or root. The mode of the socket's file is no sufficient check,
+    because it can change."""
     return uid in (os.geteuid(), 0)
 
 
 class _OwnUsers(HttpConnection):
-    """Serve a connection only if a process of this user or of root has opened it; else abort it."""
+    """Serve a connection only if a process of this user or of root has opened it; abort any other."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -67,7 +67,7 @@ class UnixAppServer:
         )
 
     async def listen(self, path: str, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Listen at `path`, which only this user may open. Return a function that stops it and ends every connection.
+        """Listen at `path`, which only this user may open. Return a function that stops this and ends every connection.
 
         Raises:
             OSError: the path cannot be used.
