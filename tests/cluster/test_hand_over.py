@@ -1,6 +1,5 @@
 """`run --workers N`: a kept-alive connection goes to the worker that owns its session."""
 
-import contextlib
 import re
 import socket
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import requirement
-from tests.support.mcp_clients import ACCEPT, modern_body
+from tests.support.mcp_clients import modern_body
 from tests.support.redis_server import running_redis
 from tests.support.waiting import descendants, eventually
 from tests.support.wire import PipeliningClient
@@ -90,18 +89,6 @@ def test_a_large_answer_is_complete_before_the_connection_moves(workers: Workers
     assert since.moved == {"given": 1, "taken": 1} and since.forwarded <= 2
 
 
-def test_who_has_no_session_here_moves_nothing(workers: Workers) -> None:
-    token, since = workers.session(1), Since(workers)
-    with workers.connected(0) as client:
-        for forged in (f"{token}x", token[:-4] + "AAAA", "x"):
-            client.write(call(client, forged))
-            assert client.answers(1)[0][0] == 404
-        client.write(client.request("GET", "/readyz", {"MCP-Gateway-Session": token}))
-        client.write(client.request("GET", "/mcp", {**ACCEPT, "Mcp-Session-Id": token + "x"}))
-        assert [status for status, _ in client.answers(2)] == [200, 404]
-    assert (since.forwarded, since.moved) == (0, {})
-
-
 @requirement("proc.isolated")
 def test_no_server_has_a_descriptor_of_the_workers(workers: Workers) -> None:
     token = workers.session(1)
@@ -153,30 +140,6 @@ def test_a_connection_that_has_moved_may_be_idle_like_any_other(limited: Workers
         client.write(call(client, token))
         assert texts(client, 1) == ["3"]
     assert since.moved == {"given": 1, "taken": 1}
-
-
-@requirement("wall.before-auth")
-def test_no_worker_has_more_connections_than_it_may(limited: Workers) -> None:
-    """All sessions are of worker 1, and all connections come to worker 0."""
-    token, since, refused = limited.session(1), Since(limited), limited.total("limited")
-    at_most, more = LIMITS["peer_connections"], 6
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(limited.connected(0)) for _ in range(at_most)]
-        number = 1
-        for _ in range(2):
-            for client in clients:
-                client.write(call(client, token))
-                number += 1
-                assert texts(client, 1) == [str(number)]
-        assert since.moved == {"given": at_most, "taken": at_most}, "worker 1 has all that it may have"
-        clients += [stack.enter_context(limited.connected(0)) for _ in range(more)]
-        for _ in range(2):
-            for client in clients:
-                client.write(call(client, token))
-                number += 1
-                assert texts(client, 1) == [str(number)], "what came back is served where it is"
-        assert since.moved == {"given": at_most + more, "taken": at_most + more, "returned": more}
-    assert limited.total("limited") == refused
 
 
 @requirement("rep.takeover")

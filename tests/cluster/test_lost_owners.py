@@ -231,27 +231,6 @@ def test_a_call_that_may_not_be_repeated_is_executed_once(
     assert (answer["id"], answer["error"]["code"]) == ("mine", -32014) and note.read_text() == "called\n"
 
 
-@contextlib.contextmanager
-def alone(store: Path) -> Iterator[RunningGateway]:
-    servers = {"probe": SERVERS["probe"]}
-    with running_gateway(servers, options={"store": f"sqlite:///{store}"}, env=KEYS, must_stop=False) as gateway:
-        yield gateway
-
-
-@requirement("rep.honest", "spec.stream-log")
-def test_a_gateway_that_is_started_again_makes_the_call_again(http: httpx.Client, tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    with alone(tmp_path / "store") as gateway:
-        client = Legacy(f"{gateway.base}/servers/probe/mcp", http).open()
-        begun = killed_in_a_call(gateway, client, "nap", note)
-    with alone(tmp_path / "store") as gateway:
-        for _ in range(2):
-            ((_, answer),) = rest_of(through(gateway, "probe", client, http), begun)
-            assert answer["id"] == "mine" and answer["result"]["content"][0]["text"] == "slept"
-            assert answer["result"]["_meta"][RESTARTED] == {"reason": "gateway_restart"}
-    assert note.read_text() == "called\n" * 2
-
-
 TICKS = {"name": "tick", "arguments": {"steps": 60, "interval_s": 0.2}, "_meta": {"progressToken": 1}}
 SLOW = {"name": "slow", "arguments": {"steps": 15, "interval_s": 0.2}, "_meta": {"progressToken": 1}}
 

@@ -96,31 +96,6 @@ def test_tasks_are_answered_and_cancelled_through_another_replica_by_another_pro
     assert eventually(lambda: "cancelled the client has cancelled the task" in ledger.read_text())
 
 
-def test_only_what_is_unanswered_is_asked_again_where_the_task_goes(
-    two: list[RunningGateway], http: httpx.Client
-) -> None:
-    owner, other = two
-    task = client_of(owner, http).begin("ask", job="moves", seconds=0.6)
-    client = client_of(other, http)
-    first = client.until(task, "input_required")["inputRequests"]
-    client.answer(task, first, {"action": "accept", "content": {"name": "first"}})
-
-    def asked(earlier: Any) -> bool:
-        return bool(client.get(task).get("inputRequests", {}).keys() - earlier.keys())
-
-    assert eventually(lambda: asked(first))
-    before = client.get(task)["inputRequests"]
-    owner.kill()
-    assert eventually(lambda: asked(first | before))
-    (question,) = client.get(task)["inputRequests"].values()
-    assert question["params"]["message"] == "question 1", "the first was answered before its gateway died"
-    client.answer(task, client.get(task)["inputRequests"], {"action": "accept", "content": {"name": "second"}})
-    done = client.until(task, "completed")
-    assert "again" in done["statusMessage"]
-    heard = json.loads(done["result"]["content"][0]["text"])
-    assert [one["content"]["name"] for one in heard] == ["first", "second"]
-
-
 @requirement("rep.drain", "proc.gone")
 def test_tasks_that_outlast_a_drain_are_decided_on_elsewhere(
     two: list[RunningGateway], http: httpx.Client, ledger: Path
@@ -183,19 +158,3 @@ def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
         assert failed["error"]["code"] == UNKNOWN and "unknown" in failed["error"]["message"].lower()
         assert client.until(again, "completed")["result"]["content"][0]["text"] == "done again"
         assert ledger.read_text().count("began lost") == 1 and ledger.read_text().count("began again") == 2
-
-
-def test_a_gateway_alone_that_stops_waits_for_its_tasks(http: httpx.Client, alone: Alone, ledger: Path) -> None:
-    with alone() as first:
-        task = TaskClient(first.url, http).begin("work", job="stopped", seconds=4)
-        lost = TaskClient(first.url, http).begin("work", job="lost", seconds=60)
-        assert first.stop() in (0, -signal.SIGTERM)
-        became = [line for line in first.stderr().splitlines() if "a call has become a task" in line]
-        assert len(became) == 2 and all(" task=" in line and " tool=work" in line for line in became)
-        assert "2 tasks still work" in first.stderr() and "stops with 1 tasks" in first.stderr()
-    with alone() as second:
-        found = TaskClient(second.url, http).get(task)
-        assert found["status"] == "completed" and found["result"]["content"][0]["text"] == "done stopped"
-        assert ledger.read_text().count("ended stopped") == 1
-        failed = TaskClient(second.url, http).get(lost)
-        assert failed["error"]["code"] == UNKNOWN and "the gateway was stopped" in failed["error"]["message"]

@@ -158,35 +158,6 @@ def test_a_token_that_was_consented_to_is_renewed_and_ends_when_it_is_revoked(
     assert not any(token in told for token in (*server.access, *server.refresh))
 
 
-@requirement("cred.refresh", "ops.redact")
-def test_what_the_authorization_server_refuses_has_no_file(
-    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
-) -> None:
-    token, database = own_issuer.token("ada"), tmp_path / "sessions.db"
-    options = exchange_settings(own_issuer, tmp_path, store=f"sqlite:///{database}")
-    with in_process_gateway(SERVERS, options=options) as gateway:
-        client = Legacy(f"{gateway.base}/servers/local/mcp", http, headers=bearer(token)).open()
-        path = Path(tool_text(client.tool("python", {"code": "os.environ['TOKEN_FILE']"})))
-        given = path.read_text()
-        assert subject_of(given) == ("ada", AUDIENCE)
-        own_issuer.revoked.add(token)
-        refused: list[dict[str, Any]] = []
-
-        def is_refused() -> bool:
-            answer = client.tool("pid").json()
-            refused.extend([answer["error"]] if "error" in answer else [])
-            return bool(refused)
-
-        assert eventually(is_refused)
-        assert "no credential 'files'" in refused[0]["message"] and "invalid_grant" in refused[0]["message"]
-        assert not path.exists() and path.parent.is_dir()
-        own_issuer.revoked.clear()
-        assert eventually(lambda: "result" in client.tool("pid").json()), "it is asked again after some seconds"
-        assert subject_of(path.read_text()) == ("ada", AUDIENCE)
-        stored = "".join(file.read_bytes().decode("latin-1") for file in tmp_path.glob("sessions.db*"))
-    assert given not in stored
-
-
 @requirement("cred.refresh")
 def test_a_task_of_a_process_ends_with_its_result_although_there_is_no_token_meanwhile(
     own_issuer: Issuer, http: httpx.Client, tmp_path: Path
