@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -21,6 +21,7 @@ from gateway.admin.operator_queries import NoSuch, OperatorError
 from gateway.admin.report_types import Approval, Attempt, CatalogPage, Outcome, ToolRow, TriedCall, UnapprovedRow
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
+from gateway.config.url_paths import ALL, path_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.escaped_text import revealed
 from gateway.observability.logs import CORRELATION
@@ -78,37 +79,27 @@ MAX_BYTES: Final = 1 << 20
 
 
 class ToolCatalog:
-    """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server. `paths`
-    has the names of servers by endpoint. `unapproved` has the items that the lock hides."""
+    """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server.
+    A reload changes `upstreams` in place. `unapproved` has the items that the lock hides."""
 
-    def __init__(
-        self,
-        upstreams: Iterable[ConfiguredUpstream],
-        paths: Mapping[str, Iterable[str]],
-        unapproved: UnapprovedItems | None = None,
-    ) -> None:
+    def __init__(self, upstreams: Sequence[ConfiguredUpstream], unapproved: UnapprovedItems | None = None) -> None:
+        self._upstreams = upstreams
         self._unapproved = unapproved
         self._turn = asyncio.Lock()
-        self.replace(upstreams, paths)
-
-    def replace(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
-        """List the tools of these servers from now on."""
-        self._upstreams = {upstream.name: upstream for upstream in upstreams}
-        self._paths = {path: tuple(servers) for path, servers in paths.items()}
 
     def page(self, query: str = "", *, server: str = "", limit: int = 100) -> CatalogPage:
         """Return the tools whose server, name, title or description has all words of the query."""
         words = query.lower().split()
         found: list[ToolRow] = []
         unknown: list[str] = []
-        for name, upstream in self._upstreams.items():
-            if server not in ("", name):
+        for upstream in self._upstreams:
+            if server not in ("", upstream.name):
                 continue
             tools = upstream.probed_tools
             if tools is None:
-                unknown.append(name)
+                unknown.append(upstream.name)
             else:
-                rows = (_row(name, tool) for tool in tools.listed)
+                rows = (_row(upstream.name, tool) for tool in tools.listed)
                 found += [row for row in rows if all(word in row.text for word in words)]
         return CatalogPage(tools=found[:limit], total=len(found), unknown=unknown)
 
@@ -156,12 +147,12 @@ class ToolCatalog:
 
     def path_of(self, server: str) -> str:
         """Return the path of the endpoint for that server alone. Raises `NoSuch` if there is no such server."""
-        return f"/servers/{self._upstream(server).name}/mcp"
+        return path_of(self._upstream(server).name)
 
     def name_at(self, path: str, server: str, tool: str) -> str:
         """Return the name that a tool has at an endpoint, perhaps with the server's prefix. Raises `OperatorError` if
         the endpoint does not serve the server."""
-        served = self._paths.get(path, ())
+        served = [upstream.name for upstream in self._upstreams if path in (ALL, path_of(upstream.name))]
         if server not in served:
             raise OperatorError(f"the session is one of {path}, which does not serve {server!r}")
         return tool if len(served) == 1 else str(named(server, {"name": tool})["name"])
@@ -176,9 +167,10 @@ class ToolCatalog:
         return {name.lower(): value for name, value in headers.items()}
 
     def _upstream(self, server: str) -> ConfiguredUpstream:
-        if server not in self._upstreams:
-            raise NoSuch(f"there is no server {server[:128]!r}")
-        return self._upstreams[server]
+        for upstream in self._upstreams:
+            if upstream.name == server:
+                return upstream
+        raise NoSuch(f"there is no server {server[:128]!r}")
 
 
 def _hidden(one: Unapproved) -> UnapprovedRow:

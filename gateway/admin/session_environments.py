@@ -16,6 +16,7 @@ from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
 from gateway.config.secrets import secrets_in
 from gateway.config.sessions import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
+from gateway.config.url_paths import ALL, path_of
 from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims, own_setting
 from gateway.policy.decisions import Policy
@@ -130,65 +131,57 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
     return "secret", f"{where}, with {', '.join(f'gateway.secrets.{name}' for name in names)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentSources:
-    """The configuration that gives variables, folders and sandboxes to a session's servers, and the parts that apply
-    it. `served` has the names of servers by endpoint, `sandboxes` the sandboxes by server. `delegation` returns the
-    place of cgroups. `unusable` returns a server's tools with unusable schemas, and why."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class SessionEnvironments:
+    """Explain sessions to operators, on the replica with the name `replica`. `live` are the sessions that it serves.
 
+    The rest is the configuration that gives variables, folders and sandboxes to a session's servers, and the parts that
+    apply it. A reload changes `upstreams` and `sandboxes` in place. `sandboxes` has the sandboxes by server.
+    `delegation` returns the place of cgroups. `unusable` returns a server's tools with unusable schemas, and why."""
+
+    replica: str
+    live: LiveSessions
     settings: Settings
     delegation: Callable[[], Delegation]
     unusable: Callable[[str, list[dict[str, Any]]], Mapping[str, str]]
     upstreams: Sequence[ConfiguredUpstream]
-    served: Mapping[str, Sequence[str]]
     rules: ContextRules
     policy: Policy
     sandboxes: Mapping[str, SandboxesByTrust]
 
-
-class SessionEnvironments:
-    """Explain sessions to operators, on the replica with the name `replica`. `live` are the sessions that it serves."""
-
-    def __init__(self, replica: str, given: EnvironmentSources, live: LiveSessions) -> None:
-        self._replica = replica
-        self._live = live
-        self.replace(given)
+    def __post_init__(self) -> None:
         self._faults: dict[str, tuple[Tools, Mapping[str, str]]] = {}  # of the tools that a server has listed last
 
-    def replace(self, given: EnvironmentSources) -> None:
+    def replace(self, settings: Settings) -> None:
         """Explain sessions by this configuration from now on."""
-        self._given = given
-        self._upstreams = {upstream.name: upstream for upstream in given.upstreams}
+        self.settings = settings
 
     def held(self, session_id: str) -> SessionEnvironment | None:
         """Return the environment of a session that this replica serves; None if it does not."""
-        live = self._live.get(session_id)
+        live = self.live.get(session_id)
         return None if live is None else self.of(live.session, live)
 
     def of(self, session: Session, live: LiveSession | None = None) -> SessionEnvironment:
         """Return the environment of a session. Without `live`, derive it from the record and this replica's
         configuration."""
-        served = [name for name in self._given.served.get(session.endpoint, ()) if name in self._upstreams]
-        options = self._given.settings.gateway
-        told = about_session(
-            session, served, options.auth, self._reasons(session), self._given.policy.restricted_by(session.context)
-        )
+        served = [one for one in self.upstreams if session.endpoint in (ALL, path_of(one.name))]
+        names, restricted = [one.name for one in served], self.policy.restricted_by(session.context)
         return SessionEnvironment(
             session=redact(session.id),
-            replica=self._replica,
+            replica=self.replica,
             held=live is not None,
             endpoint=session.endpoint,
             principal=str(session.principal),
             trust=session.context.trust,
-            why=told,
-            servers=[self._server(self._upstreams[name], session, live) for name in served[:_MOST_SERVERS]],
+            why=about_session(session, names, self.settings.gateway.auth, self._reasons(session), restricted),
+            servers=[self._server(upstream, session, live) for upstream in served[:_MOST_SERVERS]],
             more_servers=max(len(served) - _MOST_SERVERS, 0),
         )
 
     def _reasons(self, session: Session) -> tuple[Reason, ...] | None:
         """Return the reasons for a session's context. Return None if the rules here would now give the session another
         context."""
-        rules, context = self._given.rules, session.context
+        rules, context = self.rules, session.context
         try:
             claims = kept_claims(session, rules)
             if claims is None:
@@ -199,7 +192,7 @@ class SessionEnvironments:
             return None
 
     def _server(self, upstream: ConfiguredUpstream, session: Session, live: LiveSession | None) -> ServerEnvironment:
-        name, entry, policy = upstream.name, upstream.settings, self._given.policy
+        name, entry, policy = upstream.name, upstream.settings, self.policy
         kind = "left out" if upstream.is_left_out else entry.kind
         found = ServerEnvironment(server=name, kind=kind, shared=entry.shared)
         if hidden := policy.why_hidden(session.context, name):
@@ -237,10 +230,10 @@ class SessionEnvironments:
         if tools is None:
             return None, []
         names: dict[str, list[str]] = {}
-        faults = self._faults_of(upstream.name, tools) if self._given.settings.gateway.policy.hides_unusable else {}
+        faults = self._faults_of(upstream.name, tools) if self.settings.gateway.policy.hides_unusable else {}
         for tool in tools.listed:
             name = tool["name"]
-            reason = self._given.policy.decide(context, upstream.name, name, operation_of(tool), digest_of(tool)).reason
+            reason = self.policy.decide(context, upstream.name, name, operation_of(tool), digest_of(tool)).reason
             if not reason and name in faults:
                 reason = f"its input schema is invalid: {faults[name]} (gateway.policy.unusable_schemas)"
             if reason:
@@ -255,32 +248,32 @@ class SessionEnvironments:
         tools."""
         known, faults = self._faults.get(server, (None, {}))
         if known is not tools:
-            faults = self._given.unusable(server, tools.listed)
+            faults = self.unusable(server, tools.listed)
             self._faults[server] = tools, faults
         return faults
 
     def _process(self, upstream: ConfiguredUpstream, session: Session, given: ConnectOptions | None) -> dict[str, Any]:
         """Return the fields of `ServerEnvironment` for a server with a command: sandbox, variables and folders."""
         name, entry = upstream.name, upstream.settings
-        by_trust = self._given.sandboxes[name]
+        by_trust = self.sandboxes[name]
         sandbox = by_trust.shared if entry.shared else by_trust.sandbox(session.context.trust)
         enclosure = by_trust.enclosure(sandbox)
         trusts = () if entry.shared else (session.context.trust,)
         configured = {variable: (value, own_setting(name)) for variable, value in entry.env.items()}
         if not entry.shared:
-            configured = self._given.rules.variables(session.principal, session.context, name, entry.env)
+            configured = self.rules.variables(session.principal, session.context, name, entry.env)
         holds = explained(
-            server_sandbox_of(name, by_trust, sandbox, trusts, delegation=self._given.delegation()),
+            server_sandbox_of(name, by_trust, sandbox, trusts, delegation=self.delegation()),
             by_trust,
-            package_folder(self._given.settings.gateway.packages, entry),
-            self._given.delegation(),
+            package_folder(self.settings.gateway.packages, entry),
+            self.delegation(),
             None if given is None else given.walls,
         )
         sources = VariableSources(
             where=own_setting(name),
             inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
             sandbox=None if enclosure is None else enclosure.env,
-            names={} if entry.shared else self._given.settings.environment_of(entry),
+            names={} if entry.shared else self.settings.environment_of(entry),
             rules={each: found for each, found in configured.items() if found[1] != own_setting(name)},
             own={each: value for each, (value, where) in configured.items() if where == own_setting(name)},
             is_of_session=not entry.shared,

@@ -20,6 +20,7 @@ from gateway.admin.report_types import (
 )
 from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.config.url_paths import path_of
 from gateway.policy.server_memory import ServerMemory
 from session_store import Session
 from session_store.session import redact
@@ -83,7 +84,7 @@ def fits(which: SessionFilter, session: Session, part: SessionPart) -> bool:
 
 def _uses(server: str, session: Session, part: SessionPart) -> bool:
     return (
-        session.endpoint == f"/servers/{server}/mcp"
+        session.endpoint == path_of(server)
         or server in part.servers
         or any(link.rpartition("/")[0] == server for link in session.links)
     )

@@ -146,13 +146,8 @@ class Replica:
     stop_task: Callable[[str, str], bool]
 
     def __post_init__(self) -> None:
-        self.replace(self.upstreams)
         self._began = time()
         self._reload: Reloads = _no_reload
-
-    def replace(self, upstreams: Iterable[ConfiguredUpstream]) -> None:
-        """Report these servers from now on."""
-        self.upstreams = tuple(upstreams)
 
     @property
     def is_draining(self) -> bool:
@@ -229,16 +224,17 @@ class Replica:
     @question("servers")
     async def servers(self) -> list[ServerPart]:
         """Return what this replica knows of each server. Work in steps, so that calls do not wait."""
-        links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in self.upstreams}
+        upstreams = [*self.upstreams]  # a reload changes these in place
+        links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in upstreams}
         for some in slices(list(self.live), SCANNED_AT_ONCE // 2):
             for live in some:
                 for one in live.every_conversation():
                     links.setdefault(one.name, []).append((redact(live.session.id), one))
             await let_others_run()
-        for upstream in self.upstreams:
+        for upstream in upstreams:
             links[upstream.name] += [("", one) for one in upstream.shared]
         memory = self.memory.by_server()
-        return [_part_of_server(each, links[each.name], memory[each.name]) for each in self.upstreams]
+        return [_part_of_server(each, links[each.name], memory[each.name]) for each in upstreams]
 
     @question("parts")
     async def parts(self, session_ids: list[str]) -> list[SessionPart]:

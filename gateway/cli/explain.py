@@ -18,6 +18,7 @@ from gateway.config.configuration_errors import located
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.config.settings_base import sample_of
+from gateway.config.url_paths import path_of
 from gateway.context.client_announcements import Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
@@ -304,7 +305,7 @@ class _Servers:
         return Session(
             id="",
             principal=self._principal,
-            endpoint=f"/servers/{upstream.name}/mcp",
+            endpoint=path_of(upstream.name),
             era="",
             created_at=0.0,
             used_at=0.0,

@@ -11,11 +11,11 @@ from starlette.types import Lifespan
 
 from gateway.config.addresses import is_loopback
 from gateway.config.settings import Settings
+from gateway.config.url_paths import ALL, HEALTH, HOME, JWKS, READY, unserved
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
 from gateway.serving.pages.home_page import HomePage, is_for_people, is_plain
 from gateway.serving.pages.server_cards import Documents, card_routes
-from gateway.serving.url_paths import ALL, HEALTH, HOME, JWKS, READY, unserved
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.http_sse import HttpSse

@@ -9,6 +9,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.configuration_errors import ConfigurationError, missing_extra
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import OBJECT, UpstreamSettings
+from gateway.config.url_paths import ALL, NOWHERE, path_of
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.consented_tokens import ConsentedTokens
 from gateway.context.link_resources import LinkResourceProvider
@@ -32,7 +33,6 @@ from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_lis
 from gateway.sandbox.system_call_gates import SandboxGates
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation
-from gateway.serving.url_paths import ALL, NOWHERE, path_of
 from gateway.serving.workers import worker_count
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.configured_upstream import ConfiguredUpstream

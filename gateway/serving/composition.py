@@ -9,7 +9,7 @@ from gateway.admin.auth import Access, OperatorHosts, SignInLink
 from gateway.admin.operator_tool_calls import ToolCatalog, TriedCalls
 from gateway.admin.replica_queries import PeerQueries, Replicas
 from gateway.admin.routes import operator_routes
-from gateway.admin.session_environments import EnvironmentSources, SessionEnvironments
+from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.session_list import SessionFinder
 from gateway.admin.this_replica import Replica
 from gateway.admin.verb_handlers import Operations
@@ -27,7 +27,6 @@ from gateway.serving.drain import Drain
 from gateway.serving.foundation import Foundation
 from gateway.serving.pages.consent_pages import ConsentPages
 from gateway.serving.readiness import Readiness
-from gateway.serving.url_paths import served_paths
 from session_store import Backend, KeyRing
 from transports.inbound.http import Guard
 
@@ -77,7 +76,15 @@ class Operating:
         backend, options = base.backend, base.settings.gateway
         admin, record = options.admin, functools.partial(base.audit.record, "operated")
         self.environments = SessionEnvironments(
-            base.name, environment_sources(base.settings, sessions, servers), base.live
+            replica=base.name,
+            live=base.live,
+            settings=base.settings,
+            upstreams=servers.upstreams,
+            rules=sessions.rules,
+            policy=servers.policy,
+            sandboxes=servers.sandboxes,
+            delegation=servers.fork_server.delegation,
+            unusable=servers.tool_calls.unusable,
         )
         self.replica = Replica(
             name=base.name,
@@ -94,11 +101,6 @@ class Operating:
             refused=servers.refused.of,
             stop_task=parts.http.tasks.table.cancel,
         )
-        self.catalog = ToolCatalog(
-            servers.upstreams,
-            served_paths([upstream.name for upstream in servers.upstreams]),
-            servers.tool_calls.unapproved,
-        )
         self.queries = PeerQueries(backend.bus, base.name, self.replica.answer)
         self.operations = Operations(
             backend=backend,
@@ -107,7 +109,7 @@ class Operating:
             record=record,
             clock=base.clock,
             tried=TriedCalls(
-                catalog=self.catalog,
+                catalog=ToolCatalog(servers.upstreams, servers.tool_calls.unapproved),
                 ask=parts.http.internal,
                 finder=SessionFinder(backend.sessions, base.clock),
                 claims=functools.partial(kept_claims, rules=sessions.rules),
@@ -199,17 +201,3 @@ class Parts:
             audit=base.audit,
             is_known=self.http.tasks.rights.is_known,
         )
-
-
-def environment_sources(settings: Settings, sessions: SessionParts, servers: Servers) -> EnvironmentSources:
-    """Return the parts of the configuration from which it is explained what sessions may do."""
-    return EnvironmentSources(
-        settings=settings,
-        upstreams=servers.upstreams,
-        served=served_paths([upstream.name for upstream in servers.upstreams]),
-        rules=sessions.rules,
-        policy=servers.policy,
-        sandboxes=servers.sandboxes,
-        delegation=servers.fork_server.delegation,
-        unusable=servers.tool_calls.unusable,
-    )

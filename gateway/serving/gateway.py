@@ -12,12 +12,12 @@ from starlette.requests import Request
 from gateway.admin.auth import SignInLink
 from gateway.config.difference import Difference
 from gateway.config.settings import Settings
+from gateway.config.url_paths import HEALTH, READY
 from gateway.context.session_assertions import HEADER
 from gateway.context.state_api import StateAccess, state_api
 from gateway.serving.composition import Parts
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.reload import Reload
-from gateway.serving.url_paths import HEALTH, READY
 from gateway.upstreams.configuration_review import asking
 from session_store import Backend, KeyRing, MemoryBackend, Session
 from session_store.tool_session import ToolSession

@@ -20,6 +20,7 @@ from gateway.config.difference import KEPT, Difference, applied, difference, dig
 from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
+from gateway.config.url_paths import ALL, path_of
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
@@ -27,9 +28,8 @@ from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_un
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.serving.build_servers import any_is_required, sandboxes_by_name, with_objects
 from gateway.serving.build_sessions import is_usable_for
-from gateway.serving.composition import Parts, environment_sources
+from gateway.serving.composition import Parts
 from gateway.serving.drain import COMPLETE
-from gateway.serving.url_paths import ALL, path_of, served_paths
 from gateway.serving.workers import has_terminal
 from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -180,7 +180,8 @@ class Reload:
             self._replace_servers(new, {**before, **made}, sandboxes)
         for upstream in self._parts.servers.upstreams:
             upstream.limit(new.gateway.limits)
-        self._replace_reports(new)
+        self._parts.operating.operations.replace(new)
+        self._parts.operating.environments.replace(new)
         self._end_decisions()
         former = {name: before[name] for name in (*found.changed, *found.removed)}
         for name, upstream in former.items():
@@ -241,13 +242,6 @@ class Reload:
         for path in by_path.keys() - servers.endpoints.keys():
             servers.endpoints[path] = servers.serving(by_path[path])
             http.add(path)
-
-    def _replace_reports(self, new: Settings) -> None:
-        servers, operating = self._parts.servers, self._parts.operating
-        operating.operations.replace(new)
-        operating.replica.replace(servers.upstreams)
-        operating.environments.replace(environment_sources(new, self._parts.sessions, servers))
-        operating.catalog.replace(servers.upstreams, served_paths([each.name for each in servers.upstreams]))
 
     def _end_decisions(self) -> None:
         """End all decisions that connections remember, here and on the way to other replicas."""

@@ -14,11 +14,11 @@ from typing import Any, Final, TextIO
 
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
+from gateway.config.url_paths import ALL
 from gateway.context.session_facts import SESSION_KEY
 from gateway.identity.authenticate import Authenticated
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
-from gateway.serving.url_paths import ALL
 from gateway.sessions.client_chosen_keys import checked_key
 from session_store import Session, StoreUnavailable, backend_for
 from session_store.tokens import Purpose, has_form_of_token

@@ -20,12 +20,12 @@ import uvicorn
 from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.url_paths import ALL
 from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.reload import ReloadTriggers
 from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
 from gateway.serving.startup_greeting import Welcome, farewell
-from gateway.serving.url_paths import ALL
 from gateway.serving.workers import (
     IS_READY,
     SERVES,

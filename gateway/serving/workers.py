@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.url_paths import ALL
 from gateway.serving import hidden_process
 from gateway.serving.sibling_workers import Inboxes
-from gateway.serving.url_paths import ALL
 from session_store import backend_for
 from session_store.connect import shown
 

@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from gateway.config.settings import load
+from gateway.config.url_paths import HEALTH, READY
 from gateway.serving.drain import HAND_OVER_S
-from gateway.serving.url_paths import HEALTH, READY
 from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
 from tests.cluster.stand_in import StandIn, balanced
 from tests.requirements import requirement

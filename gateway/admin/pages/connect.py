@@ -9,6 +9,7 @@ from gateway.admin.pages.page import BASE_URL, ConsolePage
 from gateway.admin.verb_handlers import Operations
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.hosts.client_snippets import CLIENTS, CREDENTIAL_VARIABLE, snippets
+from gateway.config.url_paths import ALL, path_of
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
@@ -21,7 +22,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     except ValueError as error:
         raise OperatorError(str(error)) from None
     server = given.get("server", "")
-    path = f"/servers/{server}/mcp" if server in settings.mcpServers else "/mcp"
+    path = path_of(server) if server in settings.mcpServers else ALL
     needs_token = not options.allows_anonymous
     found = {snippet.client: snippet for snippet in snippets(base + path, needs_token=needs_token)}
     client = given.get("client", "")

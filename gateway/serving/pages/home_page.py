@@ -12,9 +12,9 @@ from typing import Final
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, snippets
+from gateway.config.url_paths import ALL, HEALTH, HOME, READY
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.pages.html_pages import page_headers, rendered
-from gateway.serving.url_paths import ALL, HEALTH, HOME, READY
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import Refused

@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.config.auth import ALL_SERVERS, CardSettings, DiscoverySettings
+from gateway.config.url_paths import ALL, CATALOG, path_of
 from gateway.policy.rate_limits import RateLimits
-from gateway.serving.url_paths import ALL, CATALOG
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard
 from transports.inbound_port import Refused
@@ -52,7 +52,7 @@ class Documents:
 
     def _cards(self) -> Iterator[tuple[str, CardSettings]]:
         for server, card in self._settings.cards.items():
-            yield (ALL if server == ALL_SERVERS else f"/servers/{server}{ALL}"), card
+            yield (ALL if server == ALL_SERVERS else path_of(server)), card
 
     def _card(self, path: str, card: CardSettings) -> dict[str, Any]:
         return {

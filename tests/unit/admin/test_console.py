@@ -118,7 +118,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
         hidden_tools=[HiddenTools(reason=HOSTILE, count=1, names=[HOSTILE])],
     )  # fmt: skip
     replicas.environments[SESSION] = an_environment(session, given, why=HOSTILE)
-    tried: Any = SimpleNamespace(catalog=ToolCatalog([HOSTILE_SERVER], {}), where="any")
+    tried: Any = SimpleNamespace(catalog=ToolCatalog([HOSTILE_SERVER]), where="any")
     replicas.known_servers = [ServerPart(server=HOSTILE, kind="command", state="failing", reason=HOSTILE)]
     settings = Settings.model_validate({"gateway": {"issuer": HOSTILE}})
     operations = operations_of(backend, replicas, clock, ending=ending, settings=settings, tried=tried)

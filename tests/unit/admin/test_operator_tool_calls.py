@@ -124,7 +124,7 @@ async def test_what_the_lock_hides_is_compared_beside_the_event_loop(
         return item_difference(*given)
 
     monkeypatch.setattr("gateway.admin.operator_tool_calls.item_difference", noted)
-    catalog = ToolCatalog([], {}, hidden)
+    catalog = ToolCatalog([], hidden)
     [row] = await catalog.unapproved("s", "drop")
     assert row.digest and row.difference and await catalog.unapproved("s", "other") == []
     assert await catalog.approve(Approval(server="s", kind="tools", digest=row.digest)) == "tool s/drop"

@@ -1,6 +1,5 @@
 """Define the paths that the gateway serves."""
 
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.config.settings import is_server_name
@@ -23,11 +22,6 @@ CATALOG: Final = "/.well-known/ai-catalog.json"
 
 JWKS: Final = "/.well-known/jwks.json"
 """The public keys that verify assertions (RFC 7517)."""
-
-
-def served_paths(servers: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """Return the names of servers by endpoint: one endpoint for all servers, and one for each."""
-    return {ALL: servers, **{path_of(name): [name] for name in servers}}
 
 
 def path_of(server: str) -> str:
