@@ -37,8 +37,8 @@ HOLD: Final = "hold"
 `SharedFacts.session` has the name of the asking replica."""
 
 CLAIM: Final = "claim"
-"""The path of a request by which a replica that may not claim a session has another one do it, if that one does not
-reach the session's owner either. Then `SharedFacts.session` has the session's id."""
+"""The path of a request to claim a session that the asking replica may not claim. The asked replica claims it unless it
+reaches the session's owner. `SharedFacts.session` has the session's id."""
 
 JSON_TYPE: Final = (b"content-type", b"application/json")
 """The header of an answer that is one JSON message."""

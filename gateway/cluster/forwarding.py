@@ -340,7 +340,7 @@ class Forwarder:
                 watch = ClientWatch(reply.receive, lambda: waiting.reschedule(0.0))
                 try:
                     while has_claimed is None and (another := await self._cluster.another(*tried)) is not None:
-                        has_claimed = await self._peers.has_claimed(Peer(*another), session.id)
+                        has_claimed = await self._peers.ask_to_claim(Peer(*another), session.id)
                         tried.append(another[0])
                 finally:
                     watch.stop()

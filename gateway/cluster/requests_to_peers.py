@@ -414,7 +414,7 @@ class PeerRequests:
                 agreed = all(kind == b"h" for kind, _ in await asyncio.gather(*asked))
         return agreed
 
-    async def has_claimed(self, peer: Peer, session_id: str) -> bool | None:
+    async def ask_to_claim(self, peer: Peer, session_id: str) -> bool | None:
         """Ask a replica to claim a session, and return True if it has. Return False if it reaches the session's owner;
         None if it may claim none, or was not reached: then it may claim the session nevertheless."""
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost):

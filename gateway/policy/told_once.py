@@ -8,7 +8,7 @@ MOST_NAME: Final = 128
 """Maximum number of characters of an item's name in messages."""
 _MOST_TOLD: Final = 16_384
 _MOST_IN_A_MINUTE: Final = 100
-"""Lines and audit events about one server. The metric counts all."""
+"""The most lines, and audit events, about one server. The metric counts all."""
 
 Key = tuple[str, str, str]
 """The kind, name and digest or form of an item."""

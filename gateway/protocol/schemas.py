@@ -99,7 +99,7 @@ _TRIED: Final = _UNEVALUATED | {"anyOf", "oneOf"}
 Problem = tuple[str, str]
 """A violation of a schema: the place in the arguments, and the error message."""
 _Kind = Literal["schema", "named", "data"]
-"""What a part of a schema is: a schema, or something with schemas in it; schemas by name; or data without a meaning."""
+"""The kind of a value in a schema: a schema, or a list of schemas; an object of schemas by name; or plain data."""
 
 
 class UnusableSchema(ValueError):
@@ -148,14 +148,14 @@ class _Weight:
         """Move the `pattern` of a schema to `unchecked` if it does not run in linear time, or is large. Raises
         `UnusableSchema` for such a key of `patternProperties`."""
         for pattern in tuple(_patterns(value)):
-            if self._is_bounded(pattern):
+            if self._count_pattern(pattern):
                 continue
             if pattern != value.get("pattern"):
                 raise UnusableSchema(f"its patternProperties have {pattern[:128]!r}, which is large or has look-around")
             self.unchecked.append(pattern)
             del value["pattern"]
 
-    def _is_bounded(self, pattern: str) -> bool:
+    def _count_pattern(self, pattern: str) -> bool:
         """Count a pattern, with its memory and time, and return True. Return False if it is large or has
         look-around."""
         self._patterns += 1

@@ -88,4 +88,4 @@ def _key(name: str) -> bytes:
 
 _shared: Final[WeakValueDictionary[str, ShownTools]] = WeakValueDictionary()
 NOTHING: Final = ShownTools.read("")
-"""What a session was shown before it has listed tools."""
+"""The value of a session that was not shown any tools."""

@@ -563,8 +563,8 @@ async def _send(
     cache_key = cache_key_of(upstream, call, call.method, call.params)
     cached = None if cache_key is None else fresh(upstream, call, cache_key)
     conversation = None if cached is not None else await upstream.conversation_for(call)
-    if (part := endpoint.admission.part_of(upstream, conversation, call.method)) is not None:
-        exchange.filter_result(part)
+    if (keep_visible := endpoint.admission.result_filter(upstream, conversation, call.method)) is not None:
+        exchange.filter_result(keep_visible)
     if cached is not None:
         exchange.answered_from(cache=True)
         answer_with(call, cached)

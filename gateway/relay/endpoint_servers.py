@@ -207,12 +207,12 @@ class EndpointServers:
             era = await upstream.era_for(Era.LEGACY) if is_only else upstream.era_now(Era.LEGACY)
             if era is Era.LEGACY:
                 upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
-            elif era is Era.MODERN and method == "notifications/initialized" and not _lists_without(upstream, live):
+            elif era is Era.MODERN and method == "notifications/initialized" and not _lists_from_cache(upstream, live):
                 with contextlib.suppress(UpstreamUnavailable, LinkClosed):
                     await relay_changes(upstream, live, correlation)
 
 
-def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
+def _lists_from_cache(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     """Return True if the session has no process of the server yet, so that the shared cache answers its requests for
     the list of tools."""
     if not upstream.settings.has_own_process or upstream.is_open_to(live):

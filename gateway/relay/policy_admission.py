@@ -465,7 +465,7 @@ class Admission:
             hidden = policy.why_prompt_hidden if row.kind == "prompts" else policy.why_listed_uri_hidden
             page[row.listed] = [item for item in items if not hidden(context, server, item[row.item_key])]
 
-    def part_of(
+    def result_filter(
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object] | None:
         """Return a function that removes the items that the session may not see from the result of a list request.

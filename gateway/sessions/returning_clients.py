@@ -41,7 +41,7 @@ name may have started at once, and may still come back."""
 
 _MOST_CLIENTS: Final = 1_000
 _MOST_IDS: Final = 128
-"""The number of first requests of a client whose ids are kept. The next client begins with such an id too."""
+"""The most ids of a client's first requests that are kept. Another client begins with the same ids."""
 _LEARNT_FOR_S: Final = 86_400.0
 ASKED_AGAIN_S: Final = 1.0
 """Seconds between two questions to the store for what other replicas have learnt of a client."""

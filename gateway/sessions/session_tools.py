@@ -20,7 +20,7 @@ _HERE: Final = (
     "when it disconnects or by DELETE with its session id."
 )
 _LEAST_CHARS: Final = 4
-"""Fewer characters of an id end no session. A model that has none, or made one up, would end the only other session."""
+"""The fewest characters of an id that end a session: a model without an id could end its only other session."""
 _PAGE: Final = 500
 _MOST: Final = 20_000
 """Maximum number of sessions in the store that are searched to find those of a principal."""

@@ -277,7 +277,7 @@ class Connections:
             if seen is None:
                 continue
             try:
-                has_time = self._has_time(connection, seen, now)
+                has_time = self._keep_or_cut(connection, seen, now)
             except Exception:
                 # A fault of one connection must not end the deadlines of all others.
                 logger.exception("closing a connection whose limits could not be checked")
@@ -295,7 +295,7 @@ class Connections:
         if self._open:
             self._check_later()
 
-    def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
+    def _keep_or_cut(self, connection: Connection, seen: _Seen, now: float) -> bool:
         """End the connection and return False if it has exceeded a deadline; else return True."""
         standing, unsent = connection.standing(), connection.unsent()
         seen.note(standing, unsent, now)

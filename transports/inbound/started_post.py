@@ -223,7 +223,7 @@ class StartedPost:
             self.answer = self._peer
             self.quiet_at = math.inf  # the other process begins the event stream
 
-    def _has(self, answer: Answer, since: float) -> None:
+    def _take(self, answer: Answer, since: float) -> None:
         self.answer = answer
         assert self._request is not None
         quiet_after_s = self._endpoint.quiet_after_s(self._request)
@@ -253,7 +253,7 @@ class StartedPost:
         calling = self._calling
         try:
             assert calling is not None
-            self._has(await calling, monotonic())
+            self._take(await calling, monotonic())
         except Exception as error:
             self._fail(error)
         except BaseException:
@@ -280,7 +280,7 @@ class StartedPost:
             None
         )
         try:
-            started._has(become(request), request.arrived_at)
+            started._take(become(request), request.arrived_at)
         except OwnedByPeer as elsewhere:
             started._fail(elsewhere)
         return started

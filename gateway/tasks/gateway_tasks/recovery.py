@@ -184,7 +184,7 @@ class TaskRecovery:
         """Recover one task. Return True if nothing is left to do for it here. An error, such as a record of another
         version, is logged once and returns False, so that the other tasks are recovered."""
         try:
-            is_settled = await self._is_settled(name, alive)
+            is_settled = await self._settle(name, alive)
         except StoreUnavailable:
             raise
         except Exception:
@@ -195,7 +195,7 @@ class TaskRecovery:
         self._undecided.pop(name, None)
         return is_settled
 
-    async def _is_settled(self, name: str, alive: set[str]) -> bool:
+    async def _settle(self, name: str, alive: set[str]) -> bool:
         """Recover one task, if this replica may. Return False if another replica must."""
         session_id, task_id = ids_of(name)
         task = await self._table.store.get(session_id, task_id)

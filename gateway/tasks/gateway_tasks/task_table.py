@@ -105,7 +105,7 @@ class TaskTable:
         that another owner can continue."""
         left = [running for running in self if not running.task.is_over]
         if left:
-            ended = sum(_is_ended(running) for running in left)
+            ended = sum(_end(running) for running in left)
             logger.warning(
                 "the gateway stops with %d tasks that work: %d end with it, and %d go on elsewhere or later",
                 len(left),
@@ -172,7 +172,7 @@ def _what_became_of(running: RunningTask) -> str:
     return "tool error" if running.task.is_tool_error else running.task.status
 
 
-def _is_ended(running: RunningTask) -> bool:
+def _end(running: RunningTask) -> bool:
     """End a task, because the gateway stops. Return False, and leave its record unchanged, if another owner can
     continue it."""
     exchange = running.exchange

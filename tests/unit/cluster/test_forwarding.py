@@ -397,12 +397,12 @@ class Asking(Store):
     async def ask(self, peer: Peer, _: ForwardedRequest, reply: RelayedReply) -> Any:
         if peer.replica == self.session.owner:
             return Outcome.GONE
-        answer = await self.has_claimed(peer, "")
+        answer = await self.ask_to_claim(peer, "")
         if answer is Outcome.LOST:
             reply.start()
         return answer
 
-    async def has_claimed(self, peer: Peer, session_id: str) -> Any:
+    async def ask_to_claim(self, peer: Peer, session_id: str) -> Any:
         self.asked_of.append(peer.replica)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

@@ -199,10 +199,10 @@ async def test_a_peer_says_whether_it_has_claimed_a_session() -> None:
     ]
     for answer, has_claimed in answers:
         call = Call([answer])
-        assert await Asked(Cluster(), call).requests.has_claimed(Peer("peer", "a:1"), "s") is has_claimed
+        assert await Asked(Cluster(), call).requests.ask_to_claim(Peer("peer", "a:1"), "s") is has_claimed
         assert (call.common.path, call.common.session) == ("claim", "s") and call.ends == ["close"]
     for lost in (Call([LOST]), Call([TIMED_OUT]), PeerRefused()):
-        assert await Asked(Cluster(), lost).requests.has_claimed(Peer("peer", "a:1"), "s") is None
+        assert await Asked(Cluster(), lost).requests.ask_to_claim(Peer("peer", "a:1"), "s") is None
 
 
 @requirement("rep.takeover", "rep.fence")
