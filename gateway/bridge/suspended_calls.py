@@ -37,7 +37,7 @@ def ask_modern(live: LiveSession, conversation: Conversation, message: Message, 
 
 
 class _ServerRequest:
-    """A request of a legacy server to the client of one of its calls. It is answered once.
+    """A request of a legacy server to the client of one of its calls. The server gets one answer.
 
     On stdio, the request does not name its call. It may belong to any call that was in flight when it came (`_among`,
     by request id). The gateway asks in one of these calls, and when that call ends, in the next.

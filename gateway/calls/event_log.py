@@ -351,8 +351,8 @@ class EventWriter:
     async def record(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
-        """Record events of a stream, and return their ids. They are written to the store soon. The id is None for an
-        event that cannot be stored. `request` is stored with the first event (`Entry`)."""
+        """Record events of a stream, to be written to the store soon, and return their ids. The id is None for an event
+        that cannot be stored. `request` is stored with the first event (`Entry`)."""
         await self.make_ready(session_id, len(frames))
         return self.record_now(session_id, stream, frames, request)
 

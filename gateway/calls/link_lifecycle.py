@@ -98,8 +98,7 @@ class LinkSource(Protocol):
         """Return True if the server is itself a gateway, whose reports in results reach the client."""
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return the secret values in the link's options and the server's configuration. They must be hidden in all
-        output."""
+        """Return the secret values in the link's options and the server's configuration, to be hidden in all output."""
 
     @property
     def quotes_output(self) -> bool:
@@ -223,7 +222,7 @@ class LinkLifecycle:
         return self._greeting
 
     def secrets(self) -> set[str]:
-        """Return the secret values in the options of the present or next link. They must be hidden in all output."""
+        """Return the secret values in the options of the present or next link, to be hidden in all output."""
         return self._source.secrets(self.resources.given) | self.resources.file_values
 
     @property

@@ -94,8 +94,7 @@ class _Router(ABC):
         self, conversation: Conversation, message: Message, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None, Message]:
         """Return the session and the call that a message belongs to, and the message for the client. A message about a
-        task (MCP 2025-11-25) belongs to the session of the task, and the task id is replaced by the one that the client
-        knows."""
+        task (MCP 2025-11-25) belongs to the task's session, and gets the task id that the client knows."""
         own_id = "" if message.params is msgspec.UNSET else related_id(message.params_object())
         if not own_id:
             return (*self._meant(conversation, stream), message)

@@ -124,8 +124,8 @@ class Outbox:
 
 
 class KeptCall(msgspec.Struct, frozen=True, array_like=True):
-    """A stored `tools/call`: the endpoint, and the client's params. It has no rights: when it is repeated, it gets
-    those of the client that asks for its answer."""
+    """A stored `tools/call`: the endpoint, and the client's params. A repeated call has the rights of the client that
+    asks for its answer."""
 
     endpoint: str
     params: Object

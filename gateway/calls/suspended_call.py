@@ -39,8 +39,8 @@ class AskingServer(Protocol):
 
 
 class MovingQuestion(Protocol):
-    """A server's request that does not name its call. It is asked in one possible call after the other until it is
-    answered. `gateway.bridge.suspended_calls` describes the methods."""
+    """A server's request that does not name its call. The client is asked in one possible call after the other, until
+    it answers. `gateway.bridge.suspended_calls` describes the methods."""
 
     def take(self) -> bool: ...
     def move(self) -> bool: ...

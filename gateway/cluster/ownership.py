@@ -478,8 +478,8 @@ class Cluster:
 
     async def another(self, *but: str) -> tuple[str, str] | None:
         """Return the name and address of a random other replica that may claim sessions, except those in `but`; None if
-        there is none. Replicas with the newest configuration come first; if this one's is older, only they are
-        chosen."""
+        there is none. Replicas with the newest configuration come first, and only they count if this replica's is
+        older."""
         others = [other for other in await self.others() if other[0] not in but]
         newest = [other for other in others if other[0] in self.configuration.holders]
         if newest or self.configuration.is_outdated:

@@ -52,7 +52,7 @@ class PeerListener:
     """Serve the requests of peers. `refused` is called for each sender that is not a replica of this store, or that
     breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of it for a
     while. `claim` gets a session's id, and returns True if this replica has claimed the session, False if the session's
-    owner answers, None if neither is so."""
+    owner answers, None if this replica cannot tell."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class PeerListener:
 
     def _learn(self, repeated: RepeatedHead, post: StartedPost) -> None:
         """Let later calls like a POST that was answered in one piece take the fast path. If too many HTTP heads have
-        fast paths, drop those of the head that got its first one earliest."""
+        fast paths, drop the paths of the head that has had some for the longest time."""
         if not repeated.learn(post) or repeated in self._with_paths:
             return
         if len(self._with_paths) >= _MOST_WITH_PATHS:

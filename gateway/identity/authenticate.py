@@ -136,8 +136,8 @@ class Identity:
         )
 
     def keep_tokens(self, *, wanted: bool) -> None:
-        """Keep callers' access tokens from now on if `wanted`. A caller that was verified before stays as it is until
-        it is verified again."""
+        """Keep callers' access tokens from now on if `wanted`. This applies to a cached caller at its next
+        verification."""
         self._keeps_tokens = wanted
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:

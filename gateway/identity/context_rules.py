@@ -305,8 +305,7 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """Return claims that lead to the context that the session already has, in place of a credential that is not
-    available.
+    """Return claims that give the session its present context, in place of a credential that is not available.
 
     Return None if no claims do, because the rules have changed since the last request.
     """

@@ -166,8 +166,9 @@ class ToolCalls:
         """Return a function for the fast path that checks the arguments of small calls of one tool. The function gets
         their JSON, and returns the JSON for the server, in one line.
 
-        It raises `InvalidArguments`, `ValueError` or `msgspec.MsgspecError` for every call that `checked` refuses, for
-        arguments that must be noted in the call's span, and for numbers that are too large for a float.
+        The function raises `InvalidArguments`, `ValueError` or `msgspec.MsgspecError` for every call that `checked`
+        refuses. It also raises for arguments that the call's span must note, and for numbers that are too large for a
+        float.
         """
         if not (decision.bind or decision.blocked or self._checks):
             return _one_value

@@ -152,9 +152,9 @@ class ModernClients:
     def _shaper(
         self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
     ) -> tuple[Callable[[Exchange, Object], Object], bool]:
-        """Return a function that shapes a server's result for the client, and True if it changes no complete result. It
-        adds the session's token if the client needs it there, and a notice if another client shares the session. It
-        seals the `requestState`."""
+        """Return a function that shapes a server's result for the client, and True if it changes no complete result.
+        The function adds the session's token if the client needs it there, adds a notice if another client shares the
+        session, and seals the `requestState`."""
         takes_tasks, correlation = _takes_tasks(request), who.correlation
         names_session = resolved is not None and self.carriers.is_in_result(request, opened=resolved.opened)
         own_session = "" if resolved is None else resolved.own_session

@@ -479,10 +479,11 @@ def listen_params(wanted: Filter, more: Object | None = None) -> Object:
 
 
 class LostSubscriptions:
-    """Reopen the lost parts of one stream. `listen` subscribes at a server in a conversation of the session.
+    """Reopen the parts of one stream at servers that were lost. `listen` subscribes at a server in a conversation of
+    the session.
 
-    The part at a process is opened when the process next starts: an unused process has nothing to notify. The part at a
-    URL is opened after the delay of a `Backoff`.
+    A process gets the subscription when it next starts: an unused process has nothing to notify. A server behind a URL
+    gets it after the delay of a `Backoff`.
     """
 
     def __init__(
@@ -501,7 +502,7 @@ class LostSubscriptions:
         self._failures: dict[str, Backoff] = {}
 
     def lost(self, upstream: ConfiguredUpstream) -> None:
-        """Reopen the lost part at this server: when its process starts again, or after a delay if it has a URL."""
+        """Subscribe at this server again: when its process starts again, or after a delay if it has a URL."""
         name, again = upstream.name, functools.partial(self._again, upstream)
         self._forget(name)
         if not upstream.settings.is_remote:
@@ -526,6 +527,6 @@ class LostSubscriptions:
             stop()
 
     def end(self) -> None:
-        """Stop reopening parts."""
+        """Stop subscribing again."""
         for name in tuple(self._stop):
             self._forget(name)

@@ -222,7 +222,7 @@ class ReturnTracker:
 
     @staticmethod
     def used_ids(live: LiveSession, request: Request) -> UsedIds | None:
-        """Return the request ids used in this session, if it is the default session of the request's client; else
+        """Return the request ids used in this session if it is the default session of the request's client; else
         None."""
         watch = live.return_watch
         if not isinstance(watch, _Watch) or watch.default_of is None or brings_token(request):

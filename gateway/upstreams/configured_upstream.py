@@ -117,7 +117,7 @@ class ConfiguredUpstream:
 
     @property
     def hangs_for_s(self) -> float:
-        """Return how many seconds the probe has waited for the server; 0 if the server has answered."""
+        """Return how many seconds the probe has waited for the server; 0 once the server has answered."""
         return 0.0 if self.has_answered else self._probe.waited_s
 
     @property

@@ -133,8 +133,8 @@ class SessionResources:
 
     async def _files(self, live: LiveSession, context: Context, overridden: Collection[str]) -> SecretFiles:
         """Return the files of a process. Files of tokens are renewed, others keep their first values. `overridden` are
-        variables to which a rule gives other values, so the process gets no files for them. It may then have no files,
-        but its launcher can name their folder."""
+        variables to which a rule gives other values, so the process gets no files for them. Without any files, the
+        process still has a folder, which its launcher can name."""
         secrets = secrets_in_files({n: value for n, value in self.settings.env.items() if n not in overridden})
         principal, current = live.session.principal, self.credentials.current
         first = await self._filled(live, context, secrets)

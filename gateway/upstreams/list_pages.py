@@ -34,7 +34,7 @@ def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
 
 
 def listed_items(method: str, page: Any) -> list[dict[str, Any]]:
-    """Return the items of one page of the list `method`, without those that no client can request, because their name
+    """Return the items of one page of the list `method`. Leave out items that no client can request, because their name
     or URI is longer than `transports.inbound.unauthenticated_limits.Limits` allows."""
     row = METHODS[method]
     most_chars = _LIMITS.name_chars if row.item_key == "name" else MOST_URI_CHARS

@@ -127,7 +127,7 @@ class Probe:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that the last probe took, or that the running probe has taken so far if that is longer."""
+        """Return the seconds that the last or the running probe has taken so far, whichever are more."""
         return self.took_s if self.began_at is None else max(self.took_s, self.clock() - self.began_at)
 
     # -- eras

@@ -86,8 +86,8 @@ class LastingConnection:
         self._last_post: asyncio.Task[None] | None = None
 
     def returned(self, token: str) -> None:
-        """Handle the session token from the cookie of a message. If it names an older session, use that session, and
-        end the one that was opened for this connection, unless the client has initialized it already."""
+        """Handle the session token from the cookie of a message. If it names an older session, use that session. Then
+        end the session that was opened for this connection, unless the client has initialized it."""
         if token == self._given:
             self.may_return = not self._outlives
         elif self._token and not self._session and not self._outlives:

@@ -45,8 +45,8 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
-    """Encode a call for the store. Leave out answers to questions, because the call will begin anew. Return an empty
-    value above `MAX_BYTES`."""
+    """Encode a call for the store, without answers to questions, because the call will begin anew. Return no bytes if
+    they would be more than `MAX_BYTES`."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
@@ -54,8 +54,8 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
 
 
 def following(request: bytes, followed: FollowedCall) -> bytes:
-    """Return the encoded call `request` with the task that its server has created. Return an empty value if it is too
-    large: then the next owner cannot follow the task."""
+    """Return the encoded call `request` with the task that its server has created. Return no bytes if they would be too
+    many: then the next owner cannot follow the task."""
     if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
         return b""
     data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))
