@@ -106,26 +106,26 @@ async def test_a_request_has_pkce_the_resource_and_the_scopes_that_the_server_as
         await flow.finish("files", back, "browser", lambda *_: given)
 
 
-@pytest.mark.parametrize("back", [{}, {"iss": "https://evil.example"}, {"iss": f"{ISSUER}/"}])
-async def test_a_code_of_another_server_is_not_sent_anywhere(web: Web, back: dict[str, str]) -> None:
+OTHER = ConsentSettings(resource="https://other.example/mcp")
+
+
+@pytest.mark.parametrize(
+    ("secret", "back", "now", "why"),
+    [
+        ("files", {}, None, "another authorization server"),
+        ("files", {"iss": "https://evil.example"}, None, "another authorization server"),
+        ("files", {"iss": f"{ISSUER}/"}, None, "another authorization server"),
+        ("other", {}, None, "of another authorization server"),
+        ("files", {"iss": ISSUER}, OTHER, "has changed"),
+    ],
+    ids=["nobody says whose it is", "another's", "almost the issuer", "people were led to it", "other settings"],
+)
+async def test_a_code_of_another_server_or_for_other_settings_is_not_sent_anywhere(
+    web: Web, secret: str, back: dict[str, str], now: ConsentSettings | None, why: str
+) -> None:
     asked, flow, given = await begin(web)
-    with pytest.raises(ConsentFailed, match="another authorization server"):
-        await flow.finish("files", {"code": "c", "state": asked["state"], **back}, "browser", lambda *_: given)
-    assert web.forms == []
-
-
-async def test_nothing_is_given_for_settings_that_have_changed_meanwhile(web: Web) -> None:
-    asked, flow, _ = await begin(web)
-    other = ConsentSettings(resource="https://other.example/mcp")
-    with pytest.raises(ConsentFailed, match="has changed"):
-        await flow.finish("files", {"code": "c", "state": asked["state"], "iss": ISSUER}, "browser", lambda *_: other)
-    assert web.forms == []
-
-
-async def test_an_authorization_server_that_leads_people_to_that_of_another_secret_gets_no_code(web: Web) -> None:
-    asked, flow, given = await begin(web)
-    with pytest.raises(ConsentFailed, match="of another authorization server"):
-        await flow.finish("other", {"code": "of the other", "state": asked["state"]}, "browser", lambda *_: given)
+    with pytest.raises(ConsentFailed, match=why):
+        await flow.finish(secret, {"code": "c", "state": asked["state"], **back}, "browser", lambda *_: now or given)
     assert web.forms == []
 
 

@@ -92,16 +92,21 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     return Client(monkeypatch)
 
 
+@requirement("spec.relayed-changes")
 @pytest.mark.parametrize("replaces", [False, True])
-async def test_of_two_calls_at_the_same_time_one_subscribes(client: Client, replaces: bool) -> None:
+async def test_of_two_calls_at_the_same_time_one_subscribes_and_both_wait_for_that(
+    client: Client, replaces: bool
+) -> None:
     client.server.is_known.clear()
     calls = [client.begins(anew=anew) for anew in (False, replaces)]
     await turns()
     client.server.is_known.set()
     await turns()
-    assert client.server.started == [client.live.gateway_subscriptions["s"]]
-    client.server.started[0].takes_acknowledgement()
+    assert client.server.started == [client.live.gateway_subscriptions["s"]] and not any(call.done() for call in calls)
+    assert client.server.started[0].takes_acknowledgement()
     await asyncio.gather(*calls)
+    await client.calls()
+    assert not client.notified and len(client.server.started) == 1
 
 
 async def test_one_that_fails_leaves_the_place_to_the_next_call(client: Client) -> None:
@@ -109,17 +114,6 @@ async def test_one_that_fails_leaves_the_place_to_the_next_call(client: Client) 
     with pytest.raises(UpstreamUnavailable):
         await client.calls()
     assert not client.live.gateway_subscriptions
-
-
-@requirement("spec.relayed-changes")
-async def test_calls_wait_until_the_server_has_the_subscription(client: Client) -> None:
-    calls = [client.begins() for _ in range(2)]
-    await turns()
-    assert len(client.server.started) == 1 and not any(call.done() for call in calls)
-    assert client.server.started[0].takes_acknowledgement()
-    await asyncio.gather(*calls)
-    await client.calls()
-    assert not client.notified and len(client.server.started) == 1
 
 
 @requirement("spec.relayed-changes")

@@ -23,6 +23,7 @@ from gateway.tasks.gateway_tasks.result_requests import WaitingCalls
 from session_store import MemoryBackend, StoreUnavailable
 from session_store.testing import FakeClock
 from tests.requirements import requirement
+from tests.support.virtual_time import skip_waits
 from tests.unit.tasks.parts import a_task
 from transports.reply_queue import ReplyQueue
 
@@ -115,6 +116,15 @@ class FakeSessions:
         return self.rounds <= 0
 
 
+class SessionsOutOfReach(FakeSessions):
+    """The store does not answer meanwhile."""
+
+    async def release_idle(self) -> bool:
+        if not await super().release_idle():
+            raise StoreUnavailable("away")
+        return True
+
+
 class FakeLive:
     """A session without streams."""
 
@@ -167,42 +177,21 @@ async def test_a_gateway_alone_only_ends_its_streams() -> None:
     assert not drain.is_draining and await drain.is_ready()
 
 
+@pytest.mark.parametrize("sessions", [FakeSessions, SessionsOutOfReach])
 @pytest.mark.parametrize("answers", [True, False])
-async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_are_released_as_their_calls_end_and_those_that_are_claimed_meanwhile_too(
+    answers: bool, sessions: type[FakeSessions], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def another() -> None:
         if not answers:
             raise StoreUnavailable("away")
 
-    cluster, sessions = a_cluster(), FakeSessions(rounds=3)
-    monkeypatch.setattr(module, "LINGER_S", 0.0)
+    clock, cluster, found = skip_waits(monkeypatch), a_cluster(), sessions(rounds=3)
+    began = clock()
     monkeypatch.setattr(cluster, "another", another)
-    await draining(sessions, cluster=cluster).drain()
-    assert sessions.rounds <= 0
-
-
-async def test_sessions_that_are_claimed_during_a_drain_are_released_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def another() -> None:
-        raise StoreUnavailable("away")
-
-    cluster, sessions = a_cluster(), FakeSessions(rounds=1)
-    monkeypatch.setattr(module, "LINGER_S", 0.02)
-    monkeypatch.setattr(cluster, "another", another)
-    asyncio.get_running_loop().call_later(0.01, setattr, sessions, "rounds", 3)
-    await draining(sessions, cluster=cluster).drain()
-    assert sessions.rounds <= 0
-
-
-async def test_sessions_are_released_when_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Sessions(FakeSessions):
-        async def release_idle(self) -> bool:
-            if not await super().release_idle():
-                raise StoreUnavailable("away")
-            return True
-
-    sessions = Sessions(rounds=3)
-    monkeypatch.setattr(module, "LINGER_S", 0.0)
-    await draining(sessions, cluster=a_cluster()).drain()
-    assert sessions.rounds <= 0, "calls in flight are waited for meanwhile"
+    asyncio.get_running_loop().call_later(module.LINGER_S / 2, setattr, found, "rounds", 3)
+    await draining(found, cluster=cluster).drain()
+    assert found.rounds <= 0 and (clock() - began >= module.LINGER_S) is not answers
 
 
 async def test_what_waits_for_its_rate_goes_on_at_once() -> None:

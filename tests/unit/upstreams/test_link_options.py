@@ -24,10 +24,22 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 pytestmark = pytest.mark.anyio
 
 CLOCK = FakeClock()
+CONSENT = ConsentSettings(resource="https://a.example/mcp")
+HEADERS = {"Authorization": "Bearer ${secret:files}"}
 
 
 def content(path: str) -> str | None:
     return Path(path).read_text() if Path(path).exists() else None
+
+
+def at_a_server_behind_a_url(sources: list[Any], current: Any, **credentials: Any) -> tuple[SessionResources, Any]:
+    """What a session has there, whose `HEADERS` have a secret from these sources; and the session."""
+    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
+        "assertions": SimpleNamespace(of=lambda *_: "signed"),
+        "credentials": SimpleNamespace(sources=lambda _: [*sources], current=current, **credentials),
+    }
+    settings = UpstreamSettings(url="https://a.example/mcp", headers=HEADERS)
+    return SessionResources(settings, **parts), SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
 
 
 @requirement("cred.exchange")
@@ -38,13 +50,7 @@ async def test_a_former_server_gets_no_token_of_a_later_configuration() -> None:
         given.append(configured[0])
         return CurrentSecrets({"Authorization": configured[0]}, 0.0)
 
-    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
-        "assertions": SimpleNamespace(of=lambda *_: "signed"),
-        "credentials": SimpleNamespace(sources=lambda _: [*configured], current=current),
-    }
-    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "${secret:files}"})
-    resources = SessionResources(settings, **parts)
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
+    resources, live = at_a_server_behind_a_url(configured, current)
     link = (await resources.of(live, live.session.context, "", "")).given
     await link.renew()
     configured[0] = "second"
@@ -57,25 +63,18 @@ async def test_a_former_server_gets_no_token_of_a_later_configuration() -> None:
 
 @requirement("cred.consent")
 async def test_a_token_of_consent_is_asked_for_while_calls_finish_and_not_used_after_its_settings_changed() -> None:
-    consent = ConsentSettings(resource="https://a.example/mcp")
-    configured: list[Any] = [consent]
+    configured: list[Any] = [CONSENT]
     given: list[Any] = []
 
     async def current(values: dict[str, str], *_: object) -> CurrentSecrets:
         given.append(dict(values))
         return CurrentSecrets(dict.fromkeys(values, "Bearer hers"), 0.0)
 
-    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
-        "assertions": SimpleNamespace(of=lambda *_: "signed"),
-        "credentials": SimpleNamespace(sources=lambda _: [*configured], current=current),
-    }
-    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "Bearer ${secret:files}"})
-    resources = SessionResources(settings, **parts)
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
+    resources, live = at_a_server_behind_a_url(configured, current)
     link = (await resources.of(live, live.session.context, "", "")).given
     live.session = replace(live.session, context=replace(live.session.context, trust="sandboxed"))
     await link.renew()
-    assert given == [settings.headers] * 2, "whoever has consented is the same, in whatever context"
+    assert given == [HEADERS] * 2, "whoever has consented is the same, in whatever context"
     configured[0] = ConsentSettings(resource="https://b.example/mcp")
     with pytest.raises(UpstreamUnavailable, match="former server"):
         await link.renew()
@@ -87,9 +86,8 @@ async def test_a_token_of_consent_is_asked_for_while_calls_finish_and_not_used_a
 async def test_the_file_of_a_process_gets_no_token_of_other_rights_or_of_a_later_configuration(
     folders: SessionFolders, is_consent: bool
 ) -> None:
-    consent = ConsentSettings(resource="https://a.example/mcp")
     exchange = ExchangeSettings(token_endpoint="https://a.example/token", client_id="gateway")
-    source: list[Any] = [consent if is_consent else exchange]
+    source: list[Any] = [CONSENT if is_consent else exchange]
     asked = count()
 
     async def current(values: dict[str, str], _: object, token: object) -> CurrentSecrets:
@@ -192,14 +190,8 @@ async def test_the_token_that_was_sent_is_rejected_not_the_one_that_has_replaced
     async def reject(values: object, principal: object, sent: Collection[str]) -> None:
         rejected.extend(sent)
 
-    sources = [ConsentSettings(resource="https://a.example/mcp")]
-    parts: Any = dict.fromkeys(("grants", "environment", "quotas", "take_prestarted", "sandboxed")) | {
-        "assertions": SimpleNamespace(of=lambda *_: "signed"),
-        "credentials": SimpleNamespace(sources=lambda _: [*sources], current=current, reject=reject),
-    }
-    settings = UpstreamSettings(url="https://a.example/mcp", headers={"Authorization": "Bearer ${secret:files}"})
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
-    link = (await SessionResources(settings, **parts).of(live, live.session.context, "", "")).given
+    resources, live = at_a_server_behind_a_url([CONSENT], current, reject=reject)
+    link = (await resources.of(live, live.session.context, "", "")).given
     await link.renew()
     assert link.headers()["Authorization"] == "Bearer token-1"
     assert await link.rejected(["Bearer token-0"]) and rejected == ["Bearer token-0"]
