@@ -13,6 +13,7 @@ from gateway.calls.exchange import Exchange
 from gateway.cluster.ownership import Cluster
 from gateway.config.policy import PolicySettings
 from gateway.errors import STORE_UNAVAILABLE
+from gateway.policy import rate_limits
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving import drain as module
 from gateway.serving import hidden_process, lifecycle
@@ -136,6 +137,14 @@ class FakeLive:
         self.drained += 1
 
 
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The time of drains and of rates, which passes at once."""
+    clock = skip_waits(monkeypatch)
+    monkeypatch.setattr(rate_limits, "monotonic", clock)
+    return clock
+
+
 async def goes_on(task: asyncio.Future[Any]) -> bool:
     """Return True if it has not ended after a moment."""
     return not (await asyncio.wait((task,), timeout=0.1))[0]
@@ -180,21 +189,20 @@ async def test_a_gateway_alone_only_ends_its_streams() -> None:
 @pytest.mark.parametrize("sessions", [FakeSessions, SessionsOutOfReach])
 @pytest.mark.parametrize("answers", [True, False])
 async def test_sessions_are_released_as_their_calls_end_and_those_that_are_claimed_meanwhile_too(
-    answers: bool, sessions: type[FakeSessions], monkeypatch: pytest.MonkeyPatch
+    answers: bool, sessions: type[FakeSessions], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def another() -> None:
         if not answers:
             raise StoreUnavailable("away")
 
-    clock, cluster, found = skip_waits(monkeypatch), a_cluster(), sessions(rounds=3)
-    began = clock()
+    began, cluster, found = clock(), a_cluster(), sessions(rounds=3)
     monkeypatch.setattr(cluster, "another", another)
     asyncio.get_running_loop().call_later(module.LINGER_S / 2, setattr, found, "rounds", 3)
     await draining(found, cluster=cluster).drain()
     assert found.rounds <= 0 and (clock() - began >= module.LINGER_S) is not answers
 
 
-async def test_what_waits_for_its_rate_goes_on_at_once() -> None:
+async def test_what_waits_for_its_rate_goes_on_at_once(clock: FakeClock) -> None:
     policy = PolicySettings.model_validate({"session_rate": {"per_s": 1.1, "burst": 1}})
     rates = RateLimits(policy, MemoryBackend().rates)
     await rates.call("s")
@@ -205,7 +213,7 @@ async def test_what_waits_for_its_rate_goes_on_at_once() -> None:
 
 
 @requirement("task.durable")
-async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_waits_for_tasks_but_not_for_ever(clock: FakeClock) -> None:
     tasks = [a_running(), a_running("input_required")]
     drain = draining(FakeSessions(rounds=1), tasks=tasks)
     await drain.drain()
@@ -213,14 +221,15 @@ async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.Monke
     assert await goes_on(ending), "a task works"
     del tasks[0]
     await asyncio.wait_for(ending, 1)  # nobody could answer the other
-    monkeypatch.setattr(module, "HAND_OVER_S", 0.1)
     tasks.append(a_running())
+    began = clock()
     await drain.drain()
-    await asyncio.wait_for(drain.tasks_end(), 1)
+    await drain.tasks_end()
+    assert clock() - began == pytest.approx(module.HAND_OVER_S, abs=0.1)
 
 
 @requirement("task.durable")
-async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried() -> None:
+async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried(clock: FakeClock) -> None:
     """As of a gateway in another program, and of one on stdin."""
     tasks: list[Any] = []
     drain = draining(FakeSessions(rounds=1), tasks=tasks)
@@ -234,8 +243,7 @@ async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried() -> No
 
 
 @requirement("task.asked")
-async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HAND_OVER_S", module._ANSWER_S + 0.05)
+async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(clock: FakeClock) -> None:
     waiting, live = WaitingCalls(), FakeLive()
     result, other = (Exchange(method=m, client_id=7, live=None, replies=ReplyQueue()) for m in ("tasks/result", "ping"))
     for call in (result, other):
@@ -246,8 +254,10 @@ async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(mon
     drain.admit()
     reading = asyncio.ensure_future(result.replies.next())
     assert await goes_on(reading), "the gateway goes on"
+    began = clock()
     await drain.drain()
-    frame = await asyncio.wait_for(reading, 60)
+    frame = await reading
+    assert clock() - began == pytest.approx(module.HAND_OVER_S - module._ANSWER_S, abs=0.1)
     assert frame is not None and frame.final and frame.error_code == STORE_UNAVAILABLE
     assert b"ask for its result again" in frame.data and not other.is_over
 
