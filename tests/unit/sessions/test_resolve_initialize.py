@@ -24,15 +24,6 @@ async def initialized(parts: Parts, asked: Request, who: RequestContext = FOR_AL
     return await parts.initializer.initialize(asked, who, ClientFacts(name="tests"))
 
 
-@requirement("cli.session-key", "id.reattach")
-async def test_initialize_with_a_key_resumes_the_session_of_that_key() -> None:
-    parts = Parts()
-    first, again = [await initialized(parts, request(**KEYED)) for _ in range(2)]
-    assert first.opened and not again.opened and first.live is again.live
-    for other in (request(mcp_gateway_session_key="agent-2"), request()):
-        assert (await initialized(parts, other)).opened
-
-
 @requirement("cli.session-key")
 async def test_at_initialize_a_live_token_wins_over_a_key_and_a_stale_one_does_not() -> None:
     parts = Parts()

@@ -196,24 +196,6 @@ async def test_an_answer_that_comes_later_is_written_from_memory(wire: Wire) -> 
     assert wire.written == WRITTEN and not wire.tasks and wire.counts["direct"] == 1
 
 
-@pytest.mark.parametrize("was_decided", [False, True])
-async def test_a_client_that_leaves_hands_over_what_waits(wire: Wire, was_decided: bool) -> None:
-    later = wire.later = asyncio.Event()
-    assert wire.take()
-    await wire.settled()
-    if was_decided:
-        later.set()
-        await asyncio.sleep(0)
-    wire.repeats.forget()
-    later.set()
-    await wire.settled()
-    (begun,) = wire.finished
-    assert await begun.called() is wire.answer
-    wire.replies.push(FINAL)
-    await wire.settled()
-    assert not wire.written and wire.ends == 0, "the task will end it"
-
-
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 async def test_a_client_that_reads_slowly_is_written_to_by_its_task(wire: Wire, when: str) -> None:
     wire.write_paused = when == "before"
