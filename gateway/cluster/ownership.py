@@ -67,8 +67,8 @@ class ConfigurationNumber:
         return self.own < self.newest
 
     def use(self, digest: str) -> None:
-        """Set the digest of the configuration that this replica serves from now on; empty: it has no file. Every digest
-        after the first counts as an edit."""
+        """Set the digest of the configuration that this replica serves from now on; empty: it has no file. Another
+        digest than the first counts as an edit."""
         self._is_edited = self._is_edited or (self.own > 0 and digest != self._digest)
         self._digest = digest
 

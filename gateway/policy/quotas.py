@@ -86,9 +86,9 @@ class PrincipalQuotas:
                 await self._quotas.give_back(key, [_named(session)])
 
     def _ended_before(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
-        """Return a function that finds ended sessions: it gets the names of slots in a quota of sessions, and returns
-        the names whose session has ended. It asks the store about a random sample, without sessions opened less than
-        `_OPENING_S` seconds before `now`."""
+        """Return a function that gets the names of slots in a quota of sessions, and returns those whose sessions have
+        ended. It asks the store about a random sample, without sessions opened less than `_OPENING_S` seconds before
+        `now`."""
 
         async def ended(names: list[str]) -> list[str]:
             stored = {

@@ -97,7 +97,7 @@ class TaskStream(Exchange):
             self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def _begin(self) -> bool:
-        """Send the acknowledgement and the frames that wait for it, if it is complete. Return False if the client does
+        """Send the acknowledgement, if it is complete, and the frames that wait for it. Return False if the client does
         not read."""
         if self._acknowledgement is None or self._accepted is None:
             return True

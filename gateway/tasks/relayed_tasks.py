@@ -1,8 +1,8 @@
 """Relay tasks that servers create: give them ids for clients, and keep their sessions and links alive.
 
 A task keeps its session and the link (connection) to its server alive until it has ended or its time to live has
-passed. The gateway knows a task's state only from the messages that it forwards. So it learns of the end of a task only
-if a client asks for the task.
+passed. The gateway knows a task's state only from the messages that it forwards. So a task without messages counts as
+alive until its time to live has passed.
 """
 
 import asyncio
