@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.tools.obtain import node, npm_packages
 
@@ -45,47 +44,3 @@ def test_the_typescript_sdks(gateway: RunningGateway, generation: str, era: str)
         assert told["counts"] == ["1", "1" if era == "modern" else "2"], url
         assert (told["tools"], told["slow"], told["ask"]) == (TOOLS, "done", "Hello, Ada!"), url
         assert told["whoami"].keys() == {"session_id", "workspace", "trust", "principal"}, url
-
-
-TWO_CLIENTS = """
-import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
-const [url, credential] = process.argv.slice(2);
-const connected = async (key) => {
-  const client = new Client({ name: "equal", version: "1" }, { versionNegotiation: { mode: { pin: "2026-07-28" } } });
-  const headers = { Authorization: `Bearer ${credential}`, ...(key && { "MCP-Gateway-Session-Key": key }) };
-  await client.connect(new StreamableHTTPClientTransport(new URL(url), { requestInit: { headers } }));
-  return client;
-};
-const count = async (client) => {
-  try {
-    const { content, _meta } = await client.callTool({ name: "count", arguments: {} });
-    return [content[0].text, _meta?.["io.github.mcp-session-gateway/shared"]?.line ?? ""];
-  } catch (error) {
-    return ["refused", error.message];
-  }
-};
-const told = [];
-for (const keys of [["", ""], ["one", "two"]]) {
-  const clients = await Promise.all(keys.map(connected));
-  for (let n = 0; n < 2; n++) for (const client of clients) told.push(await count(client));
-  await Promise.all(clients.map((client) => client.close()));
-}
-console.log(JSON.stringify(told));
-"""
-
-
-@requirement("cli.default-shared")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", [True, "refuse"])
-def test_the_second_of_two_equal_clients_learns_that_it_shares_a_session_or_is_refused(mode: bool | str) -> None:
-    script = npm_packages(TYPESCRIPT) / "two_clients.mjs"
-    script.write_text(TWO_CLIENTS)
-    options = {"api_keys": {"alice": sha256(KEYS["alice"])}, "session": {"default_session": mode}}
-    with running_gateway({"main": server(DEMO)}, options=options) as gateway:
-        command = [str(node()), str(script), gateway.url, KEYS["alice"]]
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    told = json.loads(finished.stdout)
-    assert [text for text, _ in told] == [*(["refused"] * 4 if mode == "refuse" else "1234"), *"1122"]
-    is_told = ["MCP-Gateway-Session-Key" in line for _, line in told]
-    assert is_told == [*([True] * 4 if mode == "refuse" else [False, True] * 2), *[False] * 4], told

@@ -214,16 +214,3 @@ def test_a_session_like_an_earlier_one_gets_its_handshake_and_its_lists_without_
     assert learnt.lists(learnt.open("ann")) == learned, "what a session does to its lists is not for others"
     before = learnt.started()
     assert learnt.lists(learnt.open("cat")) != learned and len(learnt.started() - before) == 1, "nor are hers"
-
-
-@requirement("cold.lists")
-def test_a_change_that_a_server_announces_ends_what_is_known_of_its_lists(learnt: Learnt) -> None:
-    learnt.lists(learnt.open("eve"))
-    changing, before = learnt.open("eve"), learnt.started()
-    assert learnt.lists(changing) and learnt.started() == before
-    tool_text(changing.tool("announce"))
-    assert eventually(lambda: "later" in [tool["name"] for tool in learnt.lists(changing)["tools"]])
-    before = learnt.started()
-    fresh = learnt.lists(learnt.open("eve"))
-    assert [tool["name"] for tool in fresh["tools"]] == ["add", "announce"]
-    assert len(learnt.started() - before) == 1, "it had to be asked"

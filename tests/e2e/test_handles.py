@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.sessions.child_sessions import MAX_CHILDREN, with_handles
+from gateway.sessions.child_sessions import MAX_CHILDREN
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, server
@@ -146,17 +146,3 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
         assert tool_text(one.tool("gateway__end_session", {"session": ids["second"]})) == f"ended {ids['second']}"
         assert gone([child]) and two.tool("probe__pid").status_code == 404
         assert tool_text(foreign.tool("probe__pid"))
-
-
-@requirement("id.carriers", "spec.complete", "wall.authority")
-def test_the_tools_say_how_and_the_server_never_sees_it(gateway: InProcessGateway, http: httpx.Client) -> None:
-    for client in clients(gateway, http, "probe"):
-        listed = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
-        tools = {tool["name"]: tool for tool in result_of(listed)["tools"]}
-        assert {"open_session", "close_session"} < tools.keys()
-        assert "session" in tools["echo"]["inputSchema"]["properties"]
-        handle = tool_text(client.tool("open_session"))
-        assert tool_text(client.tool("echo", {"a": 1, "session": handle})) == '{"a": 1}'
-    own = {"name": "own", "inputSchema": {"type": "object", "properties": {"session": {"type": "string"}}}}
-    odd = {"name": "odd", "inputSchema": "object"}
-    assert with_handles([own, odd])[:2] == [own, odd], "a tool with such an argument of its own keeps it"

@@ -8,11 +8,8 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from tests.requirements import requirement
-from tests.support.asgi import served
 from tests.support.gateway_process import PROBE, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, error_of, restarted, tool_text
@@ -48,19 +45,6 @@ def test_each_session_has_a_session_of_its_own_there(
     assert eventually(lambda: len(remote.deleted) == 1) and remote.deleted[0] in before
     modern = Modern(gateway.url, http)
     assert tool_text(modern.tool("echo", {"text": "hi"})) == "hi"
-
-
-@requirement("http.redirects")
-def test_a_server_that_is_mounted_at_a_path_with_a_slash_is_reached_without_it(http: httpx.Client) -> None:
-    probe = HttpProbe()
-    with (
-        served(Starlette(routes=[Mount("/mcp", app=probe)])) as url,  # redirects /mcp to /mcp/
-        in_process_gateway({"remote": {"url": url}}) as gateway,
-    ):
-        client = Legacy(gateway.url, http).open()
-        assert [tool_text(client.tool("count")) for _ in range(2)] == ["1", "2"]
-        client.delete()
-        assert eventually(lambda: len(probe.deleted) == 1)
 
 
 @requirement("ctx.isolated", "rep.takeover", "proc.reset-told")

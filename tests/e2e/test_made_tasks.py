@@ -431,14 +431,3 @@ def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient, tmp_p
     client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "late"}})
     done = client.until(task, "completed")
     assert json.loads(text(done))["content"] == {"name": "late"}
-
-
-@requirement("task.make")
-def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Path) -> None:
-    withdraws, end = tmp_path / "withdraws", tmp_path / "end"
-    task = begun(client, tmp_path, "legacy__give_up", withdraws=str(withdraws), until=str(end))
-    asked(client, task)
-    withdraws.touch()
-    client.until(task, "working")
-    end.touch()
-    assert text(client.until(task, "completed")) == "went on without an answer"

@@ -347,23 +347,6 @@ def test_a_modern_client_gets_the_result_of_a_tool_that_is_a_task_only(
     assert got()["result"]["content"][0]["text"] == "must is done"
 
 
-def test_one_stream_notifies_of_tasks_of_several_servers_and_of_lists(
-    modern: InProcessGateway, http: httpx.Client
-) -> None:
-    tasks = [TaskClient(modern.url, http, f"{name}__") for name in SERVERS]
-    begun = [each.call("ask")["taskId"] for each in tasks]
-    for each, task in zip(tasks, begun, strict=True):
-        each.until(task, "input_required")
-    with TaskClient(modern.url, http).listening(*begun, toolsListChanged=True) as stream:
-        honoured = next(stream)["params"]["notifications"]
-        assert honoured["taskIds"] == begun and honoured["toolsListChanged"] is True
-        for each, task in zip(tasks, begun, strict=True):
-            each.answer(task, ["q1"], ACCEPT)
-        told = set[str]()
-        while told != {*begun}:
-            told.add(next(stream)["params"]["taskId"])
-
-
 def seen_by(client: Any, name: str) -> list[Any]:
     found: list[Any] = json.loads(tool_text(client.tool(f"{name}__seen")))
     return found
