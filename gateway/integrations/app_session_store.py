@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic, time
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -99,29 +100,25 @@ class _Known(msgspec.Struct):
     due: float
 
 
+@dataclass(eq=False, repr=False)
 class AppSessions:
-    """The sessions of one app, in its store.
+    """The sessions of one app, in its `own` store.
 
     No process owns a session. A process caches only the principal of a session, which never changes. All other facts
     are read from the store, whose operations are atomic.
     """
 
-    def __init__(
-        self,
-        store: AppStore,
-        settings: SessionSettings,
-        *,
-        clock: Callable[[], float] = time,
-        timer: Callable[[], float] = monotonic,
-    ) -> None:
-        self._own = store
-        self._store: AppStore = _STORES_OF_TESTS[-1] if _STORES_OF_TESTS else store
-        self._settings = settings
-        self._clock = clock
-        self._timer = timer
+    own: AppStore
+    settings: SessionSettings
+    _: KW_ONLY
+    clock: Callable[[], float] = time
+    timer: Callable[[], float] = monotonic
+
+    def __post_init__(self) -> None:
+        self._store: AppStore = _STORES_OF_TESTS[-1] if _STORES_OF_TESTS else self.own
         self._known: dict[str, _Known] = {}
         self._tasks = Tasks("sessions of the app")
-        self._swept = timer()
+        self._swept = self.timer()
         self._is_open = False
         _SESSIONS.add(self)
 
@@ -135,13 +132,13 @@ class AppSessions:
 
     def use(self, store: AppStore | None) -> None:
         """Use `store`, which is open, from now on; None to use the app's own store again."""
-        self._store = store or self._own
+        self._store = store or self.own
         self._known.clear()
 
     async def open_store(self) -> None:
         """Open the app's store, once. Raises `StoreError`."""
-        if self._store is self._own and not self._is_open:
-            await self._tasks.share("open", self._own.open)
+        if self._store is self.own and not self._is_open:
+            await self._tasks.share("open", self.own.open)
             self._is_open = True
 
     def is_known(self, session_id: str, principal: Principal) -> bool:
@@ -152,8 +149,8 @@ class AppSessions:
         known = self._known.get(session_id)
         if known is None or known.principal != principal:
             return False
-        if self._timer() >= known.due:
-            known.due = self._timer() + known.slide_s
+        if self.timer() >= known.due:
+            known.due = self.timer() + known.slide_s
             self._tasks.spawn(self._slide(session_id))
         return True
 
@@ -179,7 +176,7 @@ class AppSessions:
 
     def new(self, principal: Principal, peer: str) -> Session:
         """Return the record of a new session, which is not stored yet. `peer`: the network address of its client."""
-        now = self._clock()
+        now = self.clock()
         return Session(
             id=new_session_id(),
             principal=principal,
@@ -187,8 +184,8 @@ class AppSessions:
             era=Era.MODERN,
             created_at=now,
             used_at=now,
-            idle_ttl_s=self._settings.idle_ttl_s,
-            max_age_s=self._settings.max_age_s,
+            idle_ttl_s=self.settings.idle_ttl_s,
+            max_age_s=self.settings.max_age_s,
             origin=origin_of(network_of(peer)) if principal.is_anonymous else "",
         )
 
@@ -199,8 +196,8 @@ class AppSessions:
             await self.open_store()
         await self.records.create(session)
         self._remember(session)
-        if self._timer() - self._swept >= _SWEEP_S:
-            self._swept = self._timer()
+        if self.timer() - self._swept >= _SWEEP_S:
+            self._swept = self.timer()
             self._tasks.spawn(self._sweep())
 
     async def _sweep(self) -> None:
@@ -251,12 +248,12 @@ class AppSessions:
         await self._tasks.settled()
         if self._is_open:
             self._is_open = False
-            await self._own.close()
+            await self.own.close()
 
     def _remember(self, session: Session) -> None:
         slide_s = SLIDE_SHARE * session.idle_ttl_s
         self._known.pop(session.id, None)
-        self._known[session.id] = _Known(session.principal, slide_s, self._timer() + slide_s)
+        self._known[session.id] = _Known(session.principal, slide_s, self.timer() + slide_s)
         if len(self._known) > _KNOWN_HELD:
             del self._known[next(iter(self._known))]
 

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -34,43 +34,37 @@ def _in_thread(work: Callable[[], object]) -> None:
     asyncio.get_running_loop().run_in_executor(None, work)
 
 
+@dataclass(eq=False, repr=False)
 class SandboxesByTrust:
     """The sandboxes of the server `name`, and their walls (kernel restrictions). `sandboxes` has the sandbox for each
     trust. No grant opens the addresses in `closed` or the files in `private`. `run` runs a function in a thread."""
 
-    def __init__(
-        self,
-        name: str,
-        settings: UpstreamSettings,
-        sandboxes: Mapping[str, Sandbox],
-        *,
-        inherited: Mapping[str, str],
-        closed: Sequence[str] = (),
-        private: Sequence[Path] = (),
-        clock: Callable[[], float] = monotonic,
-        run: Callable[[Callable[[], object]], None] = _in_thread,
-    ) -> None:
-        self._name = name
-        self._settings = settings
-        self._sandboxes = sandboxes
-        self.private = tuple(private)
+    name: str
+    settings: UpstreamSettings
+    sandboxes: Mapping[str, Sandbox]
+    _: KW_ONLY
+    inherited: Mapping[str, str]
+    closed: Sequence[str] = ()
+    private: Sequence[Path] = ()
+    clock: Callable[[], float] = monotonic
+    run: Callable[[Callable[[], object]], None] = _in_thread
+
+    def __post_init__(self) -> None:
         self._enclosure_of = partial(
-            enclosure_of, settings, inherited=inherited, closed=tuple(closed), private=self.private
+            enclosure_of, self.settings, inherited=self.inherited, closed=self.closed, private=self.private
         )
-        self._clock = clock
-        self._run = run
         self._made: dict[Sandbox, tuple[float, Enclosure]] = {}
         self._told: set[tuple[str, Path]] = set()
 
     def sandbox(self, trust: str) -> Sandbox:
-        return self._sandboxes["direct" if trust == "direct" else "sandboxed"]
+        return self.sandboxes["direct" if trust == "direct" else "sandboxed"]
 
     @property
     def shared(self) -> Sandbox:
         """Return the sandbox of a process that belongs to no session, or to many: the sandbox for the least trusted of
         its sessions. It has no launcher, because launchers are for single sessions."""
-        found = self._sandboxes["direct" if self._settings.direct_only else "sandboxed"]
-        return replace(found if found.has_walls else self._sandboxes["direct"], launcher=())
+        found = self.sandboxes["direct" if self.settings.direct_only else "sandboxed"]
+        return replace(found if found.has_walls else self.sandboxes["direct"], launcher=())
 
     def enclosure(self, sandbox: Sandbox) -> Enclosure | None:
         """Return the walls of a sandbox; None if it has none. Finding their paths takes some milliseconds. So if the
@@ -80,10 +74,10 @@ class SandboxesByTrust:
         made_at, made = self._made.get(sandbox, (0.0, None))
         if made is None:
             made = self._enclosure_of(sandbox)
-            self._made[sandbox] = self._clock(), made
-        elif self._clock() - made_at > _FRESH_S:
-            self._made[sandbox] = self._clock(), made  # one search at a time
-            self._run(lambda: self._find_again(sandbox))
+            self._made[sandbox] = self.clock(), made
+        elif self.clock() - made_at > _FRESH_S:
+            self._made[sandbox] = self.clock(), made  # one search at a time
+            self.run(lambda: self._find_again(sandbox))
         return made
 
     def find_again(self) -> None:
@@ -97,13 +91,13 @@ class SandboxesByTrust:
         made = self._enclosure_of(sandbox)
         opens = next(opened(made.walls, self.private), None)
         if opens is None:
-            self._made[sandbox] = self._clock(), made
+            self._made[sandbox] = self.clock(), made
         elif opens not in self._told:
             self._told.add(opens)
             logger.warning(
                 "server %s: its sandbox would grant %s now, and with it %s, which holds keys or sessions of the "
                 "gateway; it keeps the paths that were found before; move the file, or name a narrower folder",
-                self._name,
+                self.name,
                 *opens,
             )
 

@@ -9,6 +9,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeAlias
@@ -160,31 +161,26 @@ Learn: TypeAlias = Callable[[tuple[str, ...], frozenset[int] | None, float], boo
 before the process gets the answer. It returns False if that failed."""
 
 
+@dataclass(eq=False, repr=False)
 class DnsResolver:
     """Answer the DNS queries of one sandboxed process. `learn` makes addresses reachable for it. `refused` is called
     with each name that the process may not resolve. `asker` returns the key by which look-ups share threads
     (`Lookups.find`)."""
 
-    def __init__(
-        self,
-        reach: Reach,
-        lookups: Lookups,
-        *,
-        learn: Learn,
-        refused: Callable[[str], None],
-        asker: Callable[[], Hashable],
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    reach: InitVar[Reach]
+    lookups: Lookups
+    _: KW_ONLY
+    learn: Learn
+    refused: Callable[[str], None]
+    asker: Callable[[], Hashable]
+    clock: Callable[[], float] = monotonic
+
+    def __post_init__(self, reach: Reach) -> None:
         self._rules = NameRules(reach)
-        self._lookups = lookups
-        self._asker = asker
-        self._learn = learn
-        self._refused = refused
-        self._clock = clock
         self._streams = 0
         self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
-        self._questions = _Allowance(clock)
-        self._openings = _Allowance(clock)  # programs of the C library open a stream for each question
+        self._questions = _Allowance(self.clock)
+        self._openings = _Allowance(self.clock)  # programs of the C library open a stream for each question
         self._is_loaded = False
 
     async def serve(self, client: socket.socket) -> None:
@@ -268,14 +264,14 @@ class DnsResolver:
         if query.name == "localhost" or query.name.endswith(".localhost"):  # RFC 6761
             return "found", _LOCALHOST
         if not self._rules.is_resolved(query.name):
-            self._refused(query.name)
+            self.refused(query.name)
             return "unknown", ()
         if query.kind == "other":
             return "found", ()
         async with self._at_once:
-            found = await self._lookups.find(query.name, self._asker())
+            found = await self.lookups.find(query.name, self.asker())
         ports = self._rules.ports(query.name)
-        if found.addresses and (ports is None or ports) and not self._learn(found.addresses, ports, REACHABLE_S):
+        if found.addresses and (ports is None or ports) and not self.learn(found.addresses, ports, REACHABLE_S):
             return "failed", ()
         return found.outcome, found.addresses
 

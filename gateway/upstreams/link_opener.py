@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from time import time
 from typing import Any, Final, Literal, Protocol
 
@@ -56,6 +57,7 @@ class SessionRecorder(Protocol):
     def happened(self, session: Session, entry: TimelineEntry) -> None: ...
 
 
+@dataclass(eq=False, repr=False)
 class UpstreamLinks:
     """The common part of all links to one server. `restarts` counts replaced links by reason, `starts` counts links by
     outcome. `start_times_s` has the seconds that opening each of the last links took.
@@ -65,40 +67,30 @@ class UpstreamLinks:
     of the session's own processes ("own"), that of shared processes too ("all"), or none.
     """
 
-    def __init__(
-        self,
-        name: str,
-        upstream: Upstream,
-        resources: SessionResources,
-        *,
-        settings: UpstreamSettings,
-        records: SessionRecorder,
-        permits: Permits,
-        known: KnownFacts,
-        quotes: Quotes,
-    ) -> None:
-        self.name = name
+    name: str
+    upstream: Upstream
+    resources: SessionResources
+    _: KW_ONLY
+    settings: UpstreamSettings
+    records: SessionRecorder
+    permits: Permits
+    known: KnownFacts
+    quotes: Quotes
+
+    def __post_init__(self) -> None:
         self.restarts: Counter[str] = Counter()
         self.starts: Counter[Start] = Counter()
         self.start_failure = (0.0, "")  # when the last start failed (Unix time), and why
         self.start_times_s: deque[float] = deque(maxlen=_START_TIMES)
         self._awaited: dict[LiveSession | None, list[Callable[[], None]]] = {}
-        self.resources = resources
-        self.quotes = quotes
-        self.permits = permits
-        self._upstream = upstream
-        self.is_gateway = settings.is_gateway
-        self._is_remote = settings.is_remote
+        self.is_gateway = self.settings.is_gateway
         # Methods of `SessionRecorder`, and of `gateway.upstreams.server_facts.KnownFacts`:
-        self.remote_session_changed = records.remote_session_changed
-        self._record_use = records.record_use
-        self._happened = records.happened
-        self.known_handshake = known.handshake
-        self._known = known
+        self.remote_session_changed = self.records.remote_session_changed
+        self.known_handshake = self.known.handshake
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         """Open a link. Raises `UpstreamUnavailable`."""
-        return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
+        return await self.upstream.connect(replace(options, schemas=self.known.mirrored_schemas), events)
 
     def when_started(self, live: LiveSession | None, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once the next link of a session is open; with `live` None, the next link that belongs to no
@@ -149,14 +141,14 @@ class UpstreamLinks:
     def note(self, session: Session, name: str, correlation: str = "", *, took_s: float = 0.0, why: str = "") -> None:
         """Add an event of a session's link to the timeline of the session."""
         at, took_s = round(time() - took_s, 3), round(took_s, 3)
-        self._happened(
+        self.records.happened(
             session, TimelineEntry(at, "server", self.name, name, took_s=took_s, correlation=correlation, why=why)
         )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
         """Record that a session has a link to the server. Return True if the session has lost an earlier link. Do not
         record a server behind a URL, which does not end with the gateway."""
-        return False if self._is_remote else await self._record_use(live, f"{self.name}/{era}")
+        return False if self.settings.is_remote else await self.records.record_use(live, f"{self.name}/{era}")
 
 
 class SharedLinks:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 EXCERPT_BYTES: Final = 512
@@ -84,6 +85,7 @@ class LineSplitter:
             self._held = self._held[:EXCERPT_BYTES]
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class StderrTail:
     """Keep the last lines of a stream that may never end. In a large chunk, search for the last newlines only.
 
@@ -92,37 +94,27 @@ class StderrTail:
     SDK fits: it has 126 lines, with the cause in the middle.
     """
 
-    __slots__ = ("_begun", "_kept", "_lines", "_max_bytes", "_max_total", "_receive", "_total")
-
-    def __init__(
-        self,
-        receive: Callable[[bytes], object] | None = None,
-        *,
-        lines: int = 150,
-        max_bytes: int = 8_000,
-        max_total: int = 256_000,
-    ) -> None:
-        self._receive = receive
-        self._lines = lines
-        self._max_bytes = max_bytes
-        self._max_total = max_total
-        self._total = 0
-        self._kept: list[bytes] = []  # an empty deque takes 600 bytes more, for each process
-        self._begun = b""
+    receive: Callable[[bytes], object] | None = None
+    lines: int = 150
+    max_bytes: int = 8_000
+    max_total: int = 256_000
+    _total: int = field(default=0, init=False)
+    _kept: list[bytes] = field(default_factory=list, init=False)  # an empty deque takes 600 bytes more
+    _begun: bytes = field(default=b"", init=False)
 
     def feed(self, data: bytes) -> None:
         """Process one chunk of data."""
-        first, *ended = data.rsplit(b"\n", self._lines + 1)
+        first, *ended = data.rsplit(b"\n", self.lines + 1)
         if not ended:
             self._begin(first)
             return
         *lines, rest = ended
-        if len(lines) < self._lines:
+        if len(lines) < self.lines:
             self._begin(first)
             self.end()
         for line in lines:
             self._keep(line)
-        self._begun = rest[: self._max_bytes]
+        self._begun = rest[: self.max_bytes]
 
     def end(self) -> None:
         """Keep the unfinished last line, as if it had ended."""
@@ -132,21 +124,21 @@ class StderrTail:
     def text(self, *, max_chars: int = 2_000) -> list[str]:
         """Return the kept lines and the unfinished one, with U+FFFD for invalid UTF-8 and cut at `max_chars`."""
         lines = [*self._kept, self._begun] if self._begun else self._kept
-        return [line.decode(errors="replace")[:max_chars] for line in list(lines)[-self._lines :]]
+        return [line.decode(errors="replace")[:max_chars] for line in list(lines)[-self.lines :]]
 
     def _begin(self, data: bytes) -> None:
-        if len(self._begun) < self._max_bytes:
-            self._begun = (self._begun + data)[: self._max_bytes]
+        if len(self._begun) < self.max_bytes:
+            self._begun = (self._begun + data)[: self.max_bytes]
 
     def _keep(self, line: bytes) -> None:
-        line = line[: self._max_bytes].rstrip(b"\r")
+        line = line[: self.max_bytes].rstrip(b"\r")
         if line:
             self._kept.append(line)
             self._total += len(line)
-            while self._total > self._max_total or len(self._kept) > self._lines:
+            while self._total > self.max_total or len(self._kept) > self.lines:
                 self._total -= len(self._kept.pop(0))
-            if self._receive is not None:
+            if self.receive is not None:
                 try:
-                    self._receive(line)
+                    self.receive(line)
                 except Exception:
                     _log.exception("a line of stderr was lost: its receiver failed")

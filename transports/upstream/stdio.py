@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
 
@@ -114,29 +114,23 @@ class StdioUpstream:
         """Release nothing: the links share only the fork server, which has another owner."""
 
 
+@dataclass(eq=False, repr=False)
 class StdioLink:
     """The link to one child process. Receives the lines of its output (`LineSink`), and passes on the messages in them.
     `budget` limits the log lines about all children of the server together."""
 
     resume, may_forget = "", False
-    _process: Process
 
-    def __init__(
-        self,
-        name: str,
-        events: LinkEvents,
-        grace_s: float,
-        scrub: Callable[[str], str],
-        budget: LineBudget | None = None,
-        *,
-        max_line_bytes: int,
-    ) -> None:
-        self._name = name
-        self._events = events
-        self._grace_s = grace_s
-        self._scrub = scrub
-        self._max_line_bytes = max_line_bytes
-        self._budget = budget or LineBudget()
+    name: str
+    events: LinkEvents
+    grace_s: float
+    scrub: Callable[[str], str]
+    budget: LineBudget
+    _: KW_ONLY
+    max_line_bytes: int
+    _process: Process = field(init=False)
+
+    def __post_init__(self) -> None:
         self._is_heard = False  # the child has sent a message
         self._began = self._closed_after_s = 0.0
         self._noise: list[str] = []  # the first lines of stdout that were not messages
@@ -147,7 +141,7 @@ class StdioLink:
 
     def log_fields(self) -> Mapping[str, Any]:
         """Return the fields of a log line about this child."""
-        return {"server": self._name, **self._events.log_fields()}
+        return {"server": self.name, **self.events.log_fields()}
 
     @property
     def pid(self) -> int | None:
@@ -165,22 +159,22 @@ class StdioLink:
     @property
     def is_unheard(self) -> bool:
         """Return True if the child was prestarted, still runs and has sent nothing: it is as good as a new one."""
-        return isinstance(self._events, _Unheard) and not self._events.said
+        return isinstance(self.events, _Unheard) and not self.events.said
 
     def heard_by(self, events: LinkEvents) -> None:
         """Report to `events` from now on."""
-        self._events = events
+        self.events = events
 
     def send(self, frame: bytes) -> None:
         stdin = self._process.stdin
         if len(stdin.pending) > MAX_UNREAD_BYTES:
-            raise LinkClosed(f"server {self._name!r} does not read its input")
+            raise LinkClosed(f"server {self.name!r} does not read its input")
         if not stdin.write(frame + b"\n"):
-            raise LinkClosed(f"server {self._name!r} has closed its input")
+            raise LinkClosed(f"server {self.name!r} has closed its input")
 
     async def close(self) -> None:
         self._closed_after_s = self._closed_after_s or monotonic() - self._began
-        await self._process.shutdown(grace_s=self._grace_s)
+        await self._process.shutdown(grace_s=self.grace_s)
 
     def line(self, line: bytes) -> None:
         try:
@@ -189,23 +183,23 @@ class StdioLink:
             self._hear_noise(line)
             meant = meant_by(line)
             if meant.is_answer:
-                reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
-                self._events.unreadable(meant.request_id, reason)
+                reason = f"server {self.name!r} sent an answer that cannot be read: {error}"
+                self.events.unreadable(meant.request_id, reason)
             return
         self._is_heard = True
-        self._events.message(message)
+        self.events.message(message)
 
     def _hear_noise(self, line: bytes) -> None:
         """Log a stdout line that is not a message. Before the first message, also report it (`LinkEvents.noise`)."""
         shown = self._shown(line.decode("utf-8", "replace"))
-        if (receive := self._events.stderr) is not None:
+        if (receive := self.events.stderr) is not None:
             receive(f"(stdout) {shown}")
         if not self._is_heard:
-            self._events.noise()
+            self.events.noise()
             if len(self._noise) == _NOISY_LINES:
                 return
             self._noise.append(f"(stdout) {shown}")
-        before = self._budget.add("stdout", shown[:_QUOTED_CHARS], now=monotonic())
+        before = self.budget.add("stdout", shown[:_QUOTED_CHARS], now=monotonic())
         self._log(before, "wrote a line to stdout that is not a JSON-RPC message", f": {shown[:_QUOTED_CHARS]!r}")
 
     def _shown(self, line: str) -> str:
@@ -213,14 +207,14 @@ class StdioLink:
         recognized. If the line was cut before this call, its last word is dropped for the same reason."""
         if len(line) >= _READ_CHARS:
             line = line[:_READ_CHARS].rpartition(" ")[0]
-        return self._scrub(line)[:_MOST_CHARS]
+        return self.scrub(line)[:_MOST_CHARS]
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        what = too_large(self._max_line_bytes)
-        self._log(self._budget.add("length", now=monotonic()), what, "")
+        what = too_large(self.max_line_bytes)
+        self._log(self.budget.add("length", now=monotonic()), what, "")
         meant = answered_by(head, tail)
         if meant.is_answer is not False:  # a log line is hardly ever that long
-            self._events.unreadable(meant.request_id, f"server {self._name!r} {what}")
+            self.events.unreadable(meant.request_id, f"server {self.name!r} {what}")
 
     def exited(self, code: int | None) -> None:
         kind = how = self._how_it_ended(code)
@@ -230,9 +224,9 @@ class StdioLink:
         if not self._is_heard or (code and not is_asked_to):
             lines = [text for line in self.output_tail if (text := line.strip())]
             words = " | ".join(text[:_LOGGED_CHARS] for text in lines[-3:]) or "nothing"
-            before = self._budget.add("end", kind, words, now=monotonic()) if not self._is_heard else 0
+            before = self.budget.add("end", kind, words, now=monotonic()) if not self._is_heard else 0
             self._log(before, how, f"; the end of its output: {words}")
-        self._events.closed(f"server {self._name!r} {how}")
+        self.events.closed(f"server {self.name!r} {how}")
 
     def _how_it_ended(self, code: int | None) -> str:
         if self._process.why_ended:
@@ -244,14 +238,14 @@ class StdioLink:
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
     def _log(self, before: int | None, what: str, more: str) -> None:
-        log_line(logger, before, f"server {self._name} {what}", more, self._events.log_fields)
+        log_line(logger, before, f"server {self.name} {what}", more, self.events.log_fields)
 
     def stderr(self, line: bytes) -> None:
-        if (receive := self._events.stderr) is not None:
+        if (receive := self.events.stderr) is not None:
             receive(self._shown(line.decode("utf-8", "replace")))
         if logger.isEnabledFor(logging.DEBUG):
             text = self._shown(line.decode("utf-8", "replace"))
-            logger.debug("server %s: %s", self._name, text, extra=self._events.log_fields())
+            logger.debug("server %s: %s", self.name, text, extra=self.events.log_fields())
 
 
 class _Unheard:

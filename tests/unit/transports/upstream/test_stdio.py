@@ -35,7 +35,7 @@ def linked(
     """The link of a process that has written these lines to stderr."""
     events = Noisy()
     scrub = output_scrubber(["TENANT"], environment or {})
-    link = StdioLink("files", events, 1.0, scrub, budget, max_line_bytes=1_000)
+    link = StdioLink("files", events, 1.0, scrub, budget or LineBudget(), max_line_bytes=1_000)
     link.attach(cast(Process, SimpleNamespace(stderr_tail=lambda: [*lines], why_ended=why_ended)))
     return link, events
 
