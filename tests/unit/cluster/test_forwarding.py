@@ -342,10 +342,10 @@ class Store:
         self.taken.append(may_run)
         return msgspec.structs.replace(session, owner=self.replica)
 
-    def asked(self) -> Forwarder:
+    def asked(self, guard: Any = NOBODY) -> Forwarder:
         here: Any = self
         return Forwarder(
-            *(here, here, NOBODY, NOBODY),
+            *(here, here, guard, NOBODY),
             take_over=self.loaded.append,
             is_here=lambda _: False,
             stripped=lambda headers: headers,
@@ -380,16 +380,12 @@ async def test_a_replica_that_may_not_claim_does_not_do_it_for_a_peer() -> None:
 OTHERS = [("dead", "a:1"), ("one", "b:1"), ("two", "c:1")]
 
 
-async def another(*but: str) -> tuple[str, str] | None:
-    return next((each for each in OTHERS if each[0] not in but), None)
-
-
 class Asking(Store):
     """A replica that may claim no session, and has its request forwarded. Replicas answer `answers` in turn, to its
     request as to its question whether they claim the session; `asked` has their names. A future is waited for."""
 
     def __init__(self, *answers: Any) -> None:
-        super().__init__(may_claim=False, another=another)
+        super().__init__(may_claim=False)
         self.answers = list(answers)
         self.asked_of: list[str] = []
         self.send, self.scope = AsyncMock(), a_scope()
@@ -409,18 +405,14 @@ class Asking(Store):
             raise answer
         return await answer if isinstance(answer, asyncio.Future) else answer
 
+    async def another(self, *but: str) -> tuple[str, str] | None:
+        return next((each for each in OTHERS if each[0] not in but), None)
+
     async def beat(self) -> None: ...
 
     async def forwarded(self, receive: Any = NOBODY) -> Any:
         guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
-        here: Any = self
-        forwarder = Forwarder(
-            *(here, here, guard, NOBODY),
-            take_over=lambda _: None,
-            is_here=lambda _: False,
-            stripped=lambda headers: headers,
-        )
-        return await forwarder.forward(Route(self.session, ALICE, None), self.scope, b"{}", receive, self.send)
+        return await self.asked(guard).forward(Route(self.session, ALICE, None), self.scope, b"{}", receive, self.send)
 
 
 async def never() -> Any:

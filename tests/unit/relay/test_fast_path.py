@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -199,16 +200,12 @@ async def test_what_a_link_does_not_take_counts_for_nothing(fast: Fast) -> None:
     assert fast.client.begin(fast.path) is None and fast.state() == before
 
 
-async def unavailable(*_: object) -> None:
-    raise StoreUnavailable("it is gone")
-
-
 @pytest.mark.parametrize("end", ["read", "not to be had", "left"])
 async def test_a_record_that_is_too_old_is_read_first(fast: Fast, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = fast.state()
     monkeypatch.setattr(fast.live, "read_at", 0.0)
     if end == "not to be had":
-        monkeypatch.setattr(MemorySessionStore, "resume", unavailable)
+        monkeypatch.setattr(MemorySessionStore, "resume", AsyncMock(side_effect=StoreUnavailable("it is gone")))
     reading = fast.client.begin(fast.path)
     assert reading is not None and fast.state() == before
     fast.client.late = reading
@@ -491,17 +488,13 @@ async def test_a_call_without_an_answer_leaves_when_it_is_looked_at_a_second_lat
     await answer_of(fast.client.left[0][0])
 
 
-def kill(fast: Fast) -> None:
-    link = fast.conversation.link
-    assert link is not None and link.pid is not None
-    os.kill(link.pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize("dies", [True, False], ids=["it dies", "it is stopped"])
 async def test_the_end_of_its_server_is_told(fast: Fast, dies: bool) -> None:
     fast.begin()
+    link = fast.conversation.link
+    assert link is not None and link.pid is not None
     if dies:
-        kill(fast)
+        os.kill(link.pid, signal.SIGKILL)
     else:
         await fast.live.stop_servers()
     await until(lambda: fast.client.left)

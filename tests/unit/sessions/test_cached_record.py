@@ -3,6 +3,7 @@
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -25,37 +26,6 @@ RUNS_OUT = SimpleNamespace(is_fresh_for_a_while=False)
 CONTEXT = Context(workspace="w", provenance=Provenance(workspace="announced"))
 
 
-async def _never() -> None:
-    raise AssertionError
-
-
-def answers(
-    *,
-    who: RequestContext = FOR_ALICE,
-    cluster: dict[str, Any] | None,
-    live: dict[str, Any],
-    record: dict[str, Any],
-    forwarded: dict[str, Any],
-) -> tuple[bool, bool, bool]:
-    """Recent, confirmed by another replica, good for an outage: for a live session that every rule serves, but for
-    these changes. Without a cluster if `cluster` is None."""
-    session = a_session(CLOCK, context=CONTEXT, owner="me", epoch=3, version=7)
-    held: Any = LiveSessions(MemoryBackend().events).of_new(session)
-    held.replace_record(session, is_read=True)
-    held.replace_record(replace(session, **record))
-    for name, value in live.items():
-        setattr(held, name, value)
-    lease = SimpleNamespace(is_fresh_for_a_while=True)
-    known = {"replica": "me", "is_fresh": True, "lease": lease, "has_released": lambda _: False}
-    sent = Forwarded(session_id=session.id, principal=ALICE, epoch=3, version=7, granted=None, started=_never)
-    replica: Any = None if cluster is None else SimpleNamespace(**known | cluster)
-    cached = CachedRecords(ContextRules((), "direct"), replica, CLOCK)
-    held.read_at += 60.0  # the tests take no time
-    recent = cached.is_recent(held, who)
-    held.read_at -= 60.0
-    return recent, cached.is_confirmed_by(replace(sent, **forwarded), held, who), cached.serves_outage(held, who)
-
-
 CASES: dict[str, tuple[dict[str, Any], tuple[bool, bool, bool]]] = {
     "nothing changed": ({}, (True, True, True)),
     "another principal": ({"who": FOR_BOB}, (False, False, False)),
@@ -72,10 +42,27 @@ CASES: dict[str, tuple[dict[str, Any], tuple[bool, bool, bool]]] = {
     "another version is vouched for": ({"forwarded": {"version": 8}}, (True, False, True)),
     "expired": ({"record": {"used_at": LONG_AGO, "created_at": LONG_AGO}}, (True, True, False)),
 }
+"""What has changed → recent, confirmed by another replica, good for an outage. A cluster that is None is none."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_cached_record_serves_when_all_conditions_hold(name: str) -> None:
     change, expected = CASES[name]
-    unchanged: dict[str, Any] = {"cluster": {}, "live": {}, "record": {}, "forwarded": {}}
-    assert answers(**unchanged | change) == expected
+    session, who = a_session(CLOCK, context=CONTEXT, owner="me", epoch=3, version=7), change.get("who", FOR_ALICE)
+    held: Any = LiveSessions(MemoryBackend().events).of_new(session)
+    held.replace_record(session, is_read=True)
+    held.replace_record(replace(session, **change.get("record", {})))
+    for attribute, value in change.get("live", {}).items():
+        setattr(held, attribute, value)
+    lease = SimpleNamespace(is_fresh_for_a_while=True)
+    known = {"replica": "me", "is_fresh": True, "lease": lease, "has_released": lambda _: False}
+    cluster = change.get("cluster", {})
+    replica: Any = None if cluster is None else SimpleNamespace(**known | cluster)
+    never = AsyncMock(side_effect=AssertionError)
+    sent = Forwarded(session_id=session.id, principal=ALICE, epoch=3, version=7, granted=None, started=never)
+    sent = replace(sent, **change.get("forwarded", {}))
+    cached = CachedRecords(ContextRules((), "direct"), replica, CLOCK)
+    held.read_at += 60.0  # the tests take no time
+    recent = cached.is_recent(held, who)
+    held.read_at -= 60.0
+    assert (recent, cached.is_confirmed_by(sent, held, who), cached.serves_outage(held, who)) == expected
