@@ -115,14 +115,14 @@ def _shown(sources: VariableSources, name: str, origin: Origin, where: str, valu
     return (value if where.startswith("principal") else scrubbed_text(value))[:_MOST_CHARS]
 
 
-def headers_of(configured: Mapping[str, str], where: str, assertion: str) -> list[Variable]:
+def headers_of(configured: Mapping[str, str], where: str) -> list[Variable]:
     """Return the headers of requests to a server behind a URL: the configured ones, and the gateway's signed
     assertion."""
     found = []
     for name, value in configured.items():
         origin, source = _configured(value, where)
         found.append(Variable(name=name, origin=origin, where=source))
-    return [*found, Variable(name=assertion, origin="gateway", where="a signed statement of the session's context")]
+    return [*found, Variable(name=HEADER, origin="gateway", where="a signed statement of the session's context")]
 
 
 def _configured(value: str, where: str, origin: Origin = "configuration") -> tuple[Origin, str]:
@@ -220,7 +220,7 @@ class SessionEnvironments:
             hidden_tools=hiding[:_MOST_REASONS],
             why=told,
             **(self._process(upstream, session, given) if kind == "command" else {}),
-            headers=headers_of(entry.headers, f"mcpServers.{name}.headers", HEADER) if kind == "url" else [],
+            headers=headers_of(entry.headers, f"mcpServers.{name}.headers") if kind == "url" else [],
         )
 
     def _tools(self, upstream: ConfiguredUpstream, context: Context) -> tuple[int | None, list[HiddenTools]]:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,30 +26,27 @@ _MAX_CACHED: Final = 10_000
 _MAX_CACHED_BYTES: Final = 16 << 20
 
 
+@dataclass(eq=False, repr=False)
 class Assertions:
     """Sign and verify assertions. The first key of the ring signs, all keys verify. `issuer` is the claim `iss`.
     `fields` returns further claims."""
 
-    def __init__(
-        self,
-        ring: KeyRing,
-        *,
-        issuer: str,
-        clock: Callable[[], float] = time.time,
-        fields: Callable[[Session], Mapping[str, Any]] = lambda _: {},
-    ) -> None:
+    ring: InitVar[KeyRing]
+    _: KW_ONLY
+    issuer: str
+    clock: Callable[[], float] = time.time
+    fields: Callable[[Session], Mapping[str, Any]] = lambda _: {}
+
+    def __post_init__(self, ring: KeyRing) -> None:
         seeds = [hashlib.sha256(key).digest() for key in ring.derive(Purpose.ASSERTION)]
         self._keys = {_name(key): key for key in map(Ed25519PrivateKey.from_private_bytes, seeds)}
-        self._issuer = issuer
-        self._fields = fields
-        self._clock = clock
         self._cached: dict[tuple[str, int, str], tuple[float, str]] = {}
         self._cached_bytes = 0
 
     def of(self, session: Session, audience: str) -> str:
         """Return an assertion of a session for the server at the URL `audience`. It is cached, and renewed long before
         it expires."""
-        now = self._clock()
+        now = self.clock()
         key = (session.id, session.version, audience)
         at, token = self._cached.get(key, (0.0, ""))
         if not token or now - at >= _RENEW_AFTER_S:
@@ -65,7 +63,7 @@ class Assertions:
 
         name, key = next(iter(self._keys.items()))
         claims = {
-            "iss": self._issuer,
+            "iss": self.issuer,
             "aud": audience,
             "sub": str(session.principal),
             "iat": now,
@@ -76,7 +74,7 @@ class Assertions:
             "trust": session.context.trust,
             "permissions": list(session.context.permissions),
             "agent": session.client.name,
-            **self._fields(session),
+            **self.fields(session),
         }
         return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": name})
 
@@ -89,10 +87,10 @@ class Assertions:
         try:
             key = self._keys[jwt.get_unverified_header(token).get("kid", "")]
             options: Any = {"verify_aud": False, "verify_exp": False, "verify_iat": False}
-            claims = jwt.decode(token, key.public_key(), algorithms=["EdDSA"], issuer=self._issuer, options=options)
+            claims = jwt.decode(token, key.public_key(), algorithms=["EdDSA"], issuer=self.issuer, options=options)
         except (jwt.InvalidTokenError, KeyError):
             return None
-        is_valid = claims.get("iat", 0) - _SKEW_S <= self._clock() < claims.get("exp", 0)
+        is_valid = claims.get("iat", 0) - _SKEW_S <= self.clock() < claims.get("exp", 0)
         return str(claims["session_id"]) if is_valid and "session_id" in claims else None
 
     def jwks(self) -> dict[str, Any]:

@@ -67,27 +67,24 @@ def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
     return known.get("server"), known.get("principal")
 
 
+@dataclass(eq=False, repr=False)
 class _Channel:
     """The gateway's end of the channel of one gate."""
 
-    def __init__(
-        self,
-        channel: socket.socket,
-        resolves: Callable[..., "DnsResolver"],
-        refusals: ProcessRefusals,
-        *,
-        ended: Callable[["_Channel"], None],
-    ) -> None:
-        self._channel = channel
-        self._refusals = refusals
-        self._ended = ended
+    channel: socket.socket
+    resolves: Callable[..., "DnsResolver"]
+    refusals: ProcessRefusals
+    _: KW_ONLY
+    ended: Callable[["_Channel"], None]
+
+    def __post_init__(self) -> None:
         self._tasks = Tasks("resolver")
-        self._resolver = resolves(
-            learn=self._learn, refused=lambda name: refusals.add(Refusal("name", name, "not listed"))
+        self._resolver = self.resolves(
+            learn=self._learn, refused=lambda name: self.refusals.add(Refusal("name", name, "not listed"))
         )
         self._loop = asyncio.get_running_loop()
-        channel.setblocking(False)
-        self._loop.add_reader(channel.fileno(), self._read)
+        self.channel.setblocking(False)
+        self._loop.add_reader(self.channel.fileno(), self._read)
 
     async def close(self) -> None:
         self._end()
@@ -95,10 +92,10 @@ class _Channel:
 
     def _read(self) -> None:
         for _ in range(_MOST_AT_ONCE):
-            if self._channel.fileno() < 0:
+            if self.channel.fileno() < 0:
                 return
             try:
-                packet, descriptors, _, _ = socket.recv_fds(self._channel, _PACKET_BYTES, 4)
+                packet, descriptors, _, _ = socket.recv_fds(self.channel, _PACKET_BYTES, 4)
             except BlockingIOError:
                 return
             except OSError:
@@ -119,24 +116,24 @@ class _Channel:
         for client in clients:
             self._tasks.spawn(self._resolver.serve(client))
         for kind, what in said.touched:
-            self._refusals.touched(kind, what)
+            self.refusals.touched(kind, what)
         for refused in said.refused:
-            self._refusals.add(refused)
+            self.refusals.add(refused)
 
     def _learn(self, addresses: tuple[str, ...], ports: frozenset[int] | None, seconds: float) -> bool:
         open_ports = None if ports is None else sorted(ports)
         packet = json.dumps({"reachable": [[address, open_ports, seconds] for address in addresses]}).encode()
         try:
-            self._channel.send(packet)
+            self.channel.send(packet)
         except OSError:
             return False
         return True
 
     def _end(self) -> None:
-        if self._channel.fileno() >= 0:
-            self._loop.remove_reader(self._channel.fileno())
-            self._channel.close()
-            self._ended(self)
+        if self.channel.fileno() >= 0:
+            self._loop.remove_reader(self.channel.fileno())
+            self.channel.close()
+            self.ended(self)
 
 
 MAX_STREAMS: Final = 32

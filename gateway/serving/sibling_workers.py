@@ -13,6 +13,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from transports.inbound.connection_handover import GIVEN, KEPT, RETURNED
@@ -60,41 +61,39 @@ class Received(NamedTuple):
     moves: int
 
 
+@dataclass(eq=False, repr=False)
 class SiblingWorkers:
     """Send connections from this worker to the other workers, and receive theirs.
 
     `counts`: the number of connections that were handed over, by outcome.
     """
 
-    def __init__(
-        self, number: int, table: int, inbox: socket.socket, outlets: Sequence[socket.socket], counts: Counter[str]
-    ) -> None:
-        self._number = number
-        self._table = table
-        self._outlets = outlets
-        self.inbox = inbox
-        self.counts = counts
+    number: int
+    table: int
+    inbox: socket.socket
+    outlets: Sequence[socket.socket]
+    counts: Counter[str]
 
     def close(self) -> None:
         """Close this worker's descriptors of the inboxes and the table."""
-        os.close(self._table)
-        for end in (self.inbox, *self._outlets):
+        os.close(self.table)
+        for end in (self.inbox, *self.outlets):
             end.close()
 
     def join(self, replica: str) -> None:
         """Write the name of this worker's replica into the table."""
         row = replica.encode().ljust(_ROW_BYTES, b"\0")
         assert len(row) == _ROW_BYTES, replica
-        os.pwrite(self._table, row, self._number * _ROW_BYTES)
+        os.pwrite(self.table, row, self.number * _ROW_BYTES)
 
     def place_of(self, owner: str) -> int | None:
         """Return the number of the worker that is the replica `owner`. Return None if that is this worker, or no worker
         of this parent."""
-        rows = os.pread(self._table, len(self._outlets) * _ROW_BYTES, 0)
+        rows = os.pread(self.table, len(self.outlets) * _ROW_BYTES, 0)
         wanted = owner.encode().ljust(_ROW_BYTES, b"\0")
-        for number in range(len(self._outlets)):
+        for number in range(len(self.outlets)):
             if rows[number * _ROW_BYTES : (number + 1) * _ROW_BYTES] == wanted:
-                return None if number == self._number or not owner else number
+                return None if number == self.number or not owner else number
         return None
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
@@ -113,9 +112,9 @@ class SiblingWorkers:
         return is_sent
 
     def _send(self, descriptor: int, place: int, moves: int) -> bool:
-        message = _MESSAGE.pack(self._number, moves)
+        message = _MESSAGE.pack(self.number, moves)
         try:
-            socket.send_fds(self._outlets[place], [message], [descriptor])
+            socket.send_fds(self.outlets[place], [message], [descriptor])
         except OSError:  # its inbox is full, or too many descriptors are on their way
             return False
         return True

@@ -81,9 +81,9 @@ def test_of_no_process_the_names_are_known_and_one_of_many_sessions_has_nothing_
 
 def test_headers_of_a_server_behind_a_url_have_their_sources() -> None:
     configured = {"Authorization": "Bearer ${secret:token}", "X-Team": SECRET}
-    found = headers_of(configured, "mcpServers.far.headers", "mcp-context")
+    found = headers_of(configured, "mcpServers.far.headers")
     assert [(one.name, one.origin, one.value) for one in found] == [
-        ("Authorization", "secret", None), ("X-Team", "configuration", None), ("mcp-context", "gateway", None),
+        ("Authorization", "secret", None), ("X-Team", "configuration", None), ("mcp-gateway-context", "gateway", None),
     ]  # fmt: skip
     assert found[0].where == "mcpServers.far.headers, with gateway.secrets.token"
 
