@@ -89,11 +89,16 @@ class Connection:
         The future fails with `StoreUnavailable`. The cause is `ServerError` if Redis refused the command.
         """
         loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Any] = loop.create_future()
+        if self._transport is None:
+            # It was lost after it had opened for this caller. A future that waits here without its command would take
+            # the first reply on the next connection, and each reply there would go to the wrong command.
+            reply.set_exception(StoreUnavailable("the connection to Redis was lost"))
+            return reply
         if not self._unsent:
             # All commands of one iteration of the event loop go out in one write.
             loop.call_soon(self._flush)
         self._unsent.append(packed)
-        reply: asyncio.Future[Any] = loop.create_future()
         self._unanswered.append(reply)
         if self._timer is None:
             self._due = self._answered + len(self._unanswered)
@@ -154,8 +159,10 @@ class Connection:
         # Sent at once, so that no other command can precede the greeting.
         self._greeted = [self.send(packed) for packed in self._greeting]
 
-    def replied(self, reply: Any) -> None:
-        """Complete the oldest unanswered command with its reply."""
+    def replied(self, wire: "_Wire", reply: Any) -> None:
+        """Complete the oldest unanswered command with its reply. Ignored if `wire` is not the current one."""
+        if wire is not self._wire:
+            return
         self._answered += 1
         waiting = self._unanswered.popleft()
         if waiting.done():
@@ -223,7 +230,7 @@ class _Wire(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not False:
-                self._owner.replied(reply)
+                self._owner.replied(self, reply)
         except (hiredis.ProtocolError, IndexError):
             self._owner.broken(self, "Redis sent bytes that are not a reply")
 

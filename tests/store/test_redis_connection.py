@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from time import monotonic, time
+from typing import Any
 
 import pytest
 
 from session_store import StoreError, StoreUnavailable
 from session_store.redis import RedisBackend
+from session_store.redis.connection import encoded
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.redis_server import RunningRedis, running_redis
@@ -53,6 +55,23 @@ async def test_a_password_is_given_first_and_a_wrong_one_is_told(
         await wrong.open()
     assert "wrong-password" not in str(caught.value)
     await wrong.close()
+
+
+@requirement("ctx.isolated")
+async def test_no_reply_goes_to_another_command_when_a_connection_is_lost_between_two(backend: RedisBackend) -> None:
+    """The next command was about to be sent, or a reply was still to be read."""
+    own: Any = backend.commands
+    await own.run("PING")
+    lost = own._connection._wire
+    own._connection.broken(lost, "lost")
+    late = own._connection.send(encoded("ECHO", "late"))
+    assert await own.run("ECHO", "first") == b"first"
+    with pytest.raises(StoreUnavailable, match="lost"):
+        await late
+    replies = asyncio.gather(*(own.run("ECHO", each) for each in ("second", "third")))
+    await asyncio.sleep(0)
+    lost.data_received(b"+another's\r\n")
+    assert await replies == [b"second", b"third"]
 
 
 async def test_a_script_redis_has_forgotten_is_given_to_it_again(backend: RedisBackend) -> None:
