@@ -28,6 +28,10 @@ class OwnLease:
     def __init__(self) -> None:
         self.peers: Mapping[str, str] | None = None
         self._until = 0.0
+        self._trusted = 0.0
+        self.is_compared = True
+        """False from a new connection to the store until its records were compared with the live sessions: it may be a
+        copy that lacks the last claims of this replica."""
         self.trusted_until = 0.0
         """Time (monotonic clock) until which no other replica can claim a session of this one unnoticed."""
         self._renewed_since: float | None = None
@@ -45,7 +49,7 @@ class OwnLease:
         if self._renewed_since is None or asked_at >= self._until:
             self._renewed_since = asked_at
         self._until = max(self._until, asked_at + LEASE_S)
-        self.trusted_until = max(self.trusted_until, asked_at + TRUST_S)
+        self._trust(asked_at + TRUST_S)
 
     def not_renewed(self) -> None:
         """Record that the store has not answered: leases of other replicas may look expired because of the outage."""
@@ -54,7 +58,22 @@ class OwnLease:
     def held(self, asked_at: float) -> None:
         """Record that all other replicas, asked at `asked_at` (monotonic clock), agree to claim no session of this one
         for `HOLD_S`."""
-        self.trusted_until = max(self.trusted_until, min(asked_at + HOLD_S, self._until))
+        self._trust(min(asked_at + HOLD_S, self._until))
+
+    def _trust(self, until: float) -> None:
+        self._trusted = max(self._trusted, until)
+        if self.is_compared:
+            self.trusted_until = self._trusted
+
+    def store_connected(self) -> None:
+        """Trust nothing until `compared`: the store behind a new connection may be a copy."""
+        self.is_compared = False
+        self.trusted_until = 0.0
+
+    def compared(self) -> None:
+        """Record that the store names this replica as the owner of all its live sessions."""
+        self.is_compared = True
+        self.trusted_until = self._trusted
 
     @property
     def is_fresh(self) -> bool:

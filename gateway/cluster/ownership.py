@@ -192,6 +192,9 @@ class Cluster:
         self._taken_over = taken_over
         self.lease = OwnLease()
         self.configuration = ConfigurationNumber(directory, self.replica)
+        self.store_connected = asyncio.Event()
+        """Set when a connection to the store has opened, until the live sessions are compared with its records."""
+        directory.when_connected(self._store_connected)
         self._listed_at = -LEASE_S
         self._asked_to_beat: dict[str, float] = {}  # the replica that was asked last, and when
         self.is_leaving = False
@@ -209,6 +212,10 @@ class Cluster:
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
+
+    def _store_connected(self) -> None:
+        self.lease.store_connected()
+        self.store_connected.set()
 
     async def beat(self) -> None:
         """Renew this replica's lease, and close the sessions that other replicas have claimed. Raises

@@ -1,4 +1,5 @@
-"""Check that the store names this replica as owner of its live sessions: each session once per lease time.
+"""Check that the store names this replica as owner of its live sessions: each session once per lease time, and all
+when a connection to the store has opened.
 
 A store may fail over to a copy that lacks the last claims. Then a session's record names an earlier owner, and no
 replica is notified. The last owner keeps processes that no request reaches, and the earlier owner may still have
@@ -36,15 +37,25 @@ class Reconciliation:
         self._part = 0
 
     async def keep_comparing(self) -> None:
-        """Compare one part of the sessions at each heartbeat, until cancelled. A slow comparison does not delay later
-        ones."""
-        clock = asyncio.get_running_loop().time
+        """Compare one part of the sessions at each heartbeat, until cancelled; compare all when a connection to the
+        store has opened. A slow comparison does not delay later ones."""
+        clock, connected = asyncio.get_running_loop().time, self._cluster.store_connected
         due = clock()
         while True:
             due = max(due + BEAT_S, clock())
-            await asyncio.sleep(due - clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await connected.wait()
             with contextlib.suppress(StoreUnavailable):
-                await self.compare()
+                await (self.compare() if self._cluster.lease.is_compared else self.compare_all())
+
+    async def compare_all(self) -> None:
+        """Compare all sessions with the store, so that this replica trusts its lease again. Raises as `compare`."""
+        self._cluster.store_connected.clear()
+        for _ in range(_PARTS):
+            await self.compare()
+        if not self._cluster.store_connected.is_set():
+            self._cluster.lease.compared()
 
     async def compare(self) -> None:
         """Compare the next part of the sessions with the store, and end those that this replica has lost.

@@ -131,6 +131,9 @@ class MemoryDirectory:
         self._configurations: dict[str, int] = {}
         self._held: dict[str, tuple[int, float]] = {}
 
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Do nothing: there is no connection, and no claim is lost."""
+
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         self._leases[replica] = (address, self._clock() + lease_s)
         lost = self._lost[replica]

@@ -47,6 +47,10 @@ class Directory(Protocol):
         back to it. A number that the store has lost is recorded again.
         """
 
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time a connection to the store has opened, before the first reply to a command on it.
+        The store may then be a copy that lacks the last claims. A store that cannot lose a claim never calls it."""
+
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         """Renew the replica's lease for `lease_s` seconds. Return the ids of sessions that others have claimed from it.
         Answers can be lost, so each id is returned until a call has it in `handled`. Pass the last answer unchanged,

@@ -94,6 +94,9 @@ class RedisDirectory:
         self._sessions = sessions
         self._named_at, self._named = float("-inf"), ("", "")
 
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        self._commands.when_connected(callback)
+
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         lost = await self._commands.call(
             _BEAT, [keys.lease(replica), keys.lost(replica)], address, math.ceil(lease_s * 1_000), *handled

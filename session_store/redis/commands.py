@@ -78,7 +78,12 @@ class Commands:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._connection = Connection(client)
+        self._connected: list[Callable[[], None]] = []
+        self._connection = Connection(client, self._connected)
+
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Call `callback` as `session_store.ports.cluster.Directory.when_connected` says."""
+        self._connected.append(callback)
 
     async def run(self, *command: Any) -> Any:
         """Send one command and return its reply. Raises `StoreUnavailable`, also for a command that Redis refuses."""
@@ -167,6 +172,7 @@ class ClusterCommands(Commands):
     (docs/adr/0004-redis.md)."""
 
     def __init__(self, seeds: Sequence[Address], client_at: Callable[[Address], Redis]) -> None:
+        self._connected: list[Callable[[], None]] = []
         self._seeds = list(seeds)
         self._client_at = client_at
         self._clients: dict[Address, Redis] = {}
@@ -313,7 +319,7 @@ class ClusterCommands(Commands):
 
     def _connection_to(self, address: Address) -> Connection:
         if address not in self._connections:
-            self._connections[address] = Connection(self._client_of(address))
+            self._connections[address] = Connection(self._client_of(address), self._connected)
         return self._connections[address]
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ this module (docs/adr/0004-redis.md).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, cast
 
 import hiredis
@@ -48,6 +48,8 @@ class SharedRun:
 
 TIMEOUT_S: Final = 1.0
 _TICK_S: Final = 0.25
+_LASTING_S: Final = 1.0
+"""Seconds after which a connection that ends is replaced at once. Something may accept and end each new one."""
 
 
 def encoded(*command: Any) -> bytes:
@@ -63,16 +65,19 @@ class Connection:
     """Send commands over a connection that is opened when needed, again after it was lost. A loss fails the commands in
     flight.
 
-    It is unknown whether those commands took effect, so no command is ever sent twice.
+    It is unknown whether those commands took effect, so no command is ever sent twice. `connected`: called each time
+    the server behind a new connection has answered.
     """
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, connected: Iterable[Callable[[], None]] = ()) -> None:
         self._client = client
+        self._connected = connected
         self._transport: asyncio.Transport | None = None
         self._connecting = SharedRun(self._connect)
         self._wire: _Wire | None = None
         self._greeting: list[bytes] = []
         self._greeted: list[asyncio.Future[Any]] = []
+        self._greeted_at = 0.0
         self._unsent: list[bytes] = []
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._answered = 0
@@ -158,6 +163,13 @@ class Connection:
         self._transport = transport
         # Sent at once, so that no other command can precede the greeting.
         self._greeted = [self.send(packed) for packed in self._greeting]
+        self._greeted[-1].add_done_callback(self._greets)  # first of all callbacks of replies on this connection
+
+    def _greets(self, reply: asyncio.Future[Any]) -> None:
+        if not reply.cancelled() and reply.exception() is None:
+            self._greeted_at = asyncio.get_running_loop().time()
+            for callback in self._connected:
+                callback()
 
     def replied(self, wire: "_Wire", reply: Any) -> None:
         """Complete the oldest unanswered command with its reply. Ignored if `wire` is not the current one."""
@@ -176,9 +188,11 @@ class Connection:
 
     def broken(self, wire: "_Wire", reason: str) -> None:
         """Fail all commands in flight, because the connection of `wire` has ended. Ignored if `wire` is not the current
-        one."""
+        one. Connect again at once, unless the connection was new: the server may have failed over."""
         if wire is self._wire:
             self._fail(reason)
+            if asyncio.get_running_loop().time() - self._greeted_at >= _LASTING_S:
+                self._connecting.start()
 
     # -- failing
 

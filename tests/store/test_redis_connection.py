@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from session_store import StoreError, StoreUnavailable
-from session_store.redis import RedisBackend
+from session_store.redis import RedisBackend, connection
 from session_store.redis.connection import encoded
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -72,6 +72,32 @@ async def test_no_reply_goes_to_another_command_when_a_connection_is_lost_betwee
     await asyncio.sleep(0)
     lost.data_received(b"+another's\r\n")
     assert await replies == [b"second", b"third"]
+
+
+@requirement("rep.failover")
+async def test_a_lost_connection_is_replaced_at_once_and_told_before_its_first_reply(
+    backend: RedisBackend, redis_server: RunningRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, again = list[str](), asyncio.Event()
+
+    def connected() -> None:
+        events.append("connected")
+        if events.count("connected") == 2:
+            again.set()
+
+    async def ping() -> None:
+        await backend.commands.run("PING")
+        events.append("reply")
+
+    backend.directory.when_connected(connected)
+    await asyncio.gather(ping(), ping())
+    assert events == ["connected", "reply", "reply"]
+    monkeypatch.setattr(connection, "_LASTING_S", 0.0)
+    redis_server.client().client_kill_filter(_type="normal", skipme=True)
+    async with asyncio.timeout(20):
+        await again.wait()  # without a command
+    await ping()
+    assert events[3:] == ["connected", "reply"]
 
 
 async def test_a_script_redis_has_forgotten_is_given_to_it_again(backend: RedisBackend) -> None:

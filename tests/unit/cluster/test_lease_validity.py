@@ -37,6 +37,21 @@ def test_a_replica_trusts_itself_for_a_moment_after_a_renewal_and_longer_while_a
     assert LEASE_S <= trusted_s < LEASE_S + HOLD_S / 2, "until its lease is over"
 
 
+@requirement("rep.failover")
+def test_behind_a_new_connection_to_the_store_nothing_is_trusted_until_all_is_compared(clock: FakeClock) -> None:
+    lease = OwnLease()
+    lease.renewed(clock())
+    lease.store_connected()
+    assert not lease.is_fresh
+    lease.renewed(clock())
+    lease.held(clock())
+    assert not lease.is_fresh, "others may have claimed what the store has forgotten"
+    lease.compared()
+    assert lease.is_fresh
+    clock.pass_time(TRUST_S)
+    assert not lease.is_fresh
+
+
 def test_a_late_renewal_counts_from_when_it_was_asked_for(clock: FakeClock) -> None:
     lease = OwnLease()
     lease.renewed(clock())

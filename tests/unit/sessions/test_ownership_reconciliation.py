@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,6 +145,56 @@ async def test_a_part_is_compared_again_at_once_if_the_store_did_not_answer(
     assert failures == 2 and await pair.has_ended_what_was_forgotten()
 
 
+async def test_behind_a_new_connection_all_is_compared_at_once_and_nothing_is_trusted_before(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_of(pair.last)
+    await cluster.beat()
+    await pair.forget()
+    cluster.lease.store_connected()
+    cluster.store_connected.set()
+    assert cluster.may_have_lost(pair.after.id)
+    compare_all, is_compared = pair.comparison.compare_all, asyncio.Event()
+
+    async def compare() -> None:
+        await compare_all()
+        is_compared.set()
+
+    monkeypatch.setattr(pair.comparison, "compare_all", compare)
+    comparing = asyncio.ensure_future(pair.comparison.keep_comparing())
+    await is_compared.wait()
+    comparing.cancel()
+    await pair.last.lifecycle.settled()
+    assert await pair.has_ended_what_was_forgotten() and cluster.is_fresh
+
+
+async def test_while_the_store_fails_or_is_connected_again_nothing_is_trusted(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, directory = cluster_of(pair.last), pair.backend.directory
+    await cluster.beat()
+    owners, outcomes = directory.owners, iter([StoreUnavailable("failing over"), "again"])
+
+    async def unsteady(session_ids: Sequence[str]) -> Any:
+        match next(outcomes, None):
+            case StoreUnavailable() as failure:
+                raise failure
+            case "again":
+                cluster.lease.store_connected()
+                cluster.store_connected.set()
+        return await owners(session_ids)
+
+    monkeypatch.setattr(directory, "owners", unsteady)
+    cluster.lease.store_connected()
+    with pytest.raises(StoreUnavailable):
+        await pair.comparison.compare_all()
+    assert not cluster.is_fresh
+    await pair.comparison.compare_all()
+    assert not cluster.is_fresh, "the first part was compared with another server"
+    await pair.comparison.compare_all()
+    assert cluster.is_fresh
+
+
 async def test_a_slow_comparison_delays_no_later_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     now, began = 100.0, list[float]()
 
@@ -157,8 +208,14 @@ async def test_a_slow_comparison_delays_no_later_one(pair: Pair, monkeypatch: py
         if len(began) == 5:
             raise asyncio.CancelledError
 
+    @contextlib.asynccontextmanager
+    async def timeout_at(due: float) -> AsyncIterator[None]:
+        await passes(max(0.0, due - now))
+        raise TimeoutError
+        yield
+
     loop = SimpleNamespace(time=lambda: now)
-    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=passes, get_running_loop=lambda: loop))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(timeout_at=timeout_at, get_running_loop=lambda: loop))
     monkeypatch.setattr(pair.comparison, "compare", compare)
     with pytest.raises(asyncio.CancelledError):
         await pair.comparison.keep_comparing()
