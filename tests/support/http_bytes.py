@@ -99,8 +99,8 @@ def answers(
     deadline_s: float = 10.0,
 ) -> Received:
     """Send the chunks, a number among them being a pause in seconds, and read until the other side closes, or until it
-    has been quiet for `quiet_s` with nothing left unfinished and at least `expected` final responses, or until the
-    deadline."""
+    has been quiet for `quiet_s` with nothing left unfinished, at least `expected` final responses, and none that says
+    that the connection ends, or until the deadline."""
     with connected(listener) as sock:
         heard = _Heard(sock, time.monotonic() + deadline_s)
         awaited = 0
@@ -113,7 +113,7 @@ def answers(
             elif not _was_sent(sock, chunk):
                 break
         while not heard.is_over:
-            if not heard.more(quiet_s) and heard.has(max(expected, 1)):
+            if not heard.more(quiet_s) and heard.has(max(expected, 1)) and not heard.ends:
                 break
     return heard.all()
 
@@ -156,6 +156,12 @@ class _Heard:
         """Whether there are so many final responses, and nothing is unfinished."""
         heard = read_answers(bytes(self._bytes), closed=False)
         return len(heard.statuses) >= count and all(answer.complete for answer in heard.answers)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last response says that the connection ends."""
+        heard = self.all().answers
+        return bool(heard) and heard[-1].headers.get("connection") == "close"
 
     def wait_for(self, count: int) -> None:
         while not self.is_over and not self.has(count):
