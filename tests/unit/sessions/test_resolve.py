@@ -172,6 +172,20 @@ async def test_a_session_key_comes_after_a_token_and_before_the_cookie() -> None
         await parts.resume(request(MODERN, mcp_gateway_session="forged", **KEY))
 
 
+@requirement("cli.session-key", "cli.session-key-bound")
+async def test_a_session_key_names_one_session_of_one_principal_at_one_endpoint() -> None:
+    parts = Parts()
+    first, again = [await parts.resume_or_open(KEYED) for _ in range(2)]
+    theirs = await parts.resume_or_open(KEYED, FOR_BOB)
+    elsewhere = await parts.resume_or_open(request(MODERN, endpoint="/servers/a/mcp", **KEY))
+    opened = [resolved.opened for resolved in (first, again, theirs, elsewhere)]
+    assert first.live is again.live and opened == [True, False, True, True]
+    assert await parts.resume(request(MODERN, mcp_gateway_session_key="agent-2")) is None
+    await parts.store.end(first.live.session.id)
+    await parts.lifecycle.close(first.live.session.id)
+    assert (await parts.resume_or_open(KEYED)).opened, "the key is free again"
+
+
 @requirement("cli.session-key-anonymous")
 async def test_an_anonymous_session_with_a_key_waits_for_its_client_as_long_as_any_other() -> None:
     parts = Parts()
