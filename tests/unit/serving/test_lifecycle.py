@@ -5,6 +5,7 @@ import logging
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -191,12 +192,9 @@ async def test_a_gateway_alone_only_ends_its_streams() -> None:
 async def test_sessions_are_released_as_their_calls_end_and_those_that_are_claimed_meanwhile_too(
     answers: bool, sessions: type[FakeSessions], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def another() -> None:
-        if not answers:
-            raise StoreUnavailable("away")
-
     began, cluster, found = clock(), a_cluster(), sessions(rounds=3)
-    monkeypatch.setattr(cluster, "another", another)
+    if not answers:
+        monkeypatch.setattr(cluster, "another", AsyncMock(side_effect=StoreUnavailable("away")))
     asyncio.get_running_loop().call_later(module.LINGER_S / 2, setattr, found, "rounds", 3)
     await draining(found, cluster=cluster).drain()
     assert found.rounds <= 0 and (clock() - began >= module.LINGER_S) is not answers
