@@ -107,7 +107,7 @@ class Refused(Exception):
 
 class OwnedByPeer(Exception):
     """Another process owns the session of this request. Nothing was done or sent yet. `route` tells the `Forwarder`
-    where to send the request."""
+    where to send the request (a `gateway.cluster.ownership.Route`, which no transport reads)."""
 
     def __init__(self, route: Any) -> None:
         super().__init__("another process serves this request")
@@ -201,7 +201,8 @@ class FastPathOffer:
 
     def __init__(self) -> None:
         self.decision: Any = None
-        """The handler's decision on the request, for its own further steps. None: it makes no offer."""
+        """The handler's decision on the request (`gateway.relay.fast_path.CallDecision`), for its own further steps.
+        None: it makes no offer."""
         self.path_for: Callable[[Request, float], CallPath | None] | None = None
         """The function that makes the fast path, once this call was answered in one piece. Its arguments are a request,
         and the seconds after which an unanswered call gets an event stream. None: further calls go to the handler."""
@@ -220,14 +221,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `headers` has lower-case names. `params` is the top level of the message's params. `same_site` is False if a browser
     reports that another site caused the request. `forwarded` is set if another replica sent the request: it holds the
-    facts which that replica has checked. `peer` is the address of the connection, `client` the network of the client
-    behind trusted proxies. `arrived_at` is a time of the monotonic clock (0: unknown). `again`: the request was
-    forwarded to a process that was lost, and may have taken effect. `body_bytes` is the size of the body, which stays
-    in memory until the request is answered. `check_mirrored(schema, params)` raises `Refused` if arguments of a tool
-    call disagree with the headers that mirror them. It is called only after the caller is known to see the tool.
-    `vouched_for` is the authenticated caller of a request from within the process; None for any other. `handler_cache`
-    is None unless the connection repeats the head. `offer` is None unless the connection can send, on the fast path,
-    calls that differ from this one only in id, arguments and progress token.
+    facts which that replica has checked (`gateway.cluster.ownership.Forwarded`). `peer` is the address of the
+    connection, `client` the network of the client behind trusted proxies. `arrived_at` is a time of the monotonic clock
+    (0: unknown). `again`: the request was forwarded to a process that was lost, and may have taken effect. `body_bytes`
+    is the size of the body, which stays in memory until the request is answered. `check_mirrored(schema, params)`
+    raises `Refused` if arguments of a tool call disagree with the headers that mirror them. It is called only after the
+    caller is known to see the tool. `vouched_for` is the authenticated caller of a request from within the process
+    (`gateway.identity.authenticate.Authenticated`); None for any other. `handler_cache` is None unless the connection
+    repeats the head. `offer` is None unless the connection can send, on the fast path, calls that differ from this one
+    only in id, arguments and progress token.
     """
 
     era: Era
@@ -349,9 +351,10 @@ class Handler(Protocol):
     async def call(self, request: Request) -> Answer:
         """Handle a client's request, and return its answer."""
 
-    async def admit(self, request: Request) -> None:
-        """Authenticate the sender of a request by its head, and count `body_bytes` against the sender's rate limit,
-        before the body is decoded. The message itself is counted when it is handled."""
+    async def check_sender(self, request: Request) -> None:
+        """Authenticate the sender of a request by its head, and count `body_bytes` against the sender's rate limit.
+        Called before a large body is read, and before any body is decoded, except one with a head that was checked
+        before. The message itself is counted when it is handled."""
 
     async def join(self, request: Request) -> Carried:
         """Authenticate the client that opens an HTTP+SSE stream, and find or open its session."""

@@ -45,16 +45,16 @@ class LegacyTaskBridge(LegacyServerBridge):
         self._is_over = False
         self._unverified: TaskAtServer | None = None  # a resumed task that the server has not confirmed yet
 
-    def finish(self, exchange: Exchange, message: Message) -> Message | None:
+    def answer_for_client(self, exchange: Exchange, message: Message) -> Message | None:
         """Return the response for the modern client; None if the call goes on as a task, or was failed here."""
         if not isinstance(message.result, msgspec.Raw):
             self._over()
-            return super().finish(exchange, message)
+            return super().answer_for_client(exchange, message)
         result = msgspec.json.decode(message.result, type=Object)
         if self._own_id or "task" not in result:
             self._over()
             plain = msgspec.Raw(encode(without_related(result)))
-            return super().finish(exchange, msgspec.structs.replace(message, result=plain))
+            return super().answer_for_client(exchange, msgspec.structs.replace(message, result=plain))
         task = object_of(result["task"])
         self._own_id = own_id(task)
         if not self._own_id or exchange.live is None:

@@ -34,7 +34,7 @@ class LegacyServerBridge:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
 
-    def finish(self, exchange: Exchange, message: Message) -> Message | None:
+    def answer_for_client(self, exchange: Exchange, message: Message) -> Message | None:
         """Translate the server's response, and return it for the modern client. An error that asks the user to visit
         URLs becomes an `input_required` result."""
         if isinstance(message.error, msgspec.Raw):

@@ -49,7 +49,7 @@ class ModernServerBridge:
         self._meta = meta
         self._rounds: CallRounds | None = None  # None until the server asks something
 
-    def finish(self, exchange: Exchange, message: Message) -> Message | None:
+    def answer_for_client(self, exchange: Exchange, message: Message) -> Message | None:
         """Return the response for the legacy client. Return None if the call has failed or goes on: the server asks for
         input, has created a task, or gets the call again with new headers."""
         if isinstance(message.error, msgspec.Raw):

@@ -170,7 +170,7 @@ class TaskFollower(ABC):
     def _end(self, message: Message) -> None:
         """End the call with this response."""
         self._conversation.end(self._exchange)
-        self._exchange.settle(message)
+        self._exchange.finish_translated(message)
 
     # -- following
 
@@ -377,7 +377,7 @@ def ask_legacy_client(
         if isinstance(message.error, msgspec.Raw):
             # The modern era cannot pass an error to the server: the call ends with the client's error.
             conversation.end(exchange)
-            exchange.settle(message)
+            exchange.finish_translated(message)
         elif isinstance(message.result, msgspec.Raw):
             answered(key, message.result)
 

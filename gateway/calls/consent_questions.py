@@ -37,7 +37,7 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
     elif exchange.method in MAY_ASK:
         requests = {_KEY: {"method": _ASK, "params": question}}
         result = encode({"resultType": "input_required", "inputRequests": requests})
-        exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
+        exchange.finish_translated(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
     else:
         exchange.refuse(refused)
 

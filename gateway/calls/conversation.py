@@ -471,7 +471,7 @@ class Conversation:
                 self.unreadable(message.id, f"server {self.name!r} sent a message that cannot be read")
             return
         if message.is_response:
-            self._settle(message)
+            self._answered(message)
         elif message.is_request:
             self._router.asked(self, message, stream)
         else:
@@ -539,13 +539,13 @@ class Conversation:
         self.calls.free_memory()
         self.users.free_memory()
 
-    def _settle(self, message: Message) -> None:
+    def _answered(self, message: Message) -> None:
         if not self.links.has_answered and self.links.is_open:
             self.links.answered()
         # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.
         exchange = self.calls.take(message.id)
         if exchange is None:
-            if self._own.settle(message):
+            if self._own.answered(message):
                 return
             if message.id is None and not self._own:
                 exchange = self.calls.take_only()

@@ -70,7 +70,7 @@ def fallback_id() -> str:
 class Bridge(Protocol):
     """Translates between a client of one protocol era and a server of the other."""
 
-    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
+    def answer_for_client(self, exchange: "Exchange", message: Message) -> Message | None:
         """Translate the server's response for the client. Return None if the call has not ended yet."""
 
 
@@ -118,7 +118,7 @@ class Exchange(ObservedCall):
     makes_task = False  # True if the client wants a task (MCP 2025-11-25), and its progress
     keeps_complete = False  # True if `shape` leaves complete results as they are
     bridge: Bridge | None = None
-    takes_rounds = False  # True if `settle` takes questions and tasks of a modern server, in either era of the client
+    takes_rounds = False  # True if questions and tasks of a modern server are taken, in either era of the client
     suspended: SuspendedCall | None = None
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
@@ -360,12 +360,12 @@ class Exchange(ObservedCall):
         server that the client must be told; None if there is none."""
         self.restarted = restarted or self.restarted
         if self.bridge is not None:
-            if (bridged := self.bridge.finish(self, message)) is None:
+            if (bridged := self.bridge.answer_for_client(self, message)) is None:
                 return
             message = bridged
-        self.settle(message)
+        self.finish_translated(message)
 
-    def settle(self, message: Message) -> None:
+    def finish_translated(self, message: Message) -> None:
         """End the call with a response in the client's era: apply the shape, and send the response to the client."""
         client_id = encode(self.client_id)
         restarted = self.restarted
@@ -382,7 +382,8 @@ class Exchange(ObservedCall):
                 try:
                     shaped = self._shaped(found := _objects.decode(result), restarted)
                 except Refused as refused:
-                    return self.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(refused.error()))))
+                    refusal = msgspec.Raw(encode(refused.error()))
+                    return self.finish_translated(Message(jsonrpc="2.0", id=0, error=refusal))
                 result = result if shaped is found else encode(shaped)  # an unchanged result keeps its bytes
             outcome = outcome_of(result)
             if outcome is TOOL_ERROR:

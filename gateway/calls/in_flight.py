@@ -263,7 +263,7 @@ class OwnRequests:
             pass
         return closed
 
-    def settle(self, message: Message) -> bool:
+    def answered(self, message: Message) -> bool:
         """Give an answer to the future that waits for it. Return False if the message answers no such request."""
         answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
         if answer is None:

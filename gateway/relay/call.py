@@ -3,16 +3,18 @@
 A request comes in at `Calls.call`. Read this file from there downwards:
 
 1. Who: `Senders.who` authenticates the client and counts the request against the client's rate limit.
-2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it. They answer `ping` and the
-   methods of tasks themselves, and handle a `tools/call` that becomes a task.
+2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it. `Clients.session` and `answer`
+   answer what needs no server: `server/discover`, `ping`, requests about tasks. If a `tools/call` may become a task,
+   `as_task` runs the steps below inside the reply of `gateway.tasks`, which can answer before they end.
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
 5. May it: `_send` asks `gateway.relay.policy_admission`, which requests the server's lists if its decision needs them.
 6. Send: `start` (`gateway.relay.requests_to_server`) makes the request for the server, in the form of the server's era,
    and sends it in the session's conversation with the server.
 7. Answer: the link passes each message to `Conversation.message`, which finds the call by its request id.
-   `Exchange.finish` has a bridge translate it; `settle` gives it the client's id and form, and pushes it to the reply
-   (`gateway.relay.reply_delivery`). The wire sends it, and calls `done`. `Intake` answers a call that cannot be sent.
+   `Exchange.finish` has a bridge translate it; `finish_translated` gives it the client's id and form, and pushes it to
+   the reply (`gateway.relay.reply_delivery`). The wire sends it, unless another replica owns the session by now
+   (`CallReply.confirmed`), and calls `done`. `Intake` answers a call that cannot be sent.
 
 A step that every call needs is added here, once. Calls that repeat an earlier one skip these steps while the earlier
 decision is valid (`gateway.relay.fast_path`). Preparing a fast path does not change the present call.
@@ -125,7 +127,7 @@ class Senders:
             raise
         return RequestContext(who.principal, who.granted, correlation, who.until)
 
-    async def admit(self, request: Request) -> None:
+    async def check(self, request: Request) -> None:
         """Authenticate the sender of a request before its body is read, and count the body's bytes. Raises as `who`."""
         who = None
         try:
@@ -309,22 +311,23 @@ class Intake:
         headers. `server` is the name of the server; if empty, the params of the call determine the server.
 
         Raises:
-            Refused: as `admit`; 429, too many or too large calls are in flight; the call names nothing that exists.
+            Refused: as `count_call`; 429, too many or too large calls are in flight; the call names nothing that
+                exists.
         """
         live = live_session_of(coming.exchange)
         if live is not None:
-            await self.admit(live, coming.request, coming.exchange)
+            await self.count_call(live, coming.request, coming.exchange)
         return await self.accept_counted(coming, server)
 
-    async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
+    async def count_call(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
         """Count a call against its session's rate. Beyond the rate, first wait. Raises `Refused`: 429, as `accept`;
         404, the session has ended meanwhile; or the client has cancelled the call."""
-        with self.waiting(live, request, exchange):
+        with self.in_flight(live, request, exchange):
             await self._turn(live, request.body_bytes)
         if exchange is not None and exchange.is_over:
             raise cancelled_by_client()
 
-    async def count(self, live: LiveSession) -> None:
+    async def count_message(self, live: LiveSession) -> None:
         """Count a message that is no call against its session's rate. Beyond the rate, first wait. Raises `Refused`:
         429, too many messages; 404, the session has ended meanwhile."""
         with live.in_use():
@@ -336,7 +339,7 @@ class Intake:
             raise session_unknown()
 
     @contextlib.contextmanager
-    def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
+    def in_flight(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
         """Count a request as in flight during the `with` block. The client can cancel it meanwhile if `exchange` is
         given. Raises `Refused`: 429, as `accept`."""
         with live.in_use(held=self._room_for(live, request.body_bytes)):
@@ -369,9 +372,9 @@ class Intake:
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
         try:
             if request.again:
-                await self._relay_again(request, call)
+                await self._repeat(request, call)
             else:
-                target, offer = await self._relay(request, call), request.offer
+                target, offer = await self._tell_and_relay(request, call), request.offer
                 if target is not None and offer is not None and offer.decision is not None:
                     offer.make(functools.partial(self._paths.of, offer.decision, target, who, request.params))
         except BaseException as raised:
@@ -434,13 +437,13 @@ class Intake:
             return self._agreed(without_reserved(meta_of(params)), exchange.context)
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
-    async def _relay(self, request: Request, call: Call) -> CallTarget | None:
+    async def _tell_and_relay(self, request: Request, call: Call) -> CallTarget | None:
         """Send a call to its server, after notifying the replica that forwarded it. Returns and raises as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.started()
         return await relay(self.endpoints[request.endpoint], call)
 
-    async def _relay_again(self, request: Request, call: Call) -> None:
+    async def _repeat(self, request: Request, call: Call) -> None:
         """Repeat a call that may have been executed before, if its tool allows that; else answer with an error."""
         if call.live is not None and (lost := call.live.lost) is not None:
             # Else a client that resumes one of the lost streams would have the call repeated once more.
@@ -453,7 +456,7 @@ class Intake:
             call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
             return
         try:
-            await self._relay(request, call)
+            await self._tell_and_relay(request, call)
         except UpstreamUnavailable as error:
             call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
 

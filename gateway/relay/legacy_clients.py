@@ -110,7 +110,7 @@ class CallRecovery:
         """
         session_id = resolved.live.session.id
         try:
-            await self._intake.admit(resolved.live, request)
+            await self._intake.count_call(resolved.live, request)
             # From now on, what the earlier process still writes is left out. If it has ended the stream before, it has
             # deleted the request.
             await self._events.append(session_id, stream, b"")
@@ -268,7 +268,7 @@ class LegacyClients:
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         message, method = message_of(request), message_of(request).method
         if method == "ping":
-            await self.intake.count(resolved.live)
+            await self.intake.count_message(resolved.live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"), live=resolved.live)
         if method in OF_TASKS:
             return await self.tasks.call(request, who, resolved)
@@ -335,7 +335,7 @@ class LegacyClients:
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         live.client_sent(message)
-        await self.intake.count(live)
+        await self.intake.count_message(live)
         params = request.params
         method = str(message.method)
         if method in REQUESTS:
@@ -377,7 +377,7 @@ class LegacyClients:
         event."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
-        await self.intake.count(live)
+        await self.intake.count_message(live)
         stream: str = STANDALONE
         after: str | None = None
         if last_event_id is not None:

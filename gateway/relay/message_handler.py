@@ -48,8 +48,8 @@ class MessageHandler:
         self.log.refused_by_wire(refused)
         return refused
 
-    async def admit(self, request: Request) -> None:
-        await self.senders.admit(request)
+    async def check_sender(self, request: Request) -> None:
+        await self.senders.check(request)
 
     async def join(self, request: Request) -> Carried:
         who = await self.senders.who(request)

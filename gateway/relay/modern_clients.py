@@ -194,6 +194,7 @@ class ModernClients:
     async def as_task(self, coming: IncomingCall) -> Answer | None:
         if type(coming.exchange) is Exchange:
             return None
+        # `TaskMaker` awaits the second argument: it is what `Calls` would do with a call that is no task.
         return await self.tasks.answer(coming, self.intake.accept(coming))
 
     async def _resume(
@@ -263,7 +264,7 @@ class ModernClients:
         live = resolved.live
         live.client_sent(message)
         with live.in_use():
-            await self.intake.count(live)
+            await self.intake.count_message(live)
             meta = self.intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
             asker = Asker(live, MODERN, caller, who.correlation)
             await extensions.notify(Notice(method, request.params, meta, asker, live, resolved.context))

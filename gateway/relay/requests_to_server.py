@@ -283,7 +283,7 @@ class ResultCaching:
         for_all = not (self._upstream.settings.has_own_process and self._conversation.was_used)
         self._upstream.server_lists.results.keep(cache_key, message.result, self._version, for_all=for_all)
 
-    def finish(self, exchange: Exchange, message: Message) -> Message | None:
+    def answer_for_client(self, exchange: Exchange, message: Message) -> Message | None:
         """Cache the result, if that is allowed. Return the answer for the client, translated by the bridge `then`."""
         self.keep(live_session_of(exchange), message)
-        return message if self._then is None else self._then.finish(exchange, message)
+        return message if self._then is None else self._then.answer_for_client(exchange, message)

@@ -42,7 +42,7 @@ COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Drain:
-    """Drain this process, and report whether it is ready. Implements `admin.this_replica.Serving`."""
+    """Drain this process, and report whether it is ready. Implements `gateway.admin.this_replica.Serving`."""
 
     state: ServingState
     readiness: Readiness

@@ -153,4 +153,4 @@ def _alias(within: Session, handle: str) -> str:
 
 def _answer(exchange: Exchange, era: Era, content: dict[str, Any]) -> None:
     result = tool_result(era, str(next(iter(content.values()))), content)
-    exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
+    exchange.finish_translated(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))

@@ -61,7 +61,7 @@ class LegacyTasks:
         exchange, request = coming.exchange, coming.request
         live = live_session_of(exchange)
         if live is not None:
-            await self.intake.admit(live, request)  # the call counts before anything is asked or stored for it
+            await self.intake.count_call(live, request)  # the call counts before anything is asked or stored for it
         made = await self.requested.begin(exchange, request, coming.who)
         if made is not None:
             return made
@@ -79,8 +79,8 @@ class LegacyTasks:
         message = message_of(request)
         method = str(message.method)
         if not METHODS[method].named:
-            await self.intake.count(resolved.live)
-            with self.intake.waiting(resolved.live, request):
+            await self.intake.count_message(resolved.live)
+            with self.intake.in_flight(resolved.live, request):
                 page = await self._list(request, who, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), live=resolved.live)
         text = text_of(request.params, "taskId")

@@ -113,7 +113,7 @@ class RequestedTasks:
         live, params = live_session_of(exchange), request.params
         if self.maker is None or live is None or exchange.method != "tools/call" or not self.is_for(live):
             return None
-        with self.intake.waiting(live, request, exchange):
+        with self.intake.in_flight(live, request, exchange):
             tool = await self._tool(live, exchange, request, who.correlation)
             if exchange.is_over:
                 raise cancelled_by_client()
@@ -123,7 +123,7 @@ class RequestedTasks:
             plain = {key: value for key, value in params.items() if key != "task"}
             call = msgspec.structs.replace(request, params=plain)
             asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted, kept_s=for_s)
-            # `waiting` keeps the session in use until `accept_counted` does.
+            # `in_flight` keeps the session in use until `accept_counted` does.
             running = await self.maker.begin(asked, call, tool)
         created, handle = running.task, self.handles.of_record(running.task)
         asked.known_as(handle)

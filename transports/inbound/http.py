@@ -96,28 +96,28 @@ async def read_body(
     receive: Receive,
     headers: Mapping[str, str],
     limit: int,
-    admit: Callable[[int], Awaitable[object]] | None = None,
+    check_sender: Callable[[int], Awaitable[object]] | None = None,
     held: HeldBody | None = None,
 ) -> bytes | None:
     """Read the request's body, and return it. Return None if the client disconnected before its end.
 
-    `admit` raises `Refused` if the sender may not send so many bytes. It is called before more than
+    `check_sender` raises `Refused` if the sender may not send so many bytes. It is called before more than
     `STRANGER_BODY_BYTES` are read; for a smaller body, when all of it was read. Without a declared length, it is called
     once more for the rest. `held` counts the bytes read; the caller releases them.
 
     Raises:
-        Refused: 413, the body has more than `limit` bytes, and is not read on; the errors of `admit` and `held`.
+        Refused: 413, the body has more than `limit` bytes, and is not read on; the errors of `check_sender` and `held`.
     """
     declared = headers.get("content-length", "")
     length = int(declared) if declared.isdigit() else 0
     if length > limit:
         raise _too_large(limit)
     chunks: list[bytes] = []
-    size = admitted = 0
+    size = checked = 0
     while True:
-        if admit is not None and not admitted and max(length, size) > STRANGER_BODY_BYTES:
-            admitted = max(length, size)
-            await admit(admitted)
+        if check_sender is not None and not checked and max(length, size) > STRANGER_BODY_BYTES:
+            checked = max(length, size)
+            await check_sender(checked)
         event = await receive()
         if event["type"] == "http.disconnect":
             return None
@@ -129,8 +129,8 @@ async def read_body(
             held.grows_to(size)
         chunks.append(chunk)
         if not event.get("more_body", False):
-            if admit is not None and (size > admitted or not admitted):
-                await admit(size - admitted)
+            if check_sender is not None and (size > checked or not checked):
+                await check_sender(size - checked)
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

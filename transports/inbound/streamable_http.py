@@ -95,7 +95,8 @@ class StreamableHttp:
             elif scope["method"] == "POST":
                 check_post(headers)
                 held = HeldBody(self._body_budget, lambda: head.client)
-                read = await read_body(receive, headers, self._body_limit, functools.partial(self._admit, head), held)
+                check = functools.partial(self._check_sender, head)
+                read = await read_body(receive, headers, self._body_limit, check, held)
                 if read is None:
                     return
                 body = read
@@ -118,11 +119,11 @@ class StreamableHttp:
     ) -> None:
         await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
-    async def _admit(self, head: Head, body_bytes: int) -> None:
+    async def _check_sender(self, head: Head, body_bytes: int) -> None:
         """Authenticate the sender of a body of `body_bytes`, unless the request is forwarded: then the other replica
         has done this. Raises `Refused`."""
         if head.forwarded is None:
-            await self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes))
+            await self._handler.check_sender(self.posts.of_head(head, head.era, body_bytes=body_bytes))
 
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None

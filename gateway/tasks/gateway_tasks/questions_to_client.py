@@ -81,7 +81,7 @@ class Rounds(RoundTrips):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
             conversation_of(self._exchange).end(self._exchange)
-            self._exchange.settle(message)
+            self._exchange.finish_translated(message)
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         """Do nothing: the client has not answered in time, and the caller cancels the call."""

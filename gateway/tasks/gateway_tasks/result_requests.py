@@ -125,7 +125,7 @@ class Room:
         self._taken = 0
         self._freed = asyncio.Event()
 
-    async def settle(self, call: Exchange, message: Message) -> None:
+    async def finish(self, call: Exchange, message: Message) -> None:
         """Answer a call with `message`, after its client has read enough of the earlier answers.
 
         Raises:
@@ -141,7 +141,7 @@ class Room:
         self._body_budget.take(self._counted_as, counted, 0)
         self._taken += size
         call.when_done(functools.partial(self._give_back, size, counted))
-        call.settle(message)
+        call.finish_translated(message)
 
     def _give_back(self, size: int, counted: int) -> None:
         self._body_budget.give_back(self._counted_as, counted)
@@ -218,7 +218,7 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
             return None
         found = await outcome.look(text, look)
         if isinstance(found, Message):
-            await room.settle(call, found)
+            await room.finish(call, found)
             return None
         return found
 

@@ -184,7 +184,7 @@ class TaskExchange(Exchange):
     def _settle_held(self, message: Message) -> None:
         conversation = conversation_of(self)
         try:
-            self.settle(message)
+            self.finish_translated(message)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # nobody else would answer the call
             reason = f"server {conversation.name!r} answered with a result that cannot be read"
             self.fail(OUTCOME_UNKNOWN, reason)
@@ -202,7 +202,7 @@ class TaskExchange(Exchange):
         self.suspendable().ask_until(monotonic() + self.work.answer_s)
         self.work.asks()
 
-    def settle(self, message: Message) -> None:
+    def finish_translated(self, message: Message) -> None:
         if (self._holds_questions or self.work is not None) and isinstance(message.result, msgspec.Raw):
             result = object_of(message.result)
             if is_input_required(result) and self._holds_questions:
@@ -215,7 +215,7 @@ class TaskExchange(Exchange):
             if is_task(result) and self.work is not None:
                 self.work.follow(result)
                 return
-        super().settle(message)
+        super().finish_translated(message)
 
     def become(self, work: TaskWork, result: Object) -> None:
         """Become the task `work`: answer the client's open request with `result`, which has the handle. All later

@@ -330,7 +330,7 @@ class _Handler:
                 raise Refused(404, -32001, "no session")
         return _Answer(self, request, kind)
 
-    async def admit(self, request: Request) -> None:
+    async def check_sender(self, request: Request) -> None:
         """Any caller is admitted. Heads from memory are those of callers who were."""
 
     async def negotiated(self, request: Request) -> str:

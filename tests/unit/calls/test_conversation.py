@@ -224,8 +224,8 @@ def message_of(frame: Frame | None) -> Any:
 @pytest.mark.parametrize(
     ("end", "state"),
     [
-        (lambda call: call.settle(parse(encode(RESULT))), S.ANSWERED),
-        (lambda call: call.settle(parse(encode(ERROR))), S.ANSWERED),
+        (lambda call: call.finish_translated(parse(encode(RESULT))), S.ANSWERED),
+        (lambda call: call.finish_translated(parse(encode(ERROR))), S.ANSWERED),
         (lambda call: call.fail(OUTCOME_UNKNOWN, "it is gone"), S.FAILED),
         (lambda call: call.fail(CANCELLED, "the client left"), S.CANCELLED),
         (lambda call: call.abandon(), S.ABANDONED),
@@ -240,7 +240,7 @@ def test_the_first_end_counts(end: Callable[[Exchange], None], state: ExchangeSt
     frames = 0 if state is S.ABANDONED else 1
     assert len(outcomes) == frames
     call.fail(OUTCOME_UNKNOWN, "once more")
-    call.settle(parse(encode(RESULT)))
+    call.finish_translated(parse(encode(RESULT)))
     assert call.state is state and len(outcomes) == frames
 
 

@@ -255,7 +255,7 @@ async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled(
     assert live.exchanges == {*exchanges[:2]} and live.busy == 2
     with pytest.raises(Refused, match="in flight"):
         await intake.accept(IncomingCall(exchanges[2], a_request(), WHO, {}))
-    counted = asyncio.create_task(intake.count(live))
+    counted = asyncio.create_task(intake.count_message(live))
     await asyncio.sleep(0)
     (cancelled,) = live.in_flight_as(0)
     cancelled.cancel("the client cancelled")
@@ -271,7 +271,7 @@ async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled(
 async def test_a_message_that_waits_for_its_turn_is_refused_as_unknown_if_its_session_ends() -> None:
     live, endpoint = a_live(), Rated()
     intake = an_intake(endpoint)
-    waiting = [intake.accept(IncomingCall(a_tool_call(live), a_request(), WHO, {})), intake.count(live)]
+    waiting = [intake.accept(IncomingCall(a_tool_call(live), a_request(), WHO, {})), intake.count_message(live)]
     tasks = [asyncio.create_task(each) for each in waiting]
     await asyncio.sleep(0)
     await live.close()

@@ -193,7 +193,7 @@ class Replica:
 
     async def settles(self, running: RunningTask, **end: bytes) -> Task:
         """The record of a task whose call has that `result` or `error`."""
-        running.exchange.settle(end_of_call(**end))
+        running.exchange.finish_translated(end_of_call(**end))
         await self.table.settled()
         return await self.store.read(running.task)
 

@@ -35,7 +35,7 @@ async def test_of_two_replicas_one_runs_a_task_again() -> None:
     assert (found.runs, found.epoch, found.status) == (2, 2, "working") and "again" in found.message
     assert msgspec.json.decode(params["arguments"]) == {"n": 1}
     assert exchange.context == RIGHTS != store.session.context, "those of the request, whatever the session has now"
-    exchange.settle(result("done"))
+    exchange.finish_translated(result("done"))
     for replica in replicas:
         await replica.table.settled()
         assert replica.held == 0 and len(replica.table) == 0
@@ -79,7 +79,7 @@ async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decide
     store.clock.pass_time(30.0)
     await replica.decided(task)
     for exchange, _ in replica.sent:
-        exchange.settle(result("done"))
+        exchange.finish_translated(result("done"))
     await replica.table.settled()
     found = await store.read(task)
     assert (found.status, len(replica.sent)) == (("completed", 1) if repeatable else ("failed", 0))

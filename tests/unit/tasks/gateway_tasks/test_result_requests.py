@@ -75,7 +75,7 @@ class Scene:
 
     def ends(self, size: int = 0) -> None:
         """The call of the task ends, with a result of about that many bytes."""
-        self.running.exchange.settle(end_of_call(result=encode({"content": [], "data": "x" * size})))
+        self.running.exchange.finish_translated(end_of_call(result=encode({"content": [], "data": "x" * size})))
 
 
 @pytest.fixture

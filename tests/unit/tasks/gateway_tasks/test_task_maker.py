@@ -85,7 +85,7 @@ class Parts:
 
     async def finished(self) -> Task:
         """The record of the task once its call has ended."""
-        self.exchange.settle(result("done"))
+        self.exchange.finish_translated(result("done"))
         await self.table.settled()
         stored = await self.stored()
         assert stored is not None and len(self.table) == 0
@@ -142,7 +142,7 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception |
         parts.store.tasks.failures = [error]
     answer = await parts.answer()
     await turns()
-    parts.exchange.settle(result("plain"))
+    parts.exchange.finish_translated(result("plain"))
     assert await parts.first(answer) == {"text": "plain"}
     answer.done()
     assert parts.is_done and len(parts.table) == 0 and parts.counts == ({} if error else {"refused": 1})
@@ -156,7 +156,7 @@ async def test_a_call_that_ends_while_its_task_is_stored_has_no_task(*, leaves: 
         answer.cancel("the client disconnected")
         answer.done()
     else:
-        parts.exchange.settle(result("plain"))
+        parts.exchange.finish_translated(result("plain"))
         assert await parts.first(answer) == {"text": "plain"}
     await parts.goes_on()
     assert await parts.stored() is None, "nobody has its handle"

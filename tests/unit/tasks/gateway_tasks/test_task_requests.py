@@ -160,7 +160,7 @@ async def scene() -> One:
 @requirement("task.durable")
 async def test_an_outcome_is_told_and_found_once_the_store_has_it(scene: One) -> None:
     scene.store.tasks.go.clear()
-    scene.running.exchange.settle(result("done"))
+    scene.running.exchange.finish_translated(result("done"))
     assert scene.running.task.is_over
     asked = asyncio.ensure_future(scene.get())
     await turns(20)
@@ -173,7 +173,7 @@ async def test_an_outcome_is_told_and_found_once_the_store_has_it(scene: One) ->
 
 async def test_what_is_told_is_what_a_full_store_keeps(scene: One) -> None:
     scene.store.tasks.failures.append(StoreFull("full"))
-    scene.running.exchange.settle(result("done"))
+    scene.running.exchange.finish_translated(result("done"))
     told = await scene.get()
     assert told["status"] == "failed" and "full" in told["statusMessage"]
 
@@ -184,7 +184,7 @@ async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
 ) -> None:
     scene.store.tasks.go.clear()
     if how == "get":
-        scene.running.exchange.settle(result("done"))
+        scene.running.exchange.finish_translated(result("done"))
     with monkeypatch.context() as short, pytest.raises(StoreUnavailable):
         short.setattr("gateway.tasks.gateway_tasks.task_requests._STORED_S", 0.05)
         await (scene.get() if how == "get" else scene.made.cancelled(scene.handle, scene.who))
