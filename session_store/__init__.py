@@ -1,7 +1,7 @@
 """Store sessions and the data that belongs to them. Does not know HTTP, MCP methods or transports."""
 
 from session_store.connect import backend_for
-from session_store.current import current_session
+from session_store.current_tool_session import current_session
 from session_store.embedded.events import MemoryEventLog
 from session_store.memory import MemoryBackend, MemorySessionStore
 from session_store.ports.accounting import (
@@ -26,9 +26,9 @@ from session_store.ports.errors import (
 )
 from session_store.ports.events import Entry, Event, EventLog, EventStreams, Reserved, id_of_event
 from session_store.ports.sessions import Gone, SessionStore
-from session_store.ports.state import InvalidState, StateStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
 from session_store.ports.timelines import Timeline, TimelineEntry, TimelineHead, TimelinePart, TimelineStore
+from session_store.ports.tool_state import InvalidState, StateStore
 from session_store.session import (
     ANONYMOUS,
     ClientFacts,
@@ -41,7 +41,7 @@ from session_store.session import (
     Session,
     Source,
 )
-from session_store.tokens import InvalidKeyRing, KeyRing, Purpose, TokenCodec
+from session_store.token_signing import InvalidKeyRing, KeyRing, Purpose, TokenCodec
 from session_store.tool_session import MISSING, NoSession, SessionState, ToolSession
 
 __all__ = [

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import anyio.to_thread
 
 from session_store.ports.errors import SessionGone, StoreUnavailable
-from session_store.ports.state import InvalidState, check_key
+from session_store.ports.tool_state import InvalidState, check_key
 from session_store.session import Context, ContextField, Provenance
 from session_store.tool_session import (
     ACCESS_VARIABLE,

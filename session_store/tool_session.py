@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from session_store.ports.state import InvalidState, check_key
+from session_store.ports.tool_state import InvalidState, check_key
 from session_store.session import Context, InvalidMetadata
 
 _SDK_ERRORS: Final = "mcp.server.mcpserver.exceptions"

@@ -25,8 +25,8 @@ LAYERS = {
 }
 PURE = [
     "session_store/session.py",
-    "session_store/tokens.py",
-    "session_store/ports/state.py",
+    "session_store/token_signing.py",
+    "session_store/ports/tool_state.py",
     "session_store/redaction.py",
     "session_store/record.py",
     "transports/mirrored_headers.py",
@@ -167,7 +167,7 @@ OF_EXTRAS = {
     "gateway/integrations/mcp_sdk.py": "mcp",
     "gateway/integrations/pytest_plugin.py": "test",
     "gateway/observability/tracing.py": "tracing",
-    "gateway/sessions/session_tools.py": "mcp",
+    "gateway/sessions/session_management_tools.py": "mcp",
     "mcp_session_gateway/pytest_plugin.py": "test",
     "session_store/testing": "test",
     "transports/testing": "test",
@@ -413,7 +413,7 @@ CONTEXT_VARIABLES = {
     "gateway/observability/logs.py": "the correlation id of log lines",
     "gateway/observability/tracing.py": "the span of a request, for who reports its end",
     "gateway/integrations/mcp_sdk.py": "the log that an SDK's event store writes to",
-    "session_store/current.py": "current_session(), for the code of tools",
+    "session_store/current_tool_session.py": "current_session(), for the code of tools",
     "transports/via_header.py": "the gateways that a request has passed, which it repeats to servers",
 }
 

@@ -68,7 +68,10 @@ IMPORT_ALL = """
 import importlib, pkgutil, gateway, session_store, transports
 # For tests; programs of their own.
 unwanted = ("testing", "pytest_plugin", "fork_server", "__main__")
-of_the_sdk = ("context.consent_flow", "integrations.mcp_sdk", "sessions.session_tools", "upstream.in_process")
+of_the_sdk = (
+    *("context.consent_flow", "integrations.mcp_sdk"),
+    *("sessions.session_management_tools", "upstream.in_process"),
+)
 for package in (gateway, session_store, transports):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         try:

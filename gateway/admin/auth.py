@@ -22,7 +22,7 @@ from gateway.identity.authenticate import KeyDigests, digest_of
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from session_store import ExpiringFlags, KeyRing
-from session_store.tokens import Purpose, is_canonical
+from session_store.token_signing import Purpose, is_canonical
 from transports.inbound.http import Guard
 
 _HOST_CHARS: Final = 261

@@ -16,7 +16,7 @@ from gateway.calls.suspended_call import SuspendedCall
 from gateway.errors import bad_request_state
 from gateway.protocol.methods import METHODS
 from session_store import KeyRing, Principal, Purpose
-from session_store.tokens import is_canonical
+from session_store.token_signing import is_canonical
 from transports.jsonrpc import Object, decode_exact, encode
 
 STATE_TTL_S: Final = 600.0

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss, step
 from gateway.calls.server_start_failures import Backoff, FirstAnswerTimeout, newest, with_output_tail
 from gateway.calls.watched_messages import WatchedMessages
-from gateway.context.link_resources import NO_RESOURCES, LinkResources
+from gateway.context.resources_for_links import NO_RESOURCES, LinkResources
 from gateway.errors import ConsentNeeded, StartRefused
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_json, server_info_of
 from session_store import Session
-from session_store.current import bound_session
+from session_store.current_tool_session import bound_session
 from transports.background_tasks import Tasks, TasksClosed
 from transports.era import Era
 from transports.jsonrpc import Message, splice

@@ -23,7 +23,7 @@ from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.credential_claims import CallerToken, CredentialClaims
 from gateway.observability.observed_call import Counted, Failure
-from gateway.protocol.shown_tools import ShownTools
+from gateway.protocol.shown_tool_hashes import ShownTools
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventStreams, Session, StoreUnavailable, TimelineEntry
 from transports.era import Era

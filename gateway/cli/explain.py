@@ -19,7 +19,7 @@ from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.config.settings_base import sample_of
 from gateway.config.url_paths import path_of
-from gateway.context.client_announcements import Announcements
+from gateway.context.announced_context import Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
@@ -29,8 +29,8 @@ from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.approval import Unlockable, lists_of
-from gateway.upstreams.configuration_review import listed_names
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.pattern_review import listed_names
 from session_store import ANONYMOUS, ClientFacts, Context, Principal, Session
 from transports.inbound_port import Refused
 

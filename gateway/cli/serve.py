@@ -140,7 +140,7 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
     if not (is_alone and for_people):
         configure_logging(level, options.log_format)
         return None
-    from gateway.cli.startup_greeting import StatusLine, TerminalWelcome  # loads rich
+    from gateway.cli.terminal_greeting import StatusLine, TerminalWelcome  # loads rich
 
     status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
     configure_logging(level, "pretty", status)

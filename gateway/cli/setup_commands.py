@@ -49,7 +49,7 @@ from gateway.config.hosts.client_snippets import (
 from gateway.config.hosts.entries import command_fault
 from gateway.config.load import gathered
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, load
-from session_store.tokens import generate_key
+from session_store.token_signing import generate_key
 from transports.upstream.child_process import ProcessFailed
 
 _TEMPLATE: Final = """\

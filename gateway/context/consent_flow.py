@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from gateway.config.addresses import is_of_this_machine
 from gateway.config.secrets import ConsentSettings, safe_url
-from gateway.context.authorization_requests import BadAnswer, NoToken, client_headers
+from gateway.context.authorization_server_client import BadAnswer, NoToken, client_headers
 from gateway.context.consented_tokens import LINK_S, ConsentedTokens, Grant, Registration, grant_name, with_token
 from session_store import Principal
 

@@ -26,7 +26,7 @@ from transports.background_tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
 if TYPE_CHECKING:
-    from gateway.context.authorization_requests import AuthorizationRequests, Given
+    from gateway.context.authorization_server_client import AuthorizationServerClient, Given
 
 logger = logging.getLogger(__name__)
 
@@ -147,15 +147,15 @@ class ConsentedTokens:
         self.base = base
         self.clock = clock
         self._tasks = Tasks("gateway.secrets")
-        self._made: AuthorizationRequests | None = None
+        self._made: AuthorizationServerClient | None = None
 
     @property
-    def requests(self) -> "AuthorizationRequests":
+    def requests(self) -> "AuthorizationServerClient":
         """Return the sender of requests to authorization servers, which is made at its first use."""
         if self._made is None:
-            from gateway.context.authorization_requests import AuthorizationRequests  # loads an HTTP client
+            from gateway.context.authorization_server_client import AuthorizationServerClient  # loads an HTTP client
 
-            self._made = AuthorizationRequests()
+            self._made = AuthorizationServerClient()
         return self._made
 
     async def token_for(self, secret: str, settings: ConsentSettings, principal: Principal) -> Grant:
@@ -230,7 +230,7 @@ class ConsentedTokens:
 
     async def _after_refresh(self, settings: ConsentSettings, grant: Grant) -> Grant | None:
         """Ask for a new token. Return the grant with it, or with the fault; None if the grant has ended."""
-        from gateway.context.authorization_requests import ASKED_AGAIN_S, NoToken, client_headers
+        from gateway.context.authorization_server_client import ASKED_AGAIN_S, NoToken, client_headers
 
         form = {**grant.form, "grant_type": "refresh_token", "refresh_token": grant.refresh}
         named_by = f"gateway.secrets.{grant.secret}.consent"

@@ -159,7 +159,7 @@ class PrincipalSecrets:
         return found, math.inf
 
     async def _exchanged(self, name: str, settings: ExchangeSettings, token: CallerToken | None) -> tuple[str, float]:
-        from gateway.context.authorization_requests import NoToken  # loads an HTTP client
+        from gateway.context.authorization_server_client import NoToken  # loads an HTTP client
         from gateway.context.token_exchange import TokenExchange
 
         if token is None:

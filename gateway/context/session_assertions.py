@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from gateway.context.session_facts import workspace_source
 from session_store import KeyRing, Purpose, Session
-from session_store.tokens import is_canonical
+from session_store.token_signing import is_canonical
 
 HEADER: Final = "mcp-gateway-context"
 VALID_S: Final = 60

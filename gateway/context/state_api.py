@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from gateway.context.session_facts import workspace_source
 from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
-from session_store.ports.state import MAX_VALUE_BYTES
+from session_store.ports.tool_state import MAX_VALUE_BYTES
 from session_store.tool_session import ToolSession, to_json
 from transports.inbound.unix_app_server import PEER_PID
 from transports.upstream.process_tree import is_below, parent

@@ -17,11 +17,11 @@ import msgspec
 from cachetools import FIFOCache
 
 from gateway.config.secrets import ExchangeSettings, TokenEndpoint
-from gateway.context.authorization_requests import (
+from gateway.context.authorization_server_client import (
     ACCESS_TOKEN,
     ASKED_AGAIN_S,
     ID_JAG,
-    AuthorizationRequests,
+    AuthorizationServerClient,
     Given,
     NoToken,
     client_headers,
@@ -58,7 +58,7 @@ class TokenExchange:
         self._clock = clock
         self._held: FIFOCache[bytes, HeldToken] = FIFOCache(_MAX_CACHED)
         self._tasks = Tasks(f"gateway.secrets.{name}")
-        self._requests = AuthorizationRequests()
+        self._requests = AuthorizationServerClient()
 
     async def token_for(self, caller: CallerToken) -> HeldToken:
         """Return the token for a caller with that access token.

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from gateway.integrations.session_middleware import response_of
 from gateway.relay.message_handler import store_errors_refused
-from session_store.current import SCOPE_KEY, bound_session
+from session_store.current_tool_session import SCOPE_KEY, bound_session
 from transports.era import Era
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json
 from transports.inbound_port import OwnedByPeer, Refused, Request

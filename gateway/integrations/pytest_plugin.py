@@ -20,7 +20,7 @@ def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBacken
 
     from gateway.integrations.app_session_store import kept_in
     from session_store import MemoryBackend
-    from session_store.tokens import generate_key
+    from session_store.token_signing import generate_key
 
     for name, value in (("STORE", "memory://"), ("KEYS", generate_key())):
         if not os.environ.get(f"MCP_GATEWAY_{name}") and not os.environ.get(f"MCP_GATEWAY_{name}_FILE"):
@@ -37,7 +37,7 @@ def mcp_session(mcp_session_store: "MemoryBackend") -> "Iterator[ToolSession]":
     from gateway.config.sessions import SessionSettings
     from gateway.integrations.app_session_store import AppSessions
     from session_store import ANONYMOUS
-    from session_store.current import bound_session, tool_session
+    from session_store.current_tool_session import bound_session, tool_session
 
     session = AppSessions(mcp_session_store, SessionSettings()).new(ANONYMOUS, "")
     mcp_session_store.sessions.records.write(session)

@@ -20,7 +20,7 @@ from gateway.integrations.app_session_store import AppSessions, AppStore, StoreP
 from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, StoreFull, backend_for
 from session_store.app_store import DocumentBackend, DocumentStore
 from session_store.connect import BackendOptions, check_store_url
-from session_store.current import SCOPE_KEY, bound_session
+from session_store.current_tool_session import SCOPE_KEY, bound_session
 from transports.inbound.http import Receive, Scope, Send, send_json
 from transports.inbound_port import HeaderList, Refused
 

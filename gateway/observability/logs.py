@@ -21,7 +21,7 @@ from gateway.observability.escaped_text import visible, visible_line
 from gateway.observability.outcome import EndedCall
 from gateway.protocol.methods import METHODS
 from session_store import Principal
-from session_store.current import current_session_id
+from session_store.current_tool_session import current_session_id
 from session_store.session import redact
 
 Serving = Callable[[], Mapping[str, str]]

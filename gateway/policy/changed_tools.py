@@ -16,7 +16,7 @@ from gateway.policy.told_once import MOST_NAME, ToldOnce
 from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.item_digests import form_of
 from gateway.protocol.merged_lists import Tools
-from gateway.protocol.shown_tools import ShownTools
+from gateway.protocol.shown_tool_hashes import ShownTools
 from session_store import Session
 from transports.jsonrpc import Object, encode
 

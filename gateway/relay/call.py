@@ -40,7 +40,7 @@ from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
-from gateway.context.client_announcements import Announcements
+from gateway.context.announced_context import Announcements
 from gateway.context.session_facts import CONTEXT_KEY, SessionFacts, correlation_id, with_context
 from gateway.errors import (
     OUTCOME_UNKNOWN,

@@ -26,7 +26,7 @@ from gateway.calls.session_event_streams import (
     end_lost,
     id_in_log,
 )
-from gateway.context.client_announcements import Announcements
+from gateway.context.announced_context import Announcements
 from gateway.context.session_facts import traced_error, with_context, with_meta, with_trace
 from gateway.errors import (
     CANCELLED_BY_CLIENT,

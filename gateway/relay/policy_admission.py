@@ -27,13 +27,13 @@ from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.merged_lists import Names, Tools, has_more
 from gateway.protocol.methods import LISTS, LOCKED_LISTS, METHODS
 from gateway.protocol.params import text_of
-from gateway.protocol.shown_tools import NOTHING
+from gateway.protocol.shown_tool_hashes import NOTHING
 from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
 from gateway.protocol.uris import matches_any_template
 from gateway.sessions.child_sessions import with_handles
-from gateway.upstreams.configuration_review import require_matches
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import MOST_URI_CHARS, listed_items
+from gateway.upstreams.pattern_review import require_matches
 from session_store import Context, Session
 from transports.era import Era
 from transports.inbound_port import Refused

@@ -12,8 +12,8 @@ from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.config.url_paths import ALL, NOWHERE, path_of
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.consented_tokens import ConsentedTokens
-from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.principal_secrets import PrincipalSecrets
+from gateway.context.resources_for_links import LinkResourceProvider
 from gateway.context.session_assertions import Assertions
 from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.decisions import Policy
@@ -25,12 +25,12 @@ from gateway.relay.extension_methods import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, VisibleServers
+from gateway.sandbox.gate_threads import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import Packages, fetched_with
 from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.refusals import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
-from gateway.sandbox.system_call_gates import SandboxGates
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation
 from gateway.serving.workers import worker_count
@@ -44,7 +44,7 @@ from gateway.upstreams.process_sandbox import SandboxedResources
 from session_store import TimelineEntry
 from session_store.redaction import scrubbed_text
 from session_store.session import redact
-from session_store.tokens import Purpose
+from session_store.token_signing import Purpose
 from transports.upstream.cgroup_delegation import OFF
 from transports.upstream.fork_server_client import ForkServer
 
@@ -217,7 +217,10 @@ def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any])
     if not base.settings.gateway.tools:
         return dict(given)
     try:
-        from gateway.sessions.session_tools import NAME, gateway_tools  # loads the SDK, which only these tools need
+        from gateway.sessions.session_management_tools import (  # loads the SDK, which only these tools need
+            NAME,
+            gateway_tools,
+        )
     except ModuleNotFoundError:
         raise missing_extra("gateway.tools", "mcp") from None
     return {**given, NAME: gateway_tools(sessions.lifecycle, base.backend.sessions)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from gateway.calls.live_session import LiveSession
 from gateway.config.sessions import is_usable_workspace
 from gateway.config.settings import Settings
-from gateway.context.client_announcements import Announcements
+from gateway.context.announced_context import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION
@@ -15,7 +15,7 @@ from gateway.sessions.client_chosen_keys import session_key
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import RecordLimits, SessionRecords
 from gateway.sessions.session_loading import SessionAttacher
-from session_store.current import tool_session
+from session_store.current_tool_session import tool_session
 
 
 class SessionParts:

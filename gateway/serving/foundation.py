@@ -19,15 +19,15 @@ from gateway.observability.logs import call_lines
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from gateway.observability.tracing import tracing
+from gateway.policy.process_memory import ServerMemory
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
-from gateway.policy.server_memory import ServerMemory
 from gateway.serving.readiness import ServingState
 from gateway.serving.workers import worker_count
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
-from session_store.tokens import Purpose
+from session_store.token_signing import Purpose
 from transports.via_header import gateway_name
 
 T = TypeVar("T")

@@ -31,8 +31,8 @@ from gateway.serving.build_sessions import is_usable_for
 from gateway.serving.composition import Parts
 from gateway.serving.drain import COMPLETE
 from gateway.serving.workers import has_terminal
-from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.pattern_review import compare
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.jsonrpc import Message

@@ -21,7 +21,7 @@ from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
 from gateway.sessions.client_chosen_keys import checked_key
 from session_store import Session, StoreUnavailable, backend_for
-from session_store.tokens import Purpose, has_form_of_token
+from session_store.token_signing import Purpose, has_form_of_token
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.background_tasks import Tasks
 from transports.inbound.in_process_client import InProcessClient

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
-from gateway.context.client_announcements import Announcements
+from gateway.context.announced_context import Announcements
 from gateway.context.session_facts import WORKSPACE_KEY
 from gateway.errors import other_workspace
 from gateway.identity.context_rules import ContextRules, announced_fields_of

@@ -13,7 +13,7 @@ from gateway.tasks.errors import UnknownTask
 from session_store import KeyRing, Purpose, Task
 from session_store.ports.tasks import task_name
 from session_store.session import redact
-from session_store.tokens import Macs, is_canonical
+from session_store.token_signing import Macs, is_canonical
 
 MAX_ID_CHARS: Final = 512
 """Maximum characters of a server's own task id. A longer one would make the handle too long for an HTTP header."""

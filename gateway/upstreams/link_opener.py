@@ -16,7 +16,7 @@ from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.link_resources import LinkResources
+from gateway.context.resources_for_links import LinkResources
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.server_facts import KnownFacts

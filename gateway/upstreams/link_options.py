@@ -14,8 +14,8 @@ from gateway.config.sandbox import Sandbox
 from gateway.config.secrets import ConsentSettings, ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
-from gateway.context.link_resources import Held, LinkResourceProvider, LinkResources
 from gateway.context.principal_secrets import PrincipalSecrets, is_template, secrets_in_files
+from gateway.context.resources_for_links import Held, LinkResourceProvider, LinkResources
 from gateway.context.secret_files import CurrentSecrets, SecretFiles
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context

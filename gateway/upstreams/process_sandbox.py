@@ -10,10 +10,10 @@ from pathlib import Path
 from msgspec import structs
 
 from gateway.config.sandbox import Sandbox
-from gateway.context.link_resources import Held, LinkResources
+from gateway.context.resources_for_links import Held, LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.errors import StartRefused
-from gateway.policy.server_memory import ServerMemory, ServerProcess
+from gateway.policy.process_memory import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened

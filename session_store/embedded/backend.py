@@ -33,7 +33,7 @@ from session_store.ports.events import EventLog
 from session_store.ports.tasks import TaskStore
 from session_store.ports.timelines import TimelineStore
 from session_store.session import Session
-from session_store.tokens import KeyRing
+from session_store.token_signing import KeyRing
 
 
 class EmbeddedBackend(ABC):

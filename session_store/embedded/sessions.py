@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from session_store.embedded.records_port import Records, Result, Transactions, Work, live
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import Gone, SessionStatus, SetField
-from session_store.ports.state import check_key, check_total, check_value, incremented
+from session_store.ports.tool_state import check_key, check_total, check_value, incremented
 from session_store.session import Principal, Session, merged_metadata
 
 

@@ -8,10 +8,10 @@ from session_store.ports.accounting import AuditTrail, ExpiringFlags, HistorySto
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
 from session_store.ports.sessions import SessionStore
-from session_store.ports.state import StateStore
 from session_store.ports.tasks import TaskStore
 from session_store.ports.timelines import TimelineStore
-from session_store.tokens import KeyRing
+from session_store.ports.tool_state import StateStore
+from session_store.token_signing import KeyRing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

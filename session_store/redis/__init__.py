@@ -30,7 +30,7 @@ from session_store.redis.events import RedisEventLog
 from session_store.redis.health import inspect
 from session_store.redis.sessions import RedisSessionStore, RedisStateStore
 from session_store.redis.tasks import RedisTasks
-from session_store.tokens import KeyRing
+from session_store.token_signing import KeyRing
 
 __all__ = ["RedisBackend", "RedisEventLog"]
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import Gone, SessionStatus, SetField
-from session_store.ports.state import (
+from session_store.ports.tool_state import (
     MAX_INTEGER,
     MAX_STATE_BYTES,
     InvalidState,

@@ -28,7 +28,7 @@ from session_store.sqlite.accounting import (
 from session_store.sqlite.database import FORMAT, Database, check_is_ours, no_folder
 from session_store.sqlite.events import SqliteEventLog, drop_log
 from session_store.sqlite.tasks import SqliteTasks
-from session_store.tokens import InvalidKeyRing, KeyRing, generate_key
+from session_store.token_signing import InvalidKeyRing, KeyRing, generate_key
 
 __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]
 

@@ -7,7 +7,7 @@ import pytest
 from session_store.ports.backend import Backend
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import SessionStore
-from session_store.ports.state import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
+from session_store.ports.tool_state import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
 from session_store.session import ANONYMOUS, MAX_METADATA_BYTES, InvalidMetadata
 from session_store.testing.samples import ALICE, BOB, FakeClock, a_session
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from session_store import KeyRing
-from session_store.tokens import Purpose
+from session_store.token_signing import Purpose
 from tests.cluster.test_impostors import internal_port
 from tests.cluster.test_replicas import KEYS, SERVERS, through
 from tests.requirements import requirement

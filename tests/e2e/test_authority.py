@@ -248,7 +248,7 @@ def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client)
 @requirement("wall.provenance")
 @pytest.mark.parametrize("era", [Legacy, Modern])
 def test_a_server_gets_no_announced_workspace_that_is_not_the_operators(http: httpx.Client, era: Any) -> None:
-    """Which is not is decided as in tests/unit/context/test_client_announcements.py."""
+    """Which is not is decided as in tests/unit/context/test_announced_context.py."""
     with in_process_gateway(
         {"probe": server(PROBE)}, options={"policy": {"rules": [{"principals": ["*"], "workspace": "blue"}]}}
     ) as gateway:

@@ -15,8 +15,8 @@ import pytest
 
 from session_store import InvalidState, StoreUnavailable
 from session_store.child_process_session import SocketState, child_session
-from session_store.current import MISSING, current_session
-from session_store.ports.state import MAX_VALUE_BYTES
+from session_store.current_tool_session import MISSING, current_session
+from session_store.ports.tool_state import MAX_VALUE_BYTES
 from tests.requirements import requirement
 from tests.support import mcp_clients
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
 from gateway.serving.app import Gateway, create_app
-from session_store.current import current_session
+from session_store.current_tool_session import current_session
 from tests.requirements import requirement
 from tests.support import mcp_clients, session_tool
 from tests.support.asgi import served

@@ -11,7 +11,7 @@ from gateway.calls.lifecycles import Deadlines
 from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.live_session import AskModern, LiveSession
 from gateway.calls.watched_messages import WatchedMessages
-from gateway.context.link_resources import LinkResources
+from gateway.context.resources_for_links import LinkResources
 from session_store import EventLog, MemoryEventLog
 from session_store.testing import FakeClock, a_session
 from transports.era import Era

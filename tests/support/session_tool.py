@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from session_store import InvalidMetadata
-from session_store.current import MISSING, current_session
+from session_store.current_tool_session import MISSING, current_session
 from tests.support.stdio_server import Call, StdioServer, text
 
 

@@ -1,7 +1,8 @@
 """The unit tests mirror the rooms: each file tests one module, and each pure module has its file.
 
-`tests/unit/policy/test_decisions.py` tests `gateway/policy/decisions.py`, `tests/unit/store/test_tokens.py` tests
-`session_store/tokens.py`, and `tests/unit/transports/inbound/test_http.py` tests `transports/inbound/http.py`.
+`tests/unit/policy/test_decisions.py` tests `gateway/policy/decisions.py`, `tests/unit/store/test_token_signing.py`
+tests `session_store/token_signing.py`, and `tests/unit/transports/inbound/test_http.py` tests
+`transports/inbound/http.py`.
 """
 
 import ast

@@ -50,7 +50,7 @@ from session_store import AuditEvent, HistoryRecord, KeyRing, MemoryBackend
 from session_store.ports.timelines import TimelineEntry, TimelineHead, TimelinePart
 from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session, a_task
-from session_store.tokens import generate_key
+from session_store.token_signing import generate_key
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.unit.admin.test_verb_handlers import FakeEnding, FakeReplicas, an_environment, operations_of

@@ -17,7 +17,7 @@ from gateway.calls.server_start_failures import (
     newest,
     with_output_tail,
 )
-from gateway.context.link_resources import LinkResources
+from gateway.context.resources_for_links import LinkResources
 from gateway.errors import OutOfMemory, StartRefused
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bridge.state_cipher import StateCipher
 from gateway.config.secrets import ConsentSettings
-from gateway.context.authorization_requests import AuthorizationRequests, BadAnswer, Given
+from gateway.context.authorization_server_client import AuthorizationServerClient, BadAnswer, Given
 from gateway.context.consent_flow import ConsentFailed, ConsentFlow, client_metadata
 from gateway.context.consented_tokens import ConsentedTokens, grant_name
 from gateway.errors import ConsentNeeded
@@ -25,7 +25,7 @@ METADATA = f"{ISSUER}/.well-known/oauth-authorization-server"
 pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
 
 
-class Web(AuthorizationRequests):
+class Web(AuthorizationServerClient):
     """What servers answer, by URL. `asked` has the URLs of requests, `forms` what the token endpoint got."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.bridge.state_cipher import StateCipher
 from gateway.config.secrets import ConsentSettings, SecretSettings
-from gateway.context.authorization_requests import AuthorizationRequests, Given
+from gateway.context.authorization_server_client import AuthorizationServerClient, Given
 from gateway.context.consented_tokens import KEPT_S, LINK_S, ConsentedTokens, Grant, grant_name
 from gateway.errors import ConsentNeeded
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Principal, Purpose, SealedValues, StoreUnavailable
@@ -24,7 +24,7 @@ RING = KeyRing(["k" * 40])
 pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
 
 
-class Endpoint(AuthorizationRequests):
+class Endpoint(AuthorizationServerClient):
     """A token endpoint that gives numbered tokens. `asked` has the refresh tokens that it was sent."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config.secrets import ExchangeSettings
-from gateway.context.authorization_requests import ACCESS_TOKEN, ASKED_AGAIN_S, ID_JAG, NoToken
+from gateway.context.authorization_server_client import ACCESS_TOKEN, ASKED_AGAIN_S, ID_JAG, NoToken
 from gateway.context.token_exchange import TokenExchange
 from gateway.identity.credential_claims import CallerToken
 from tests.requirements import requirement

@@ -26,7 +26,7 @@ from session_store import (
     current_session,
 )
 from session_store.app_store import DocumentBackend
-from session_store.current import current_session_id
+from session_store.current_tool_session import current_session_id
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
 from tests.unit.integrations.apps import KEY, Answer, Client, FailingStore, app_of, count, nothing

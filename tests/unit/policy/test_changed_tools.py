@@ -12,7 +12,7 @@ from gateway.observability.audit import Audit
 from gateway.policy.changed_tools import ChangedTools
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.params import meta_of
-from gateway.protocol.shown_tools import ShownTools
+from gateway.protocol.shown_tool_hashes import ShownTools
 from session_store import MemoryBackend
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_live

@@ -8,7 +8,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.config.limits import LimitSettings
 from gateway.config.sessions import ContextSettings
-from gateway.context.client_announcements import Announcements
+from gateway.context.announced_context import Announcements
 from gateway.relay.call import Intake
 from session_store import Context, MemoryEventLog
 from tests.support.context import FACTS

@@ -13,7 +13,7 @@ from gateway.config.upstreams import ItemSettings, ToolSettings
 from gateway.protocol.item_digests import form_of
 from gateway.protocol.merged_lists import Names, Tools
 from gateway.protocol.methods import METHODS, Method
-from gateway.protocol.shown_tools import NOTHING
+from gateway.protocol.shown_tool_hashes import NOTHING
 from gateway.relay.policy_admission import AdmittedTool
 from session_store import Context
 from tests.requirements import requirement

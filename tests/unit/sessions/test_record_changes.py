@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.calls.live_session import LiveSession
-from gateway.protocol.shown_tools import NOTHING
+from gateway.protocol.shown_tool_hashes import NOTHING
 from gateway.sessions.record_changes import RecordLimits, SessionRecords
 from session_store import StoreUnavailable
 from tests.requirements import requirement

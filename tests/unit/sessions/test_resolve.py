@@ -21,7 +21,7 @@ from gateway.sessions.returning_clients import ASKED_AGAIN_S
 from session_store import KeyRing, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock
-from session_store.tokens import Purpose, TokenCodec
+from session_store.token_signing import Purpose, TokenCodec
 from tests.requirements import requirement
 from tests.support.waiting import at_once
 from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB, NOBODY, Parts, Unreliable, refused, replicas, request

@@ -6,7 +6,7 @@ import pytest
 
 from session_store import InvalidMetadata, InvalidState, SessionGone, StoreError, StoreUnavailable
 from session_store.app_store import DocumentBackend
-from session_store.ports.state import MAX_VALUE_BYTES
+from session_store.ports.tool_state import MAX_VALUE_BYTES
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
 

@@ -6,7 +6,7 @@ import pytest
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 
 from session_store import InvalidMetadata, InvalidState, SessionGone
-from session_store.current import NoSession, current_session
+from session_store.current_tool_session import NoSession, current_session
 from session_store.tool_session import READABLE_BY_CALLERS
 from tests.requirements import requirement
 

@@ -15,7 +15,7 @@ from gateway.calls.lifecycles import Deadlines
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.link_resources import LinkResources
+from gateway.context.resources_for_links import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.errors import StartRefused
 from gateway.protocol.capabilities import ClientDeclaration

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.calls.watched_messages import WatchedMessages
-from gateway.context.link_resources import LinkResources
+from gateway.context.resources_for_links import LinkResources
 from gateway.upstreams.link_opener import SessionLinks
 from gateway.upstreams.link_options import secrets_of_link
 from session_store.testing import FakeClock, a_session

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.config.secrets import ConsentSettings, ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.link_resources import LinkResources
+from gateway.context.resources_for_links import LinkResources
 from gateway.context.secret_files import CurrentSecrets
 from gateway.context.session_folders import SessionFolders
 from gateway.upstreams.link_options import SessionResources

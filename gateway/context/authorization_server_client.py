@@ -107,7 +107,7 @@ class Given(msgspec.Struct):
         return max(self.lives_s - min(_EARLY * self.lives_s, _MOST_EARLY_S), _SHORTEST_S)
 
 
-class AuthorizationRequests:
+class AuthorizationServerClient:
     """Send requests to authorization servers."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from session_store.ports.state import (
+from session_store.ports.tool_state import (
     MAX_INTEGER,
     MAX_KEY_BYTES,
     MAX_STATE_BYTES,

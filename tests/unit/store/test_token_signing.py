@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from session_store import InvalidKeyRing, KeyRing, Purpose, TokenCodec
 from session_store.session import new_session_id
-from session_store.tokens import generate_key
+from session_store.token_signing import generate_key
 from tests.requirements import requirement
 
 OLD, NEW = "old-" * 10, "new-" * 10

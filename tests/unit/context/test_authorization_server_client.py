@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import httpx2
 import pytest
 
-from gateway.context import authorization_requests
-from gateway.context.authorization_requests import AuthorizationRequests, BadAnswer
+from gateway.context import authorization_server_client
+from gateway.context.authorization_server_client import AuthorizationServerClient, BadAnswer
 from tests.requirements import requirement
 
 pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
@@ -31,13 +31,13 @@ async def test_a_server_that_hangs_delays_no_other_and_its_own_requests_end_in_t
         return httpx2.Request("GET", f"https://{host}/token")
 
     monkeypatch.setattr(httpx2.AsyncClient, "send", send)
-    requests = AuthorizationRequests()
+    requests = AuthorizationServerClient()
     hanging = [asyncio.create_task(requests.send(request("hangs.example"))) for _ in range(_MORE_THAN_AT_ONCE)]
     await asyncio.sleep(0)
     try:
         other = await asyncio.wait_for(requests.send(request("answers.example"), head_only=True), timeout=5)
         assert other.status_code == 204
-        monkeypatch.setattr(authorization_requests, "ANSWER_S", 0.0)
+        monkeypatch.setattr(authorization_server_client, "ANSWER_S", 0.0)
         late = asyncio.create_task(requests.send(request("hangs.example")))
         hanging.append(late)
         done, _ = await asyncio.wait({late}, timeout=5)
@@ -66,10 +66,10 @@ async def test_an_answer_in_too_many_parts_is_not_taken_apart(parts: int, is_goo
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with answering(head + b"1\r\nx\r\n" * parts + b"0\r\n\r\n") as request:
         if is_good:
-            assert (await AuthorizationRequests().send(request)).content == b"x" * parts
+            assert (await AuthorizationServerClient().send(request)).content == b"x" * parts
             return
         with pytest.raises(BadAnswer, match="too much"):
-            await AuthorizationRequests().send(request)
+            await AuthorizationServerClient().send(request)
 
 
 async def test_cookies_of_an_authorization_server_are_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,5 +78,5 @@ async def test_cookies_of_an_authorization_server_are_not_even_parsed(monkeypatc
     monkeypatch.setattr(http.cookiejar, "parse_ns_headers", parse)
     head = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nSet-Cookie2: a=b\r\nContent-Length: 0\r\n\r\n"
     async with answering(head) as request:
-        assert (await AuthorizationRequests().send(request)).status_code == 200
+        assert (await AuthorizationServerClient().send(request)).status_code == 200
     assert not parse.called

@@ -11,7 +11,7 @@ from gateway.context.secret_files import SecretFiles
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import ProcessTree, StateAccess, by_connection, state_api
 from session_store import Session, StateStore
-from session_store.current import SCOPE_KEY, context_with
+from session_store.current_tool_session import SCOPE_KEY, context_with
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
 from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound.unix_app_server import UnixAppServer

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.protocol.item_digests import form_of
 from gateway.protocol.merged_lists import MOST_TOOLS
-from gateway.protocol.shown_tools import NOTHING, ShownTools
+from gateway.protocol.shown_tool_hashes import NOTHING, ShownTools
 from tests.requirements import requirement
 
 pytestmark = requirement("live.tools-fixed")

@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
-from gateway.sessions.session_tools import own_sessions
+from gateway.sessions.session_management_tools import own_sessions
 from session_store import MemoryBackend, Principal
-from session_store.current import bound_session, tool_session
+from session_store.current_tool_session import bound_session, tool_session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import SessionStore
-from session_store.ports.state import StateStore
+from session_store.ports.tool_state import StateStore
 from session_store.session import Session, checked_metadata
 from session_store.tool_session import MISSING, SOCKET_VARIABLE, NoSession, SessionState, ToolSession
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.config.sessions import ContextSettings
-from gateway.context.client_announcements import Announced, Announcements, MetaPath
+from gateway.context.announced_context import Announced, Announcements, MetaPath
 from session_store import Context, Provenance
 from tests.requirements import requirement
 from transports.era import Era

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.context.link_resources import Held, LinkResourceProvider
+from gateway.context.resources_for_links import Held, LinkResourceProvider
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound.unauthenticated_limits import Limits
