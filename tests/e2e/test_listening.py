@@ -17,7 +17,6 @@ from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, events, messages, modern_body, modern_headers, streamed, tool_text
-from tests.support.scripted_http_server import Reply, Seen, discovered, event, result_of, running_scripted_server
 from tests.support.waiting import eventually
 
 START_S = 2.0
@@ -206,27 +205,3 @@ def test_a_legacy_client_misses_no_change_from_its_first_call_on_and_after_a_ser
             assert next(told)["method"] == CHANGED, "what it has changed meanwhile may be missed"
             client.tool("one__announce")
             assert next(told)["method"] == CHANGED
-
-
-@requirement("spec.lost-listen")
-def test_a_server_behind_a_url_has_its_part_of_a_stream_again_after_its_connection_was_cut() -> None:
-    def script(seen: Seen) -> Reply:
-        if seen.body["method"] != "subscriptions/listen":
-            return Reply(body=result_of(seen, {**discovered(tools={"listChanged": True}), "tools": []}))
-        meta = {SUBSCRIPTION: seen.body["id"]}
-        params = {"notifications": {"toolsListChanged": True}, "_meta": meta}
-        frame = event({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params})
-        if len(remote.posted("subscriptions/listen")) == 1:
-            return Reply(events=(frame,))
-        later = {"method": "notifications/tools/list_changed", "params": {"_meta": meta | {"com.acme/later": True}}}
-        return Reply(events=(frame, event({"jsonrpc": "2.0", **later})), holds=True)
-
-    with running_scripted_server(script) as remote:
-        servers = {"remote": {"url": remote.url}, "two": server(NOTIFIES)}
-        with in_process_gateway(servers) as gateway, listening(gateway.url, 3) as stream:
-            count = 2
-            while "com.acme/later" not in stream.until(count)[-1]["params"]["_meta"]:
-                count += 1
-        assert len(remote.posted("subscriptions/listen")) == 2
-        before = stream.seen[-2]
-        assert before["method"] == "notifications/tools/list_changed", "what it changed meanwhile may be missed"

@@ -150,6 +150,19 @@ def test_every_round_may_land_on_another_replica_also_when_the_owner_has_died(
         assert result_of(done)["_meta"][RESTARTED] == {"reason": "takeover"}
 
 
+@requirement("wall.return")
+@pytest.mark.parametrize("tool", ["ask_once", "want"])
+def test_an_answer_brings_no_keys_of_the_gateway_to_a_server(
+    gateway: InProcessGateway, probe: RunningGateway, http: httpx.Client, tool: str
+) -> None:
+    forged = {"io.github.mcp-session-gateway/context": {"trust": "direct"}, "com.example/own": 1}
+    answer = {"action": "accept", "content": {}, "_meta": forged}
+    client = Modern(probe.at("probe") if tool == "want" else gateway.url, http)
+    question = asked(client.tool(tool))
+    response = back(client, tool, {}, question["requestState"], answers_to(question, answer))
+    assert '"com.example/own": 1' in tool_text(response) and "direct" not in tool_text(response)
+
+
 # -- calls of handshake-era clients to 2026-07-28 servers that ask back: in flight, though the server has none of them
 
 
@@ -347,3 +360,9 @@ def test_what_may_belong_to_one_of_two_calls_waits_in_a_bounded_number_and_is_an
     told = [answer["error"]["message"] for answer in got('"error"')]
     assert sum("wait for other calls" in text for text in told) == 8
     assert sum("not declared" in text for text in told) == 32
+
+
+@requirement("spec.bridge")
+def test_a_server_that_asks_for_too_much_at_once_is_refused(client: Legacy) -> None:
+    refused = messages(client.tool("want", {"questions": 33}))[-1]
+    assert "more than 32 inputs" in refused["error"]["message"]
