@@ -23,6 +23,7 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.url_paths import ALL
 from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
+from gateway.serving.drain import HAND_OVER_S
 from gateway.serving.reload import ReloadTriggers
 from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
 from gateway.serving.startup_greeting import Welcome, farewell
@@ -47,8 +48,9 @@ logger = logging.getLogger(__name__)
 _ASK_EVERY_S: Final = 0.5
 """Seconds between the questions whether a gateway that serves is ready."""
 
-DRAIN_TIMEOUT_S = 10
-"""The maximum seconds for calls in flight after SIGTERM."""
+CLOSE_S: Final = ceil(HAND_OVER_S)
+"""The maximum seconds that connections stay open after `Drain.drain`. A gateway without other replicas does not wait in
+`drain`, so its calls in flight have this time."""
 
 OPERATORS_CONNECTIONS = 128
 """The maximum number of connections to the operators' own listener; half of them from one address at most."""
@@ -219,7 +221,7 @@ class _Server(uvicorn.Server):
         count = base.live.count  # the drain hands them over
         if calls := sum(1 for live in base.live for exchange in live.exchanges if exchange.server):
             logger.info(
-                "stopping when all calls have ended (%d in flight), at the latest in %d s", calls, DRAIN_TIMEOUT_S
+                "stopping when all calls have ended (%d in flight), at the latest in %d s", calls, HAND_OVER_S
             )
         await self._gateway.drain()
         if self._operators is not None:
@@ -346,7 +348,7 @@ def opened(
             http=http,
             server_header=False,
             proxy_headers=False,  # the gateway reads the headers of trusted proxies itself
-            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+            timeout_graceful_shutdown=CLOSE_S,
             timeout_keep_alive=ceil(options.limits.idle_timeout_s),
         )
         told = partial(serves, url_of(options.host, listener, ALL))

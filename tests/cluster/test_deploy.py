@@ -22,7 +22,7 @@ import yaml
 from gateway.config.settings import load
 from gateway.config.url_paths import HEALTH, READY
 from gateway.serving.drain import HAND_OVER_S
-from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
+from gateway.serving.uvicorn_server import CLOSE_S
 from tests.cluster.stand_in import StandIn, balanced
 from tests.requirements import requirement
 from tests.support.chart import usual
@@ -172,7 +172,7 @@ def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
     container = pod["spec"]["containers"][0]
     assert container["readinessProbe"]["httpGet"]["path"] == READY
     assert container["livenessProbe"]["httpGet"]["path"] == HEALTH
-    assert pod["spec"]["terminationGracePeriodSeconds"] > 5 + HAND_OVER_S + DRAIN_TIMEOUT_S
+    assert pod["spec"]["terminationGracePeriodSeconds"] > 5 + HAND_OVER_S + CLOSE_S
     given = {entry["name"]: entry.get("value", "secret") for entry in container["env"]}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert given["MCP_GATEWAY_ADVERTISE"].endswith(f":{ports['internal']}") and "MCP_GATEWAY_KEYS" in given
