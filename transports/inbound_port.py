@@ -299,6 +299,21 @@ class Answer(Protocol):
         """Release the answer. Called exactly once."""
 
 
+class UnrecordedAnswer:
+    """Implement the part of `Answer` that is the same for all answers whose frames are not stored for replay."""
+
+    __slots__ = ()
+
+    async def confirmed(self, frame: Frame) -> Frame:
+        return frame
+
+    async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
+        return (None,) * len(frames)
+
+    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
+        return (None,) * len(frames)
+
+
 class EventSource(Protocol):
     """The events of a legacy client's GET stream, and the headers of its response."""
 

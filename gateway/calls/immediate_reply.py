@@ -1,15 +1,13 @@
 """Define a reply that is complete from the start."""
 
-from collections.abc import Sequence
-
 from gateway.calls.live_session import LiveSession
 from gateway.observability.observed_call import LogFacts
 from session_store.session import redact
-from transports.inbound_port import HeaderList
+from transports.inbound_port import HeaderList, UnrecordedAnswer
 from transports.reply_queue import Frame, ReplyQueue
 
 
-class ImmediateReply:
+class ImmediateReply(UnrecordedAnswer):
     """A reply that is complete from the start and has no event stream. `live` is the session of the request, or None.
     For the log line, `log_facts` are additional fields, and `why` is the message of an error."""
 
@@ -35,15 +33,6 @@ class ImmediateReply:
         """Do nothing: the answer is complete."""
 
     is_doubtful = False
-
-    async def confirmed(self, frame: Frame) -> Frame:
-        return frame
-
-    async def record(self, frames: Sequence[Frame]) -> Sequence[None]:
-        return (None,) * len(frames)
-
-    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[None]:
-        return (None,) * len(frames)
 
     def done(self) -> None:
         """Do nothing: there is nothing to release."""

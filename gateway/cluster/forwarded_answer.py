@@ -1,6 +1,6 @@
 """Relay the answers of session owners to clients: directly on the connection of a POST, or through ASGI."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -8,7 +8,7 @@ from gateway.cluster.envelope import JSON_TYPE, is_event_stream
 from gateway.cluster.ownership import Route
 from transports.inbound.event_stream import continued
 from transports.inbound.http import Receive, Send
-from transports.inbound_port import HeaderList, OwnedByPeer
+from transports.inbound_port import HeaderList, OwnedByPeer, UnrecordedAnswer
 from transports.peer_channel import PeerCall
 from transports.reply_queue import Frame, ReplyQueue
 
@@ -30,7 +30,7 @@ def message_in(payload: bytes | None) -> tuple[bytes, HeaderList] | None:
     return payload[size:], headers[2:]
 
 
-class ForwardedAnswer:
+class ForwardedAnswer(UnrecordedAnswer):
     """The pending answer to a call that was sent to the session's owner. If the owner answers with one small JSON
     message and status 200, `replies` gets one frame, and `answered` is called. Otherwise `replies` is closed without a
     frame, and the caller raises `elsewhere()`."""
@@ -64,15 +64,6 @@ class ForwardedAnswer:
 
     def cancel(self, reason: str) -> None:
         self.call.close()
-
-    async def confirmed(self, frame: Frame) -> Frame:
-        return frame
-
-    async def record(self, frames: Sequence[Frame]) -> Sequence[None]:
-        return (None,) * len(frames)
-
-    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[None]:
-        return (None,) * len(frames)
 
     def done(self) -> None:
         """Do nothing: the call has ended, or the `Forwarder` continues it."""

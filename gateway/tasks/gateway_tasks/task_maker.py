@@ -7,7 +7,7 @@ tasks, the call remains an ordinary call.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -28,7 +28,7 @@ from session_store import StoreError, Task
 from session_store.session import new_task_id
 from transports.background_tasks import Tasks
 from transports.era import MODERN
-from transports.inbound_port import Answer, HeaderList, Refused, Request
+from transports.inbound_port import Answer, HeaderList, Refused, Request, UnrecordedAnswer
 from transports.reply_queue import Frame
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ REPLY: Final[Mapping[ReplyState, Mapping[ReplyEvent, ReplyState]]] = {
 }
 
 
-class TaskableReply:
+class TaskableReply(UnrecordedAnswer):
     """Forwards the reply of a call to the HTTP layer, unless the call becomes a task
     (`transports.inbound_port.Answer`).
 
@@ -161,12 +161,6 @@ class TaskableReply:
 
     async def confirmed(self, frame: Frame) -> Frame:
         return frame if self._inner is None or self.is_task else await self._inner.confirmed(frame)
-
-    async def record(self, frames: Sequence[Frame]) -> Sequence[None]:
-        return (None,) * len(frames)
-
-    def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[None]:
-        return (None,) * len(frames)
 
     def done(self) -> None:
         self._is_done = True
