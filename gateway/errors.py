@@ -418,7 +418,3 @@ def bad_request_state() -> Refused:
     """Return the error for a `requestState` that is forged, expired, or of another session or call. The answer is the
     same for all (MCP 2026-07-28, Multi Round-Trip Requests)."""
     return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", reason="invalid_request_state")
-
-
-def is_bad_request_state(refused: Refused) -> bool:
-    return refused.reason == "invalid_request_state"

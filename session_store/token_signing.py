@@ -102,9 +102,6 @@ class KeyRing:
 class Macs:
     """Make and verify HMAC-SHA256 codes for one purpose. The first key of the ring makes new ones; all keys verify."""
 
-    SIZE: Final = 32
-    """The number of bytes of a MAC."""
-
     def __init__(self, ring: KeyRing, purpose: Purpose) -> None:
         self._keys = ring.derive(purpose)
 

@@ -29,7 +29,6 @@ from gateway.errors import (
     UPSTREAM_UNAVAILABLE,
     OutOfMemory,
     StartRefused,
-    is_bad_request_state,
 )
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -372,7 +371,7 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
         peer.goes_on.set()
     first, second = await asyncio.gather(*retries, return_exceptions=True)
     assert isinstance(first, CallReply)
-    assert isinstance(second, Refused) and is_bad_request_state(second)
+    assert isinstance(second, Refused) and second.reason == "invalid_request_state"
     assert [answer["content"]["n"] for _, answer in parts.server.answers] == [10]
     assert parts.exchange.client_id == 10
 

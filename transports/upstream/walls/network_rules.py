@@ -37,7 +37,6 @@ _GLOBAL_V6: Final = ipaddress.ip_network("2000::/3")
 """The only part of IPv6 that is assigned for public use."""
 
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-_6TO4: Final = ipaddress.ip_network("2002::/16")
 _LOOPBACK: Final = {4: ipaddress.ip_address("127.0.0.1"), 6: ipaddress.ip_address("::1")}
 _ONLY_BY_NAME: Final = {"metadata", "loopback", "link-local", "multicast"}
 """Kinds of addresses that a wide network does not include: "0.0.0.0/0" is hardly meant to reach the metadata
