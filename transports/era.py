@@ -8,7 +8,10 @@ HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-
 """Versions that `initialize` negotiates, oldest first."""
 
 MODERN_VERSIONS: Final = ("2026-07-28",)
-"""Versions without a handshake: each request names its version."""
+"""Versions without a handshake: each request names its version, in `_meta`."""
+
+VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
+"""The key of `_meta` that names the version."""
 
 
 class Era(StrEnum):

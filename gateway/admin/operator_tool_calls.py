@@ -26,6 +26,7 @@ from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.escaped_text import revealed
 from gateway.observability.logs import CORRELATION
 from gateway.policy.unapproved_items import Unapproved, UnapprovedItems
+from gateway.protocol.extensions import SPEC
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.relay.requests_to_self import InternalRequests
@@ -36,10 +37,10 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Principal, Session, StoreUnavailable
 from session_store.session import redact
-from transports.era import LEGACY, MODERN, MODERN_VERSIONS, Era
+from transports.era import LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
 from transports.inbound.http import read_body
 from transports.inbound.in_process_client import Reply
-from transports.inbound.modern_request_checks import VERSION_HEADER, VERSION_KEY
+from transports.inbound.modern_request_checks import VERSION_HEADER
 from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
@@ -72,7 +73,6 @@ Left = Callable[[], Awaitable[object]]
 """A function that waits until the operator's browser or command has disconnected."""
 
 CLIENT: Final = "mcp-session-gateway-console"
-_SPEC: Final = "io.modelcontextprotocol/"
 _DECLINED: Final = "An operator tries this tool from the console, where nobody answers questions."
 MAX_BYTES: Final = 1 << 20
 """The largest body of a request that tries a call, in bytes."""
@@ -244,8 +244,8 @@ class OngoingCall:
         if self._destination.era is MODERN:
             params["_meta"] = {
                 VERSION_KEY: MODERN_VERSIONS[-1],
-                f"{_SPEC}clientInfo": {"name": CLIENT, "version": __version__},
-                f"{_SPEC}clientCapabilities": {},
+                f"{SPEC}clientInfo": {"name": CLIENT, "version": __version__},
+                f"{SPEC}clientCapabilities": {},
             } | ({KEY_META: self._destination.key} if self._destination.key else {})
         trace = {"traceparent": f"00-{self._correlation}-{self._correlation[:16]}-00"}
         reply = self._send({"id": self._id, "method": "tools/call", "params": params}, trace | mirrored)

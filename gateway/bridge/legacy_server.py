@@ -9,10 +9,10 @@ import msgspec
 from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.protocol.extensions import SPEC
 from gateway.protocol.result_translation import modern_error, modern_result, urls_required
 from transports.jsonrpc import Message, Object, encode
 
-_SPEC: Final = "io.modelcontextprotocol/"
 _MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 _objects: Final = msgspec.json.Decoder(Object)
 
@@ -25,7 +25,7 @@ def legacy_params(params: Object) -> Object:
 
 def legacy_meta(meta: Object) -> Object:
     """Return the `_meta` without the specification's keys, whose values a legacy server has got in its handshake."""
-    return {key: value for key, value in meta.items() if not key.startswith(_SPEC)}
+    return {key: value for key, value in meta.items() if not key.startswith(SPEC)}
 
 
 class LegacyServerBridge:

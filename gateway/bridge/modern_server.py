@@ -16,14 +16,13 @@ from gateway.calls.live_session import LiveSession
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.protocol.input_requests import Question
 from gateway.protocol.methods import METHODS
-from gateway.protocol.result_translation import legacy_error, legacy_result
+from gateway.protocol.result_translation import COMPLETE, legacy_error, legacy_result
 from gateway.protocol.tasks import is_task
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 
 MAX_ROUNDS: Final = 10
 """Maximum number of rounds of questions during one call. SDK clients of the modern era have the same limit."""
 
-_COMPLETE: Final = b'"complete"'
 _objects: Final = msgspec.json.Decoder(Object)
 
 
@@ -110,7 +109,7 @@ class ModernServerBridge:
 
 def _translated(method: str, result: msgspec.Raw | bytes) -> bytes | None:
     found = _objects.decode(result)
-    if bytes(found.get("resultType", _COMPLETE)) != _COMPLETE:
+    if bytes(found.get("resultType", COMPLETE)) != COMPLETE:
         return None
     return encode(legacy_result(method, found))
 

@@ -181,12 +181,12 @@ MOST: Final = 64
 """Number of buffered lines that are written without waiting for `LATEST_S`. It takes 0.2 ms."""
 
 _ABOUTS: Final = 512
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 def shown_method(method: str) -> str:
     """Return a method's name for a log line. An unknown name is cut, and its control characters are replaced."""
-    return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
+    return method if method in METHODS else CONTROL.sub(" ", method)[:64]
 
 
 def in_ms(took_s: float) -> float:

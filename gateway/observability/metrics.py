@@ -98,7 +98,7 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
 `metrics.counters[NAME][VALUE] += 1`."""
 
 _GENERATIONS: Final = len(gc.get_threshold())
-_STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
+STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
 
 
 class Histogram:
@@ -164,7 +164,7 @@ class Metrics:
         if series is None:
             series = self.series.setdefault((server, metric_label(method), era, kind), Series())
         series.count += 1
-        if method not in _STREAMS:  # a stream lasts as long as its client likes
+        if method not in STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total += took_s
             if took_s > self.longest_s:

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from time import monotonic, time
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.observability.logs import CORRELATION, CallLine, CallLines, in_ms, shown_method
+from gateway.observability.logs import CONTROL, CORRELATION, CallLine, CallLines, in_ms, shown_method
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed_call import Failure, LogFacts, ObservedCall
 from gateway.observability.outcome import OK, EndedCall, Outcome
@@ -29,7 +28,6 @@ CORRELATION_HEADER: Final = "mcp-gateway-correlation"
 
 _MAX_MESSAGE_CHARS: Final = 300
 _NONE: Final[LogFacts] = MappingProxyType({})
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class _ErrorText(msgspec.Struct):
@@ -251,4 +249,4 @@ def _message_of(answer: bytes) -> str:
     except msgspec.MsgspecError:
         return ""
     texts = (part["text"] for part in found.content if isinstance(part.get("text"), str))
-    return _CONTROL.sub(" ", scrubbed_start(found.message or next(texts, ""), _MAX_MESSAGE_CHARS))
+    return CONTROL.sub(" ", scrubbed_start(found.message or next(texts, ""), _MAX_MESSAGE_CHARS))

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from gateway.observability.escaped_text import shortened_line
-from gateway.observability.metrics import BUCKETS_S
+from gateway.observability.metrics import BUCKETS_S, STREAMS
 from gateway.observability.outcome import OK, EndedCall
 from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session
@@ -32,7 +32,6 @@ MOST_CLIENTS_EACH: Final = 50
 _NAME_CHARS: Final = 128
 _SHORT_S, _LONG_S = 60, 600
 _MOST_UNWRITTEN: Final = 32
-_STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
 
 
 class ToolFigures(msgspec.Struct, array_like=True):
@@ -169,7 +168,7 @@ class Figures:
             figures.calls += 1
             if call.outcome is not OK and call.outcome.is_failure:
                 figures.failed += 1
-            if call.tool or call.method not in _STREAMS:  # a stream lasts as long as its client likes
+            if call.tool or call.method not in STREAMS:  # a stream lasts as long as its client likes
                 took_s = call.took_s
                 figures.total_s += took_s
                 figures.longest_s = max(figures.longest_s, took_s)

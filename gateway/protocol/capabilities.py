@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.protocol.extensions import Declared, object_of, passed_on
+from gateway.protocol.extensions import SPEC, Declared, object_of, passed_on
 from gateway.protocol.tasks import with_tasks
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, splice
 
-_SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"
 _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
@@ -70,14 +69,14 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
         """Return the `_meta` for requests to a modern server, which callers must not change. `takes_tasks`: the gateway
         accepts a task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
         meta = self._meta_with_tasks if takes_tasks else self._meta
-        return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
+        return meta | {f"{SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
 
     @functools.cached_property
     def _meta(self) -> Object:
         return {
-            f"{_SPEC}protocolVersion": msgspec.Raw(encode(_MODERN)),
-            f"{_SPEC}clientInfo": msgspec.Raw(self.info),
-            f"{_SPEC}clientCapabilities": msgspec.Raw(self.capabilities),
+            f"{SPEC}protocolVersion": msgspec.Raw(encode(_MODERN)),
+            f"{SPEC}clientInfo": msgspec.Raw(self.info),
+            f"{SPEC}clientCapabilities": msgspec.Raw(self.capabilities),
         }
 
     @functools.cached_property
@@ -88,9 +87,9 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
 class _Meta(
     msgspec.Struct,
     rename={
-        "info": f"{_SPEC}clientInfo",
-        "capabilities": f"{_SPEC}clientCapabilities",
-        "log_level": f"{_SPEC}logLevel",
+        "info": f"{SPEC}clientInfo",
+        "capabilities": f"{SPEC}clientCapabilities",
+        "log_level": f"{SPEC}logLevel",
     },
 ):
     info: msgspec.Raw = msgspec.Raw(b"null")

@@ -21,7 +21,9 @@ passed from one era to the other."""
 HANDLED_CAPABILITIES: Final = frozenset({"tasks"})
 """Capabilities of the core protocol that only one era has. They are not passed to the other era."""
 
-_OFFICIAL: Final = "io.modelcontextprotocol/"
+SPEC: Final = "io.modelcontextprotocol/"
+"""The beginning of the names that MCP itself defines: of extensions, and of keys of `_meta`."""
+
 _NOTIFICATIONS: Final = "notifications/"
 _CORE: Final = frozenset(
     """completions elicitation experimental extensions logging prompts resources roots sampling tasks tools""".split()
@@ -100,7 +102,7 @@ class Declared(msgspec.Struct, frozen=True):
         own = (*object_of(declared.get("experimental")), *(name for name in declared if name not in _CORE))
         short = [name for name in (*extensions, *own) if len(name) <= MOST_NAME_CHARS]
         names = tuple(short[:MOST_NAMES])
-        is_open = any(name not in extensions or not name.startswith(_OFFICIAL) for name in names)
+        is_open = any(name not in extensions or not name.startswith(SPEC) for name in names)
         return cls(names, is_open=is_open, left_off=len(extensions) + len(own) - len(names))
 
     def match(self, method: str) -> int:

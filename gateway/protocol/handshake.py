@@ -51,7 +51,7 @@ def version_of(result: bytes) -> str:
     return bytes(version).strip(b'"').decode("ascii", "replace")[:32]
 
 
-_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _OF_HANDSHAKES: Final = frozenset({"protocolVersion", "capabilities", "serverInfo", "instructions", "_meta"})
 _OF_DISCOVERIES: Final = _OF_HANDSHAKES | {"supportedVersions", "resultType", "ttlMs", "cacheScope"}
 """Members of the results that are translated or merged. All other members are passed unchanged."""
@@ -69,7 +69,7 @@ def discovery_of(result: bytes) -> bytes:
         **_instructions([shaken]),
         "ttlMs": 0,
         "cacheScope": "private",
-        "_meta": {**object_of(shaken.get("_meta")), _SERVER_INFO: info},
+        "_meta": {**object_of(shaken.get("_meta")), SERVER_INFO: info},
     }
     return encode({**body, **{key: raw for key, raw in shaken.items() if key not in _OF_DISCOVERIES}})
 
@@ -85,7 +85,7 @@ def discovery_for_all(result: bytes, name: str) -> bytes:
         "capabilities": object_of(discovered.get("capabilities")),
         "ttlMs": 0,
         "cacheScope": PRIVATE,
-        "_meta": {_SERVER_INFO: {"name": name, "version": "unknown"}},
+        "_meta": {SERVER_INFO: {"name": name, "version": "unknown"}},
     }
     return encode(body)
 
@@ -94,7 +94,7 @@ def handshake_of(result: bytes, version: str) -> bytes:
     """Make an `initialize` result for a legacy client from a server's `server/discover` result."""
     discovered = object_of(result)
     meta = object_of(discovered.get("_meta"))
-    info = meta.pop(_SERVER_INFO, None)
+    info = meta.pop(SERVER_INFO, None)
     body: dict[str, Any] = {
         "protocolVersion": version if version in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
         "capabilities": _common(discovered),
@@ -188,7 +188,7 @@ def merge_discoveries(
         "serverInfo": info,
         "ttlMs": 0 if incomplete else min(hint.ttl_ms for hint in hints),
         "cacheScope": PUBLIC if is_public else PRIVATE,
-        "_meta": {_SERVER_INFO: info},
+        "_meta": {SERVER_INFO: info},
     }
     return encode({**body, **_others(discovered, _OF_DISCOVERIES)})
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.protocol.cache_hints import PRIVATE, most_private, ttl_ms
+from gateway.protocol.handshake import SERVER_INFO
 from gateway.protocol.methods import CACHEABLE, METHODS
 from gateway.protocol.reserved_meta import RESERVED
 from transports.era import Era
@@ -48,9 +49,8 @@ def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
     ]
 
 
-_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _NO_INFO: Final = b"{}"
-_COMPLETE: Final = b'"complete"'
+COMPLETE: Final = b'"complete"'
 _MODERN_ONLY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 _objects: Final = msgspec.json.Decoder(Object)
 _URLS_REQUIRED: Final = -32042
@@ -99,10 +99,10 @@ def tool_error(era: Era, text: str) -> bytes:
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
     """Return a legacy server's result with the fields that the modern era requires. Its cache hints forbid caching,
     because how long it is valid is unknown."""
-    more: Object = {"resultType": msgspec.Raw(_COMPLETE)}
+    more: Object = {"resultType": msgspec.Raw(COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
-        more["_meta"] = msgspec.Raw(encode({_SERVER_INFO: msgspec.Raw(server_info)} | meta))
+        more["_meta"] = msgspec.Raw(encode({SERVER_INFO: msgspec.Raw(server_info)} | meta))
     if method in CACHEABLE:
         more |= {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
     if method == "tools/list":
@@ -160,10 +160,10 @@ def legacy_result(method: str, result: Object) -> Object:
     is_extension = method not in METHODS
     dropped = _MODERN_ONLY
     if is_extension:
-        dropped = frozenset({"resultType"} if bytes(result.get("resultType", b"")) == _COMPLETE else ())
+        dropped = frozenset({"resultType"} if bytes(result.get("resultType", b"")) == COMPLETE else ())
     plain = {key: value for key, value in result.items() if key not in dropped}
-    if "_meta" in plain and _SERVER_INFO in (meta := decode_object(plain["_meta"], "_meta")):
-        del meta[_SERVER_INFO], plain["_meta"]  # a legacy client has it from the handshake
+    if "_meta" in plain and SERVER_INFO in (meta := decode_object(plain["_meta"], "_meta")):
+        del meta[SERVER_INFO], plain["_meta"]  # a legacy client has it from the handshake
         if meta:
             plain["_meta"] = msgspec.Raw(encode(meta))
     if not is_extension and "structuredContent" in plain and bytes(plain["structuredContent"])[:1] != b"{":

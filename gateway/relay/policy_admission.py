@@ -141,7 +141,7 @@ class AdmittedTool:
 
 
 _RESOURCES: Final = "resources/list"
-_TEMPLATES: Final = "resources/templates/list"
+TEMPLATES: Final = "resources/templates/list"
 
 Admitted = AdmittedTool | Object
 """The result of admitting a request: for `tools/call`, the decision on the tool; otherwise the params for the
@@ -351,7 +351,7 @@ class Admission:
     def _compare_resources(self, lists: _Lists) -> None:
         """Check the patterns for resources against the server's resources, templates and skills (`_compare`)."""
         if self._refuses_unmatched:
-            resources, templates, skills = lists.names(_RESOURCES, ""), lists.names(_TEMPLATES, ""), lists.skills("")
+            resources, templates, skills = lists.names(_RESOURCES, ""), lists.names(TEMPLATES, ""), lists.skills("")
             self._compare(lists.upstream, "resources", frozenset((*resources, *templates, *skills)))
 
     def _completion(self, server: str, lists: _Lists, call: Call) -> Object:
@@ -394,7 +394,7 @@ class Admission:
                 return
         elif self._policy.allows_uri(context, server, uri):
             # An unlisted resource has to match a listed template, or be of a listed skill, that the session sees.
-            templates = lists.names(_TEMPLATES, uri)
+            templates = lists.names(TEMPLATES, uri)
             why, digests = self._policy.why_unapproved, templates.digests
             approved = (each for each in templates if not why(server, "templates", each, digests.get(each, "")))
             if matches_any_template(uri, (each for each in approved if not hidden(context, server, each))):

@@ -21,7 +21,7 @@ from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.shared_subscriptions import params_for_shared
 from gateway.protocol.cache_hints import is_answer_to_input
-from gateway.protocol.extensions import object_of
+from gateway.protocol.extensions import SPEC, object_of
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import METHODS, RECORDED
 from gateway.protocol.params import text_of
@@ -37,7 +37,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import param_headers
 
-_SPEC: Final = "io.modelcontextprotocol/"
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
 """Keys of `_meta`, beside those of the specification, that do not influence lists and resources."""
 
@@ -224,7 +223,7 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
     """
     if not upstream.server_lists.results.takes(method) or is_answer_to_input(params):
         return None
-    plain, live = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_reserved(call.meta)), call.live
+    plain, live = all(key.startswith(SPEC) or key in _PLAIN_META for key in without_reserved(call.meta)), call.live
     if (era := upstream.era_now(call.era)) is not MODERN:
         if era is None or live is None or call.era is MODERN or not plain:
             return None

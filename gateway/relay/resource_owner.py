@@ -25,7 +25,7 @@ from gateway.protocol.params import text_of
 from gateway.protocol.skills import SKILLS_LIST, WITH_URIS, named_uri, origin_of, skill_fit, with_uris
 from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
-from gateway.relay.policy_admission import Admission, VisibleServers
+from gateway.relay.policy_admission import TEMPLATES, Admission, VisibleServers
 from gateway.relay.requests_to_server import ServerAnswer, ask
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from transports.era import Era
@@ -33,12 +33,11 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode,
 from transports.upstream_port import UpstreamUnavailable
 
 _LIST: Final = "resources/list"
-_TEMPLATES: Final = "resources/templates/list"
 _READ: Final = "resources/read"
 _FITS: Final[Mapping[str, Callable[[str, Names], int]]] = {
     _LIST: lambda uri, names: int(uri in names),
     SKILLS_LIST: skill_fit,
-    _TEMPLATES: template_fit,
+    TEMPLATES: template_fit,
 }
 """For each list, the function that returns how well a URI matches the list's names. The first list with a match
 decides."""
@@ -184,7 +183,7 @@ class ResourceOwners:
         if (known := self._known_owner(uri, servers, call)) is not None:
             return FoundOwner(known)
         for method, fit in _FITS.items():
-            if method == _TEMPLATES and METHODS[call.method].extension:
+            if method == TEMPLATES and METHODS[call.method].extension:
                 continue  # a template tells nothing of skills, and a server may have one for all of them
             names, missing = await self._names(servers, call, method, uri)
             late |= missing
@@ -285,7 +284,7 @@ class ResourceOwners:
             conversation = await upstream.conversation_for(call)
             await conversation.ready()
             lists = upstream.server_lists
-            return closeness(uri, (*lists.names(_LIST, conversation), *lists.names(_TEMPLATES, conversation)))
+            return closeness(uri, (*lists.names(_LIST, conversation), *lists.names(TEMPLATES, conversation)))
 
         near, missing = await self._gather(servers.values(), call, ready)
         late |= missing

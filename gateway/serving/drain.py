@@ -13,6 +13,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from gateway.policy.rate_limits import RateLimits
+from gateway.protocol.subscription_filter import ENDED
 from gateway.serving.readiness import Readiness, ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.tasks.gateway_tasks.running_task import RunningTask
@@ -35,9 +36,6 @@ _CUT: Final = "the gateway stops, and the server has not answered; whether the c
 LINGER_S: Final = 2.0
 """Seconds for which a draining gateway still serves new requests if there are other replicas. Meanwhile, load balancers
 notice that it is not ready. If it closed idle connections at once, requests that are under way would be lost."""
-
-COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
-"""The result of a stream that the gateway ends."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -147,5 +145,5 @@ def _end_streams(live: LiveSession) -> None:
     live.drain()
     for exchange in tuple(live.exchanges):
         if exchange.is_subscription:
-            exchange.finish(Message(jsonrpc="2.0", id=0, result=COMPLETE))
+            exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
             exchange.cancel("the gateway is stopping")

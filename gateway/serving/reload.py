@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from gateway.config.auth import API_KEY_ISSUER
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import KEPT, Difference, applied, difference, digest
@@ -24,12 +26,12 @@ from gateway.config.url_paths import ALL, path_of
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
+from gateway.protocol.subscription_filter import ENDED
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_unheld, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.serving.build_servers import any_is_required, sandboxes_by_name, with_objects
 from gateway.serving.build_sessions import is_usable_for
 from gateway.serving.composition import Parts
-from gateway.serving.drain import COMPLETE
 from gateway.serving.workers import has_terminal
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.pattern_review import compare
@@ -258,7 +260,7 @@ class Reload:
                 continue
             live.end_streams()
             for exchange in [each for each in live.exchanges if each.is_subscription]:
-                exchange.finish(Message(jsonrpc="2.0", id=0, result=COMPLETE))
+                exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
                 exchange.cancel(_ENDED)
         if self._parts.http.forwarder is not None:
             self._parts.http.forwarder.end_streams()

@@ -220,9 +220,7 @@ class _Server(uvicorn.Server):
         base = self._gateway.parts.foundation
         count = base.live.count  # the drain hands them over
         if calls := sum(1 for live in base.live for exchange in live.exchanges if exchange.server):
-            logger.info(
-                "stopping when all calls have ended (%d in flight), at the latest in %d s", calls, HAND_OVER_S
-            )
+            logger.info("stopping when all calls have ended (%d in flight), at the latest in %d s", calls, HAND_OVER_S)
         await self._gateway.drain()
         if self._operators is not None:
             self._operators[0].should_exit = True

@@ -22,7 +22,7 @@ from gateway.protocol.handshake import HandshakeRefused, discovery_for_all
 from gateway.upstreams.list_pages import GATEWAY_META
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts
 from transports.background_tasks import Tasks, TasksClosed
-from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
+from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
 from transports.jsonrpc import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, encode, splice
 from transports.upstream_port import LinkClosed, UpstreamUnavailable, is_about_content
 
@@ -41,7 +41,6 @@ have been about the credentials."""
 _MOST: Final = 4
 """Maximum number of sessions that ask at the same time. Others wait, and often need not ask any more."""
 
-_VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _MOST_VERSIONS: Final = 8
 _VERSION_CHARS: Final = 32
 _REASON_CHARS: Final = 200
@@ -80,7 +79,7 @@ async def ask_discovery(conversation: Conversation, *, within_s: float, is_remot
 
 async def _asked(conversation: Conversation, version: str, within_s: float, *, is_remote: bool) -> Discovery:
     await conversation.ready()
-    params = encode({"_meta": GATEWAY_META | {_VERSION_KEY: version}})
+    params = encode({"_meta": GATEWAY_META | {VERSION_KEY: version}})
     silent = None if is_remote else LEGACY  # what the silence of a server proves
     try:
         async with conversation.links.first_answer.within(within_s):

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from transports.era import VERSION_KEY
 from transports.inbound.event_stream import KEEPALIVE_S, Stream
 from transports.inbound.http import Send, send_json, send_status
-from transports.inbound.modern_request_checks import VERSION_KEY, names_version
+from transports.inbound.modern_request_checks import names_version
 from transports.inbound.post_parsing import BATCHES, LengthChecks
 from transports.inbound.unauthenticated_limits import MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request

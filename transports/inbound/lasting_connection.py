@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from transports.background_tasks import Tasks
-from transports.era import NAME_SOURCES, SESSIONLESS
+from transports.era import NAME_SOURCES, SESSIONLESS, VERSION_KEY
 from transports.inbound.in_process_client import InProcessClient, Reply
-from transports.inbound.modern_request_checks import VERSION_KEY, names_version
+from transports.inbound.modern_request_checks import names_version
 from transports.inbound_port import Refused
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import (

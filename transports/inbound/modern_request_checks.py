@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.era import LOG_LEVELS, MODERN_VERSIONS, NAME_SOURCES, REMOVED
+from transports.era import LOG_LEVELS, MODERN_VERSIONS, NAME_SOURCES, REMOVED, VERSION_KEY
 from transports.inbound_port import Refused
 from transports.jsonrpc import (
     HEADER_MISMATCH,
@@ -25,7 +25,6 @@ from transports.jsonrpc import (
 from transports.mirrored_headers import PREFIX, decode_value, disagreement
 
 VERSION_HEADER: Final = "mcp-protocol-version"
-VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 _CAPABILITIES_KEY: Final = "io.modelcontextprotocol/clientCapabilities"
 _LOG_LEVEL_KEY: Final = "io.modelcontextprotocol/logLevel"

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
+from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
 from transports.inbound.http import Guard, Scope, check_is_json, peer_of
 from transports.inbound.modern_request_checks import (
     VERSION_HEADER,
-    VERSION_KEY,
     check_notification,
     check_param_headers,
     check_request,

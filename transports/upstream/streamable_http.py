@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 
 from transports.background_tasks import Tasks
-from transports.era import NAME_SOURCES, SESSIONLESS
+from transports.era import NAME_SOURCES, SESSIONLESS, VERSION_KEY
 from transports.jsonrpc import Message, Object, decode_exact, decode_id, encode, encode_request, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
@@ -49,7 +49,6 @@ own."""
 _LASTING_S: Final = 5.0
 """Seconds after which an open stream of the server's own messages counts as working, even if it was quiet."""
 _CLOSE_S: Final = 2.0
-_VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _SESSION: Final = "mcp-session-id"
 _GATEWAY_SESSION: Final = "mcp-gateway-session"
 _NEW: Final = "new"
@@ -357,7 +356,7 @@ class HttpLink:
     async def _confirm(self, version: str) -> None:
         """Use the new session again at once. A gateway ends the session of an anonymous client soon after its first
         call, if the client does not come back."""
-        meta = {_VERSION_KEY: version, "io.modelcontextprotocol/clientCapabilities": {}}
+        meta = {VERSION_KEY: version, "io.modelcontextprotocol/clientCapabilities": {}}
         frame = encode_request(0, _LISTING, encode({"_meta": meta}))
         headers = self._with_token({"mcp-protocol-version": version, "mcp-method": _LISTING})
         with contextlib.suppress(httpx2.HTTPError, OSError, UpstreamUnavailable):
@@ -528,10 +527,10 @@ def modern_version(params: Object) -> str:
     Only the key counts: a legacy client may write the same text as a value.
     """
     meta = bytes(params.get("_meta", b""))
-    if _VERSION_KEY.encode() not in meta:
+    if VERSION_KEY.encode() not in meta:
         return ""
     try:
-        version = msgspec.json.decode(meta, type=dict[str, msgspec.Raw]).get(_VERSION_KEY)
+        version = msgspec.json.decode(meta, type=dict[str, msgspec.Raw]).get(VERSION_KEY)
         return "" if version is None else msgspec.json.decode(version, type=str)
     except msgspec.MsgspecError:
         return ""

@@ -11,9 +11,9 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY
 
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body, modern_headers
+from transports.era import VERSION_KEY
 from transports.inbound.modern_request_checks import (
     VERSION_HEADER,
-    VERSION_KEY,
     check_notification,
     check_param_headers,
     check_request,
