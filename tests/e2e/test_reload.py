@@ -274,3 +274,12 @@ def test_a_storm_of_signals_is_one_reload_at_a_time(http: httpx.Client) -> None:
             assert tool_text(client.tool("pid")) == pid
         it.edit({**probe, "more": server(PROBE)})
         assert eventually(lambda: "servers added: more" in it.gateway.stderr())
+
+
+@requirement("live.reload")
+def test_the_first_operators_key_waits_for_a_restart_because_there_is_no_console(http: httpx.Client) -> None:
+    servers = {"probe": server(PROBE)}
+    with edited(servers) as it:
+        told = it.edit(servers, {"admin": {"keys": {"ann": sha256("ann")}}})
+        assert "loaded again: unchanged until a restart: gateway.admin.keys" in told
+        assert http.get(f"{it.gateway.base}/admin/api/overview", headers=bearer("ann")).status_code == 404
