@@ -153,7 +153,7 @@ class RepeatedHead:
         mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
         origin = headers.get("origin")
         shared = [] if origin is None else origin_headers(origin)
-        kept = replace(head, headers=headers, raw_headers=mirrored, handler_cache=HandlerCache())
+        kept = replace(head, headers=headers, raw_headers=mirrored, again=False, handler_cache=HandlerCache())
         return cls(endpoint, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "StartedPost | None":

@@ -137,6 +137,12 @@ async def test_a_head_that_ends_its_connection_is_not_offered_for_repetition() -
     assert REPEATS not in scope
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_repeated_request_was_not_sent_before_even_if_the_first_with_its_head_was(again: bool) -> None:
+    head = Wire().posts.head({"headers": HEADERS, "client": None, "mcp.again": again}, {"host": "a"})
+    assert head.again is again and not RepeatedHead.of(cast("Any", None), head).head.again
+
+
 async def test_an_answer_is_written_once_and_its_end_is_reported_once(wire: Wire) -> None:
     wire.serves = False
     assert not wire.take(), "the process hands over"
