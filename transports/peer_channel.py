@@ -395,10 +395,8 @@ class PeerChannel(asyncio.Protocol):
         try:
             for head, payload in self._frames.feed(data):
                 self._receive(head[:1], int.from_bytes(head[5:], "big"), payload)
-        except PeerFault as why:
+        except (PeerFault, FrameTooLong) as why:
             self.fault(str(why))
-        except FrameTooLong:
-            self.fault("a frame is too long")
 
     def _receive(self, kind: bytes, number: int, payload: bytes) -> None:
         call = self._calls.get(number)

@@ -241,10 +241,8 @@ class AnsweringChannel(asyncio.Protocol):
         try:
             for head, payload in self._frames.feed(data):
                 self._receive(head[:1], int.from_bytes(head[5:], "big"), payload)
-        except PeerFault as why:
+        except (PeerFault, FrameTooLong) as why:
             self._cut(str(why))
-        except FrameTooLong:
-            self._cut("a frame is too long")
 
     def _cut(self, why: str) -> None:
         if self._server.breaches.allows():

@@ -41,7 +41,7 @@ class FrameReader:
             head = data[at : at + self._head_bytes]
             size = int.from_bytes(head[self._size_at : self._size_at + _SIZE], "big")
             if size > self._most:
-                raise FrameTooLong
+                raise FrameTooLong("a frame is too long")
             begin = at + self._head_bytes
             if end - begin < size:
                 self._need = self._head_bytes + size

@@ -15,6 +15,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
+from uvicorn.protocols.http.flow_control import FlowControl
+
 from transports.inbound.unauthenticated_limits import Limited, Limits, Refusals, network_of
 
 logger = logging.getLogger(__name__)
@@ -92,13 +94,6 @@ class CycleTransport:
         return getattr(self._transport, name)
 
 
-class Flow(Protocol):
-    """Pause and resume the reading of a connection (uvicorn's `FlowControl`)."""
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-
 class Leaving:
     """End a connection after its last response. Discard what the client still sends, up to a limit."""
 
@@ -108,7 +103,7 @@ class Leaving:
         self.has_begun = False
         self._may_drop = _MOST_DROPPED
 
-    def begin(self, transport: asyncio.Transport, flow: Flow, *, in_body: bool = False) -> None:
+    def begin(self, transport: asyncio.Transport, flow: FlowControl, *, in_body: bool = False) -> None:
         """Stop sending, and discard what still arrives. `in_body`: the body of an answered request is still
         arriving."""
         self.has_begun = True
@@ -117,7 +112,7 @@ class Leaving:
         if (in_body and not transport.can_write_eof()) or end_writing(transport):
             flow.resume_reading()
 
-    def drop(self, size: int, flow: Flow) -> None:
+    def drop(self, size: int, flow: FlowControl) -> None:
         """Discard `size` bytes that have arrived. Pause reading before `begin`, or beyond the limit."""
         self._may_drop -= size if self.has_begun else 0
         if not self.has_begun or self._may_drop < 0:

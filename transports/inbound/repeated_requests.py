@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Final, Protocol
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
 from transports.inbound.event_stream import stream_headers, whole_stream
@@ -34,10 +35,6 @@ _COPIED_BYTES: Final = 64 << 10
 """The largest body that is copied into one write with its head. A larger one is written separately."""
 
 
-class Flow(Protocol):
-    write_paused: bool
-
-
 class ServerState(Protocol):
     default_headers: HeaderList
     tasks: set[asyncio.Task[None]]
@@ -52,7 +49,7 @@ class Connection(Protocol):
     @property
     def transport(self) -> asyncio.Transport: ...
     @property
-    def flow(self) -> Flow: ...
+    def flow(self) -> FlowControl: ...
     @property
     def server_state(self) -> ServerState: ...
 
