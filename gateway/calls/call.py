@@ -59,10 +59,6 @@ class Call(msgspec.Struct, frozen=True):
         """Return the same request with other params."""
         return self if params is self.params else replace(self, params=params)
 
-    def asking(self, params: Object, meta: Object) -> "Call":
-        """Return a request with these params that the gateway sends on behalf of this call."""
-        return Call(self.exchange, self.era, params, meta, self.correlation, principal=self.principal)
-
 
 def message_of(request: Request) -> Message:
     """Return the JSON-RPC message of a request, which must have one."""

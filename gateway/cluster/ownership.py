@@ -443,11 +443,6 @@ class Cluster:
 
     # -- whether the lease is valid
 
-    @property
-    def is_fresh(self) -> bool:
-        """Return True if no other replica can have claimed a session of this one unnoticed."""
-        return self.lease.is_fresh
-
     def may_have_lost(self, session_id: str) -> bool:
         """Return True if the store must be asked before an answer of this session is sent: this replica's lease is old,
         or another replica has claimed the session and this one has not ended its calls yet."""

@@ -173,10 +173,8 @@ class RateLimits:
         Raises:
             Refused: 429, with the time to wait before a retry.
         """
-        if principal == ANONYMOUS:
-            await self._count(self._addresses, client)
-        else:
-            await self._count(self._principals, principal)
+        accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
+        await self._count(accounts, whose)
 
     async def body(self, principal: Principal, client: str, size: int) -> None:
         """Count the size of a large message's body in bytes. Beyond the rate, wait. Raises `Refused` (429)."""

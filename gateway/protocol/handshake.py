@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -10,8 +10,6 @@ from gateway.protocol.cache_hints import PRIVATE, PUBLIC, hints_of
 from gateway.protocol.extensions import SKILLS, object_of, passed_on
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import Object, encode
-
-T = TypeVar("T")
 
 
 class HandshakeRefused(Exception):
@@ -81,7 +79,7 @@ def discovery_for_all(result: bytes, name: str) -> bytes:
     discovered = object_of(result)
     body: dict[str, Any] = {
         "resultType": "complete",
-        "supportedVersions": _decoded(discovered, "supportedVersions", list[str], [*MODERN_VERSIONS]),
+        "supportedVersions": _supported(discovered, [*MODERN_VERSIONS]),
         "capabilities": object_of(discovered.get("capabilities")),
         "ttlMs": 0,
         "cacheScope": PRIVATE,
@@ -177,7 +175,7 @@ def merge_discoveries(
     if len(results) == 1 and not incomplete:
         return encode(object_of(results[0]) | {"cacheScope": PRIVATE}) if is_filtered else results[0]
     discovered = [object_of(result) for result in results]
-    supported = [_decoded(d, "supportedVersions", list[str], []) for d in discovered] or [[*MODERN_VERSIONS]]
+    supported = [_supported(d, []) for d in discovered] or [[*MODERN_VERSIONS]]
     hints = [hints_of(result) for result in results]
     is_public = not incomplete and not is_filtered and all(hint.is_public for hint in hints)
     info = {"name": "mcp-session-gateway", "version": version}
@@ -193,9 +191,9 @@ def merge_discoveries(
     return encode({**body, **_others(discovered, _OF_DISCOVERIES)})
 
 
-def _decoded(result: Object, name: str, kind: type[T], default: T) -> T:
+def _supported(discovered: Object, default: list[str]) -> list[str]:
     try:
-        return msgspec.json.decode(result.get(name, b"null"), type=kind)
+        return msgspec.json.decode(discovered.get("supportedVersions", b"null"), type=list[str])
     except msgspec.MsgspecError:
         return default
 

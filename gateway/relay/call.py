@@ -366,7 +366,7 @@ class Intake:
     async def accept_counted(self, coming: IncomingCall, server: str = "") -> Answer:
         """Send a call that `admit` has counted. Arguments, result and errors are those of `accept`."""
         exchange, request, who, params = coming.exchange, coming.request, coming.who, coming.params
-        reply, meta = self.begin(coming, may_resend=not request.again)
+        reply, meta = self.begin(coming)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
@@ -387,11 +387,11 @@ class Intake:
                 raise error from raised.__cause__
         return reply
 
-    def begin(self, coming: IncomingCall, *, may_resend: bool = False) -> tuple[CallReply, Object]:
+    def begin(self, coming: IncomingCall) -> tuple[CallReply, Object]:
         """Begin the reply to a counted call. Return the reply, and the `_meta` for the server.
 
-        The caller must answer the exchange or release the reply. With `may_resend`, the request of a repeatable tool is
-        stored, so that another process can repeat the call if this one dies.
+        The caller must answer the exchange or release the reply. The request of a tool is stored if the tool is
+        repeatable, so that another process can repeat the call, once, if this one dies.
 
         Raises:
             Refused: 429, as `accept`.
@@ -400,7 +400,7 @@ class Intake:
         live = live_session_of(exchange)
         held = 0 if live is None else self._room_for(live, request.body_bytes)  # no await from here to `CallReply`
         meta = self._log.begin(exchange, request, self._meta(coming.params, exchange, correlation), correlation)
-        may_resend = may_resend and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES
+        may_repeat = exchange.method == "tools/call" and not request.again and request.body_bytes <= KEPT_BYTES
         reply = CallReply(
             exchange,
             live,
@@ -408,7 +408,7 @@ class Intake:
             events=self.events if request.era is LEGACY else None,
             cluster=self._cluster,
             held=held,
-            kept=functools.partial(self._kept, exchange, request) if may_resend else None,
+            kept=functools.partial(self._kept, exchange, request) if may_repeat else None,
         )
         return reply, meta
 

@@ -88,7 +88,7 @@ class GeneralWay(Protocol):
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
     ) -> Prepared: ...
-    def begin(self, coming: IncomingCall, *, may_resend: bool = False) -> tuple[Answer, Object]: ...
+    def begin(self, coming: IncomingCall) -> tuple[Answer, Object]: ...
 
 
 class _Forever:
@@ -364,7 +364,7 @@ class FastPath:
         prepared = self.paths.way.prepared(self._decision, self._target, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
         coming = IncomingCall(exchange, request, who, request.params, self.headers)
-        answer, _ = self.paths.way.begin(coming, may_resend=True)
+        answer, _ = self.paths.way.begin(coming)
         self.tool.begins(exchange)
         exchange.frame(call.number, params, meta)  # keeps the client's progress token
         link = call.conversation.link

@@ -43,7 +43,7 @@ class CachedRecords:
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None
-        if cluster is not None and (not cluster.is_fresh or cluster.has_released(live.session.id)):
+        if cluster is not None and (not cluster.lease.is_fresh or cluster.has_released(live.session.id)):
             return None
         return age_s
 
@@ -55,7 +55,7 @@ class CachedRecords:
             cluster is not None
             and live.recovered
             and (session.owner, session.epoch, session.version) == (cluster.replica, forwarded.epoch, forwarded.version)
-            and cluster.is_fresh
+            and cluster.lease.is_fresh
             and self._fits(live, who.principal, who.claims)
         )
 

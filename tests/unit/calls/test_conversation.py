@@ -199,9 +199,6 @@ def test_other_params_make_another_call_of_the_same_exchange_and_leave_the_first
     other: Object = {"name": msgspec.Raw(b'"b"')}
     assert first.with_params(other) == replace(first, params=other) != first
     assert first.with_params(params) is first and first.params is params
-    asked = first.asking(other, {})
-    assert asked == Call(exchange, Era.MODERN, other, {}, "c", principal=ALICE), "it mirrors nothing"
-    assert asked.method == "tools/call"
 
 
 # -- what an exchange does on its way

@@ -108,10 +108,10 @@ async def test_others_are_asked_to_hold_while_the_store_is_away_and_while_it_doe
     monkeypatch.setattr("gateway.cluster.lease_validity.TRUST_S", 0.0)
     case = Case()
     await case.other.beat()
-    assert await case.beats.renew() and not case.asked and not case.cluster.is_fresh
+    assert await case.beats.renew() and not case.asked and not case.cluster.lease.is_fresh
     case.away = True
     assert not await case.beats.renew()
-    assert case.asked == [{case.other.replica: case.other.address}] and case.cluster.is_fresh
+    assert case.asked == [{case.other.replica: case.other.address}] and case.cluster.lease.is_fresh
     assert not case.cluster.lease.trusts_expired
     case.asked.clear()
     case.away, case.stuck = False, True
@@ -134,7 +134,7 @@ async def test_a_replica_without_an_address_cannot_agree_and_who_refuses_has_not
         await case.other.beat()
         await case.beats.renew()
         case.away = True
-        assert not await case.beats.renew() and not case.cluster.is_fresh
+        assert not await case.beats.renew() and not case.cluster.lease.is_fresh
         assert bool(case.asked) is bool(address)
 
 

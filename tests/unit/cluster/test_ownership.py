@@ -157,7 +157,7 @@ async def test_no_request_is_served_before_the_former_owner_has_read_of_the_clai
         taking.meanwhile = stop
         with pytest.raises(claiming):
             await taking.other.take(taking.session, may_run=True)
-    assert taking.lost == [] and taking.one.is_fresh, "it serves the clients that reach it"
+    assert taking.lost == [] and taking.one.lease.is_fresh, "it serves the clients that reach it"
     taking.meanwhile = lambda: taking.one.beat() if taking.waits > 5 else None
     served = await (taking.request() if is_second else taking.other.take(taking.session, may_run=True))
     assert served is not None and served.owner == taking.other.replica
@@ -178,7 +178,7 @@ async def test_a_loss_of_which_the_answer_was_lost_is_told_again_and_nobody_serv
 
     async def renewed(*arguments: Any) -> list[str]:
         said.append(len(arguments[3]))
-        assert len(taking.lost) >= said[-1] and not one.is_fresh, "nobody serves here yet"
+        assert len(taking.lost) >= said[-1] and not one.lease.is_fresh, "nobody serves here yet"
         return await (unanswered if said == [0, 3] else renew)(*arguments)
 
     taking.clock.pass_time(DOUBT_S)
@@ -187,13 +187,13 @@ async def test_a_loss_of_which_the_answer_was_lost_is_told_again_and_nobody_serv
     taking.patch.setattr(directory, "renew_lease", unanswered)
     with pytest.raises(StoreUnavailable):
         await one.beat()
-    assert not one.is_fresh and not await directory.acknowledged(one.replica, taking.session.id)
+    assert not one.lease.is_fresh and not await directory.acknowledged(one.replica, taking.session.id)
     taking.patch.setattr(directory, "renew_lease", renewed)
     with pytest.raises(StoreUnavailable):
         await one.beat()
-    assert sorted(taking.lost) == sorted([taking.session.id, "other-0", "other-1"]) and not one.is_fresh
+    assert sorted(taking.lost) == sorted([taking.session.id, "other-0", "other-1"]) and not one.lease.is_fresh
     await one.beat()
-    assert said == [0, 3, 0] and one.is_fresh, "what is told once more would hide a loss that followed"
+    assert said == [0, 3, 0] and one.lease.is_fresh, "what is told once more would hide a loss that followed"
     assert await directory.acknowledged(one.replica, taking.session.id)
 
 
@@ -259,7 +259,7 @@ async def test_what_was_claimed_is_served_once_its_former_owner_answers_no_clien
     served = await taking.other.take(taking.session, may_run=True)
     assert served is not None and served.owner == taking.other.replica
     assert taking.took_s <= within_s and taking.lost == []
-    assert not taking.one.is_fresh or then == "leaves"
+    assert not taking.one.lease.is_fresh or then == "leaves"
 
 
 @requirement("rep.takeover")

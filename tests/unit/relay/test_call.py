@@ -408,7 +408,7 @@ async def test_an_answer_that_is_there_when_the_loss_of_its_session_is_learned_i
     assert not reply.is_doubtful
     assert await other.claim(session) is not None
     await owner.beat()  # it was paused, and renews its lease before it writes what the server has sent
-    assert owner.is_fresh and reply.is_doubtful
+    assert owner.lease.is_fresh and reply.is_doubtful
     assert (await reply.confirmed(answer)).error_code == OUTCOME_UNKNOWN
 
 

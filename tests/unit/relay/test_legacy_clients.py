@@ -87,9 +87,7 @@ class Replica:
     ) -> str:
         """The stream of a call of this replica's, of which so much was sent."""
         request = a_request(params=params, again=again, body_bytes=size)
-        reply, _ = self.intake.begin(
-            IncomingCall(a_tool_call(self.live, 7), request, WHO, params), may_resend=not again
-        )
+        reply, _ = self.intake.begin(IncomingCall(a_tool_call(self.live, 7), request, WHO, params))
         assert isinstance(reply, CallReply)
         ids = await reply.record(frames)
         assert ids[0] is not None

@@ -22,7 +22,8 @@ from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB
 CLOCK = FakeClock()
 GRANTED_MORE = RequestContext(ALICE, CredentialClaims(permissions=("admin",)), "")
 LONG_AGO = CLOCK() - 1_000.0
-RUNS_OUT = SimpleNamespace(is_fresh_for_a_while=False)
+RUNS_OUT = SimpleNamespace(is_fresh=True, is_fresh_for_a_while=False)
+RAN_OUT = SimpleNamespace(is_fresh=False, is_fresh_for_a_while=False)
 CONTEXT = Context(workspace="w", provenance=Provenance(workspace="announced"))
 
 
@@ -32,7 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[bool, bool, bool]]] = {
     "a credential that grants more": ({"who": GRANTED_MORE}, (False, False, False)),
     "the session has ended here": ({"live": {"ended": True}}, (False, False, False)),
     "no cluster": ({"cluster": None}, (True, False, False)),
-    "the lease may have run out": ({"cluster": {"is_fresh": False, "lease": RUNS_OUT}}, (False, False, False)),
+    "the lease may have run out": ({"cluster": {"lease": RAN_OUT}}, (False, False, False)),
     "the lease runs out soon": ({"cluster": {"lease": RUNS_OUT}}, (True, True, False)),
     "released by a replica that leaves": ({"cluster": {"has_released": lambda _: True}}, (False, True, True)),
     "owned by another replica": ({"record": {"owner": "another"}}, (True, False, False)),
@@ -54,8 +55,8 @@ def test_a_cached_record_serves_when_all_conditions_hold(name: str) -> None:
     held.replace_record(replace(session, **change.get("record", {})))
     for attribute, value in change.get("live", {}).items():
         setattr(held, attribute, value)
-    lease = SimpleNamespace(is_fresh_for_a_while=True)
-    known = {"replica": "me", "is_fresh": True, "lease": lease, "has_released": lambda _: False}
+    lease = SimpleNamespace(is_fresh=True, is_fresh_for_a_while=True)
+    known = {"replica": "me", "lease": lease, "has_released": lambda _: False}
     cluster = change.get("cluster", {})
     replica: Any = None if cluster is None else SimpleNamespace(**known | cluster)
     never = AsyncMock(side_effect=AssertionError)

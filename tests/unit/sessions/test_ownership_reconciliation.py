@@ -165,7 +165,7 @@ async def test_behind_a_new_connection_all_is_compared_at_once_and_nothing_is_tr
     await is_compared.wait()
     comparing.cancel()
     await pair.last.lifecycle.settled()
-    assert await pair.has_ended_what_was_forgotten() and cluster.is_fresh
+    assert await pair.has_ended_what_was_forgotten() and cluster.lease.is_fresh
 
 
 async def test_while_the_store_fails_or_is_connected_again_nothing_is_trusted(
@@ -188,11 +188,11 @@ async def test_while_the_store_fails_or_is_connected_again_nothing_is_trusted(
     cluster.lease.store_connected()
     with pytest.raises(StoreUnavailable):
         await pair.comparison.compare_all()
-    assert not cluster.is_fresh
+    assert not cluster.lease.is_fresh
     await pair.comparison.compare_all()
-    assert not cluster.is_fresh, "the first part was compared with another server"
+    assert not cluster.lease.is_fresh, "the first part was compared with another server"
     await pair.comparison.compare_all()
-    assert cluster.is_fresh
+    assert cluster.lease.is_fresh
 
 
 async def test_a_slow_comparison_delays_no_later_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
