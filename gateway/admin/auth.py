@@ -51,6 +51,9 @@ cookies to every port of a host."""
 _NAME_BYTES: Final = 6
 _PROOF_CHARS: Final = 16
 
+CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="mcp-session-gateway operators"'}
+"""The header of a response that refuses an operator without a valid credential."""
+
 
 class HostNotAllowed(Exception):
     """The Host header of an operator's request names no allowed host. The message says what to do."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
+from gateway.admin.auth import CHALLENGE, Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.operator_queries import OperatorError, TooLate
 from gateway.admin.operator_tool_calls import left, sent_in
 from gateway.admin.report_types import Attempt, FramesPage, StderrPage
@@ -156,7 +156,7 @@ class Rest:
 
 def _problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
     body = {"status": status, "detail": detail}
-    challenge = {"WWW-Authenticate": 'Bearer realm="mcp-session-gateway operators"'} if status == 401 else {}
+    challenge = CHALLENGE if status == 401 else {}
     return JSONResponse(
         body, status, headers={**_FRESH, **challenge, **(headers or {})}, media_type="application/problem+json"
     )

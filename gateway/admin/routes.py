@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.admin.auth import Access, TooManyAttempts
+from gateway.admin.auth import CHALLENGE, Access, TooManyAttempts
 from gateway.admin.verb_handlers import Operations
 from session_store import Backend, StoreUnavailable
 
@@ -56,8 +56,7 @@ def _metrics(
         except StoreUnavailable:
             return JSONResponse({"detail": "the session store does not answer; send a key, not a cookie"}, 503)
         if is_refused:
-            challenge = {"WWW-Authenticate": 'Bearer realm="mcp-session-gateway operators"'}
-            return JSONResponse({"detail": "send Authorization: Bearer with an operator's key"}, 401, challenge)
+            return JSONResponse({"detail": "send Authorization: Bearer with an operator's key"}, 401, CHALLENGE)
         began = perf_counter()
         store_s: float | None = None
         replicas = 1

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.calls.questions_to_client import TOO_MANY
 from gateway.calls.suspended_call import InputRequest, SuspendedCall
 from gateway.errors import UNREAD
 from gateway.protocol.capabilities import refusal
@@ -102,7 +103,7 @@ class _ServerRequest:
         if known is not None:
             question.answer(msgspec.Raw(known.encode()))
         elif not live.questions.suspend(exchange, question):
-            self._refuse(UNREAD, "Too many requests already wait for this client.")
+            self._refuse(UNREAD, TOO_MANY)
         elif not exchange.is_suspended and exchange.suspendable().gather():
             asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
 

@@ -19,6 +19,9 @@ from gateway.protocol.params import meta_of
 from transports.jsonrpc import Message, Object, encode, encode_notification, encode_request, splice
 from transports.reply_queue import MAX_QUEUED_BYTES
 
+TOO_MANY: Final = "Too many requests already wait for this client."
+"""The message of a refused question, if the client has too many to answer."""
+
 MAX_QUESTIONS: Final = 256
 """Maximum number of open questions of one session to a legacy client."""
 
@@ -75,7 +78,7 @@ class Questions:
         """Send a server's request to the legacy client, on the stream of its call or on the session's own stream."""
         server_id = encode(message.id)
         if len(self._open) >= MAX_QUESTIONS:
-            server.refuse(server_id, UNREAD, "Too many requests already wait for this client.")
+            server.refuse(server_id, UNREAD, TOO_MANY)
             return
 
         def answered(answer: Message) -> None:

@@ -34,6 +34,12 @@ def required_configuration(given: Path | None) -> Path:
     return found
 
 
+def fault_after_dashes(command: list[str]) -> str:
+    """Return why the command after `--` is unusable, and what to do; empty if it is usable."""
+    fault = command_fault(command[0], None)
+    return fault and f"the command after -- {fault}: give its words without quotes around all of them"
+
+
 def with_command(settings: Settings, command: list[str] | None) -> Settings:
     """Return the settings with the server that the command after `--` starts. Without a command, return them unchanged.
 
@@ -43,8 +49,8 @@ def with_command(settings: Settings, command: list[str] | None) -> Settings:
     if command and settings.mcpServers:
         raise ConfigurationError("give either a command after -- or a file with mcpServers, not both")
     if command:
-        if fault := command_fault(command[0], None):
-            raise ConfigurationError(f"the command after -- {fault}: give its words without quotes around all of them")
+        if fault := fault_after_dashes(command):
+            raise ConfigurationError(fault)
         entry = {"command": command[0], "args": command[1:]}
         return Settings.model_validate({"mcpServers": {"main": entry}, "gateway": settings.gateway})
     if not settings.mcpServers:

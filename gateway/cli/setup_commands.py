@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from gateway.admin.local_gateways import local_gateways
 from gateway.admin.operator_queries import OperatorError
-from gateway.cli.configuration import FILE
+from gateway.cli.configuration import FILE, fault_after_dashes
 from gateway.cli.error_exit import error_exit
 from gateway.cli.gateway_or_store import endpoint_here
 from gateway.cli.options import ConfigOption, options
@@ -46,7 +46,6 @@ from gateway.config.hosts.client_snippets import (
     snippet,
     snippets,
 )
-from gateway.config.hosts.entries import command_fault
 from gateway.config.load import gathered
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, load
 from session_store.token_signing import generate_key
@@ -182,8 +181,8 @@ def add(
     """Add a server to a configuration."""
     if bool(command) == bool(url):
         raise error_exit("give a command after --, or --url: mcp-session-gateway add files -- npx -y SOME-SERVER")
-    if command and (fault := command_fault(command[0], None)):
-        raise error_exit(f"the command after -- {fault}: give its words without quotes around all of them")
+    if command and (fault := fault_after_dashes(command)):
+        raise error_exit(fault)
     entry: dict[str, Any] = {"url": url} if url else {}
     if command:
         entry = {"command": command[0]} | ({"args": command[1:]} if command[1:] else {})

@@ -7,12 +7,11 @@ from types import MappingProxyType
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR, EnvironmentValue
 from gateway.context.principal_secrets import PrincipalSecrets, is_template, with_paths
 from gateway.context.session_facts import SessionFacts
-from gateway.context.session_folders import SessionFolders
+from gateway.context.session_folders import SessionFolders, no_folder
 from gateway.identity.context_rules import ContextRules, own_setting
 from gateway.identity.credential_claims import CallerToken
 from session_store import Session
 from transports.upstream.stdio import inherited
-from transports.upstream_port import UpstreamUnavailable
 
 
 @dataclass(eq=False, repr=False)
@@ -55,7 +54,7 @@ class ChildEnvironment:
             try:
                 more[TEMP_DIR] = str(self.folders.path(session.id))
             except OSError as error:
-                raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
+                raise no_folder(error) from error
         variables = self.facts.environment(session, self.names, more)
         configured = {
             name: value

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from transports.background_tasks import Tasks
+from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ _THREADS: Final = 2
 """Number of threads that remove folders. They do nothing else, because a server may leave millions of files."""
 _AT_ONCE: Final = 1_000
 """Maximum number of folder entries that are listed at once, before these are removed."""
+
+
+def no_folder(error: OSError) -> UpstreamUnavailable:
+    """Return the error for a server whose session has no folder, because it cannot be made."""
+    return UpstreamUnavailable(f"no folder for the session: {error.strerror or error}")
 
 
 class SessionFolders:

@@ -19,6 +19,7 @@ from gateway.context.resources_for_links import Held, LinkResourceProvider, Link
 from gateway.context.secret_files import CurrentSecrets, SecretFiles
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context
+from gateway.context.session_folders import no_folder
 from gateway.identity.credential_claims import CallerToken
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.upstreams.process_sandbox import SandboxedResources
@@ -150,7 +151,7 @@ class SessionResources:
         try:
             return SecretFiles(self.grants.folders, first, renewed, read)
         except OSError as error:
-            raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
+            raise no_folder(error) from error
 
     def _renewed(self, *, is_same: bool) -> dict[str, str]:
         """Return the secrets whose tokens are requested again before each request. `is_same`: the session still has the

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from gateway.config.sandbox import Sandbox
 from gateway.context.resources_for_links import Held, LinkResources
-from gateway.context.session_folders import SessionFolders
+from gateway.context.session_folders import SessionFolders, no_folder
 from gateway.errors import StartRefused
 from gateway.policy.process_memory import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
@@ -78,7 +78,7 @@ class SandboxedResources:
                 try:
                     own = OwnFolder(self.folders.use_own(session_id, self.name))
                 except OSError as error:
-                    raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
+                    raise no_folder(error) from error
                 held.add(partial(self.folders.release, session_id))
                 read = () if resources.files is None else (str(resources.files.folder),)
                 given = self._walled(given, enclosure, own, str(self.folders.path(session_id)), code, read)

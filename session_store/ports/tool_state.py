@@ -57,8 +57,13 @@ def incremented(key: str, present: bytes | None, by: int) -> int:
     if present is not None and str(number).encode() != present:
         raise not_an_integer(key)
     if not -MAX_INTEGER - 1 <= number + by <= MAX_INTEGER:
-        raise InvalidState(f"{key!r} would exceed the range of 64-bit integers")
+        raise out_of_range(key)
     return number + by
+
+
+def out_of_range(key: str) -> InvalidState:
+    """Return the error for an increment whose result does not fit 64 bits."""
+    return InvalidState(f"{key!r} would exceed the range of 64-bit integers")
 
 
 def not_an_integer(key: str) -> InvalidState:

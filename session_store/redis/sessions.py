@@ -19,11 +19,11 @@ from session_store.ports.sessions import Gone, SessionStatus, SetField
 from session_store.ports.tool_state import (
     MAX_INTEGER,
     MAX_STATE_BYTES,
-    InvalidState,
     check_key,
     check_total,
     check_value,
     not_an_integer,
+    out_of_range,
 )
 from session_store.record import from_fields, to_field, to_fields
 from session_store.redis import keys
@@ -283,7 +283,7 @@ class RedisStateStore:
 
     async def increment(self, session_id: str, key: str, by: int) -> int:
         if abs(by) > MAX_INTEGER:
-            raise InvalidState(f"{key!r} would exceed the range of 64-bit integers")
+            raise out_of_range(key)
         return int(await self._call(session_id, "increment", check_key(key), by))
 
     async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
@@ -315,5 +315,5 @@ class RedisStateStore:
             case b"large":
                 check_total(key.decode(), reply[1])
             case b"range":
-                raise InvalidState(f"{key.decode()!r} would exceed the range of 64-bit integers")
+                raise out_of_range(key.decode())
         raise not_an_integer(key.decode())

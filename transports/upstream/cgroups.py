@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from transports.upstream.cgroup_delegation import Delegation, write, writes_alone
-from transports.upstream.walls.build_walls import WallsFailed
+from transports.upstream.walls.build_walls import WallsFailed, not_enforced
 from transports.upstream.walls.system_calls import closing_fd, fork_by
 from transports.upstream.walls.wall_specification import Limits, Walls
 
@@ -79,9 +79,7 @@ class Groups:
         if walls is None:
             return None
         if walls.required and (missing := tuple(self._delegation.missing(walls.limits))):
-            raise WallsFailed(
-                f"The sandbox {walls.profile!r} is required, but cannot be enforced here. {' '.join(missing)}"
-            )
+            raise not_enforced(walls, missing)
         if not self._root:
             return None
         failure = self._failure

@@ -1,7 +1,7 @@
 """Build the walls around the calling process, in an order in which each step still has the rights that it needs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
 
@@ -13,6 +13,11 @@ from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 class WallsFailed(Exception):
     """A wall could not be built, so the server must not run. The message is a sentence for the operator."""
+
+
+def not_enforced(walls: Walls, missing: Iterable[str]) -> WallsFailed:
+    """Return the error for required walls that cannot be enforced. `missing`: sentences that say what is missing."""
+    return WallsFailed(f"The sandbox {walls.profile!r} is required, but cannot be enforced here. {' '.join(missing)}")
 
 
 def prepare() -> None:
@@ -34,9 +39,7 @@ def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) 
     """
     missing = replace(probe(), namespaces=no_namespaces).missing(walls) if walls.required else ()
     if missing:
-        raise WallsFailed(
-            f"The sandbox {walls.profile!r} is required, but cannot be enforced here. {' '.join(missing)}"
-        )
+        raise not_enforced(walls, missing)
     try:
         if namespaces.is_apart():
             return namespaces.separate(walls)
