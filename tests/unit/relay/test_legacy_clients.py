@@ -1,8 +1,11 @@
 """A call whose process has died is made again: what the store keeps for that, and who makes it."""
 
 import asyncio
+import json
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -15,7 +18,8 @@ from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.merged_lists import Called
-from gateway.relay.legacy_clients import CallRecovery
+from gateway.protocol.reserved_meta import RESERVED
+from gateway.relay.legacy_clients import CallRecovery, LegacyClients
 from gateway.relay.reply_delivery import CallReply
 from gateway.sessions.session_loading import Resolved
 from session_store import MemoryEventLog, Session, StoreUnavailable
@@ -25,7 +29,7 @@ from tests.unit.calls.parts import turns, until
 from tests.unit.relay.parts import TakingEndpoint, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Request
-from transports.jsonrpc import Message, Object, encode
+from transports.jsonrpc import Message, Object, encode, parse
 from transports.reply_queue import Frame
 
 pytestmark = [pytest.mark.anyio, requirement("rep.honest")]
@@ -245,3 +249,18 @@ async def test_a_call_that_another_request_makes_again_is_not_made_for_its_strea
     await replica.intake.accept(IncomingCall(a_tool_call(replica.live, 7), a_request(again=True), WHO, PARAMS))
     assert len(parts.server.calls) == 1 and not await replica.resume(stream)
     assert await parts.outcome_is_unknown(stream)
+
+
+@requirement("wall.provenance")
+async def test_an_answer_of_the_client_brings_its_server_no_key_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    live, given = LiveSession(a_session(FakeClock()), MemoryEventLog()), list[Message]()
+    monkeypatch.setattr(live.questions, "answered", given.append)
+    resolver: Any = SimpleNamespace(require=AsyncMock(return_value=Resolved(live=live, context=live.session.context)))
+    parts: Any = dict.fromkeys(("intake", "handshake", "records", "lifecycle", "tasks", "events"))
+    clients = LegacyClients(**parts, resolver=resolver, result_meta=False)
+    meta = {f"{RESERVED}/context": {"user": "eve"}, "k": 1}
+    body = {"jsonrpc": "2.0", "id": 1, "result": {"roots": [], "_meta": meta}}
+    await clients.respond(a_request(message=parse(encode(body))), WHO)
+    assert [json.loads(bytes(cast("msgspec.Raw", message.result))) for message in given] == [
+        {"roots": [], "_meta": {"k": 1}}
+    ]
