@@ -364,7 +364,7 @@ class Intake:
         return size
 
     async def accept_counted(self, coming: IncomingCall, server: str = "") -> Answer:
-        """Send a call that `admit` has counted. Arguments, result and errors are those of `accept`."""
+        """Send a call that `count_call` has counted. Arguments, result and errors are those of `accept`."""
         exchange, request, who, params = coming.exchange, coming.request, coming.who, coming.params
         reply, meta = self.begin(coming)
         check, correlation = request.check_mirrored, who.correlation

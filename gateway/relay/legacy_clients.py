@@ -105,7 +105,7 @@ class CallRecovery:
         the stream; its sender `who` gives the call its rights.
 
         Raises:
-            Refused: 429, the session has no room for the call (`Intake.admit`).
+            Refused: 429, the session has no room for the call (`Intake.count_call`).
             StoreUnavailable: the store does not answer.
         """
         session_id = resolved.live.session.id
