@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from session_store.ports.accounting import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 2.5
 """Seconds in which a transaction has to end. A local disk that stalls for a second is slow, not away, and no other
 replica could serve its sessions."""
 

@@ -14,6 +14,7 @@ from gateway.calls.call import Call, IncomingCall
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.calls.questions_to_client import Questions
 from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
@@ -254,7 +255,7 @@ async def test_a_call_that_another_request_makes_again_is_not_made_for_its_strea
 @requirement("wall.provenance")
 async def test_an_answer_of_the_client_brings_its_server_no_key_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     live, given = LiveSession(a_session(FakeClock()), MemoryEventLog()), list[Message]()
-    monkeypatch.setattr(live.questions, "answered", given.append)
+    monkeypatch.setattr(Questions, "answered", lambda _, message: given.append(message))
     resolver: Any = SimpleNamespace(require=AsyncMock(return_value=Resolved(live=live, context=live.session.context)))
     parts: Any = dict.fromkeys(("intake", "handshake", "records", "lifecycle", "tasks", "events"))
     clients = LegacyClients(**parts, resolver=resolver, result_meta=False)
