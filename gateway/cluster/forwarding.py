@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from time import monotonic, time
 from typing import Final, cast
 from weakref import WeakSet
@@ -160,6 +161,7 @@ def _start_begun(route: Route, reply: RelayedReply) -> None:
         reply.start()
 
 
+@dataclass(eq=False, repr=False)
 class Forwarder:
     """Forward requests to the owners of their sessions, and take sessions over from dead owners.
 
@@ -168,30 +170,20 @@ class Forwarder:
     verified them.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        peers: PeerRequests,
-        guard: Guard,
-        rates: RateLimits,
-        *,
-        take_over: Callable[[Session], None],
-        is_here: Callable[[str], bool],
-        stripped: Callable[[HeaderList], HeaderList],
-    ) -> None:
-        self._cluster = cluster
-        self._peers = peers
-        self._guard = guard
-        self._rates = rates
-        self._take_over = take_over
-        self._is_here = is_here
-        self._stripped = stripped
-        self._contested = LogLimit()
-        self._streams: dict[asyncio.Timeout, RelayedReply] = {}
-        self._paths: WeakSet[ForwardingPath] = WeakSet()
+    cluster: Cluster
+    peers: PeerRequests
+    guard: Guard
+    rates: RateLimits
+    _: KW_ONLY
+    take_over: Callable[[Session], None]
+    is_here: Callable[[str], bool]
+    stripped: Callable[[HeaderList], HeaderList]
+    _contested: LogLimit = field(init=False, default_factory=LogLimit)
+    _streams: dict[asyncio.Timeout, RelayedReply] = field(init=False, default_factory=dict)
+    _paths: WeakSet[ForwardingPath] = field(init=False, default_factory=WeakSet)
 
     def _for_owner(self, headers: HeaderList) -> HeaderList:
-        return self._stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
+        return self.stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
 
     async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:
         """Forward a request to the session's owner, relay the answer to the client, and return None.
@@ -256,17 +248,17 @@ class Forwarder:
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             common = SharedFacts.of(route, request.endpoint, self._for_owner(raw), secure=request.secure)
             memory.keep_common(common.packed())
-        channel = self._peers.channel_to(route)
+        channel = self.peers.channel_to(route)
         if channel is None:
             return None
         if request.offer is not None and "traceparent" not in request.meta:
             request.offer.make(functools.partial(self._path, route))
         trace = request.headers.get("traceparent", "")
-        return self._peers.answer_to(self._peers.send(channel, route, trace, body), route)
+        return self.peers.answer_to(self.peers.send(channel, route, trace, body), route)
 
     def _path(self, route: Route, request: Request, _: float) -> ForwardingPath:
         """Return the fast path to the owner for calls like `request`. The owner enforces the calls' time limits."""
-        path = ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
+        path = ForwardingPath(self.peers, self.rates, self.is_here, route, request.client)
         self._paths.add(path)
         return path
 
@@ -281,7 +273,7 @@ class Forwarder:
             route,
             scope["path"].removeprefix(scope.get("root_path", "")),
             self._for_owner(scope["headers"]),
-            secure=self._guard.is_secure(scope, self._guard.headers(scope)),
+            secure=self.guard.is_secure(scope, self.guard.headers(scope)),
             method=scope["method"],
             again=bool(scope.get("mcp.again")),
         )
@@ -294,7 +286,7 @@ class Forwarder:
             try:
                 outcome = await self._outcome(request, reply)
                 if outcome is not Outcome.ANSWERED and reply.has_started and not reply.has_begun:
-                    await self._cluster.beat()  # fails without the store, which has to tell the session's next owner
+                    await self.cluster.beat()  # fails without the store, which has to tell the session's next owner
                 return outcome
             except (StoreUnavailable, Refused) as error:
                 _start_begun(request.route, reply)
@@ -310,13 +302,13 @@ class Forwarder:
             await asyncio.sleep(_AGAIN_S)
 
     async def _outcome(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        session, cluster = request.route.session, self._cluster
+        session, cluster = request.route.session, self.cluster
         owner = session.owner
         if owner in ("", cluster.replica):
             return await self._hand_over(request, reply)
         address, leased = await cluster.address_of(owner)
         if address:
-            outcome = await self._peers.ask(Peer(owner, address), request, reply)
+            outcome = await self.peers.ask(Peer(owner, address), request, reply)
         else:
             _start_begun(request.route, reply)
             # A lease without an address: no replica reaches the owner.
@@ -339,8 +331,8 @@ class Forwarder:
             async with asyncio.timeout(None) as waiting:
                 watch = ClientWatch(reply.receive, lambda: waiting.reschedule(0.0))
                 try:
-                    while has_claimed is None and (another := await self._cluster.another(*tried)) is not None:
-                        has_claimed = await self._peers.ask_to_claim(Peer(*another), session.id)
+                    while has_claimed is None and (another := await self.cluster.another(*tried)) is not None:
+                        has_claimed = await self.peers.ask_to_claim(Peer(*another), session.id)
                         tried.append(another[0])
                 finally:
                     watch.stop()
@@ -360,7 +352,7 @@ class Forwarder:
             Refused: 503, the owner may run.
             StoreUnavailable: the store does not answer.
         """
-        cluster = self._cluster
+        cluster = self.cluster
         if cluster.is_leaving or not await cluster.may_claim():
             return None
         session = await cluster.owned_elsewhere(session_id)
@@ -368,7 +360,7 @@ class Forwarder:
             return True
         address, leased = await cluster.address_of(session.owner)
         if address:
-            outcome = await self._peers.look_for(session, address)
+            outcome = await self.peers.look_for(session, address)
         else:
             outcome = Outcome.CUT_OFF if leased else Outcome.GONE
         if outcome not in _NOT_REACHED:
@@ -387,29 +379,29 @@ class Forwarder:
             Refused: 503, the owner runs, and took the session from this replica while this replica ran.
         """
         if outcome is Outcome.GONE and refused_at:
-            if await self._cluster.is_contested(session):
+            if await self.cluster.is_contested(session):
                 if self._contested.allows():
                     logger.error(
                         "replica %s took over sessions of this one and is running, but refuses connections at %s: two "
                         "gateways do not find each other. Requests of these sessions get 503. Correct "
                         "gateway.advertise there or here (%s)",
-                        *(session.owner, refused_at, self._cluster.address),
+                        *(session.owner, refused_at, self.cluster.address),
                     )
                 raise unreachable()
-            self._cluster.refused_by(session.owner, refused_at)
-        claimed = await self._cluster.take(session, may_run=outcome is not Outcome.GONE)
-        if claimed is not None and claimed.owner == self._cluster.replica:
-            self._take_over(claimed)
+            self.cluster.refused_by(session.owner, refused_at)
+        claimed = await self.cluster.take(session, may_run=outcome is not Outcome.GONE)
+        if claimed is not None and claimed.owner == self.cluster.replica:
+            self.take_over(claimed)
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
         """Send a request to the other replicas, one after the other, until one claims its unowned session and serves
         it. This replica may not: it drains, others do not reach it, or have a newer configuration. Return `MOVED` if
         some replicas were reached and none may claim the session. Raises `Refused`: 503, no replica is reached."""
         tried, was_returned = list[str](), False
-        while (another := await self._cluster.another(*tried)) is not None:
+        while (another := await self.cluster.another(*tried)) is not None:
             tried.append(another[0])
             try:
-                outcome = await self._peers.ask(Peer(*another), request, reply)
+                outcome = await self.peers.ask(Peer(*another), request, reply)
             except Refused:
                 if reply.has_started:
                     raise

@@ -38,7 +38,7 @@ class SessionParts:
         """What is called with a live session that this replica has closed."""
         self.lifecycle = SessionLifecycle(
             store=store,
-            tasks=base.backend.tasks,
+            task_records=base.backend.tasks,
             bus=base.backend.bus,
             audit=base.audit,
             live=base.live,

@@ -5,6 +5,7 @@ request.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ CHECKED_AT_ONCE: Final = 256
 """How many live sessions each `sweep` looks up in the store, in case the message that they ended was lost."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SessionLifecycle:
     """Creates and ends sessions, and keeps those in use alive.
 
@@ -35,28 +37,16 @@ class SessionLifecycle:
     session.
     """
 
-    def __init__(
-        self,
-        *,
-        store: SessionStore,
-        tasks: TaskStore,
-        bus: Bus,
-        audit: Audit,
-        live: LiveSessions,
-        quotas: PrincipalQuotas,
-        cluster: Cluster | None,
-        on_close: Callable[[LiveSession], None],
-    ) -> None:
-        self._store = store
-        self._task_records = tasks
-        self._bus = bus
-        self._audit = audit
-        self._live = live
-        self._quotas = quotas
-        self._cluster = cluster
-        self._on_close = on_close
-        self._tasks = Tasks("session lifecycle")
-        self._unchecked: list[str] = []
+    store: SessionStore
+    task_records: TaskStore
+    bus: Bus
+    audit: Audit
+    live: LiveSessions
+    quotas: PrincipalQuotas
+    cluster: Cluster | None
+    on_close: Callable[[LiveSession], None]
+    _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("session lifecycle"))
+    _unchecked: list[str] = field(init=False, default_factory=list)
 
     async def create(self, session: Session, alias: str | None) -> Session:
         """Count a new session against its principal's quota, store it with this replica as owner, and return it. If the
@@ -66,50 +56,50 @@ class SessionLifecycle:
             Refused: 429, the principal has the maximum number of sessions.
         """
         try:
-            await self._quotas.session(session)
+            await self.quotas.session(session)
         except Refused:
-            named = None if alias is None else await self._store.resume_alias(alias)
+            named = None if alias is None else await self.store.resume_alias(alias)
             if named is None:
                 raise
             return named
-        if self._cluster is not None:
-            session = replace(session, owner=self._cluster.replica, epoch=1)
+        if self.cluster is not None:
+            session = replace(session, owner=self.cluster.replica, epoch=1)
         kept = None
         try:
-            kept = await self._store.create(session, alias=alias)
+            kept = await self.store.create(session, alias=alias)
         finally:
             if kept is None or kept.id != session.id:
-                await self._quotas.release_session(session)
+                await self.quotas.release_session(session)
         return kept
 
     def created(self, session: Session, reason: str = "") -> None:
         """Record in the audit trail that a session was created."""
-        self._audit.record("created", session=session, reason=reason)
+        self.audit.record("created", session=session, reason=reason)
 
     # -- ending
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
         """End a session at once, with its processes and child sessions. Return True if this call has ended it. `calls`:
         the number of calls answered in the session, as reported by another replica that owns it."""
-        found = await self._store.peek(session_id)
-        if (live := self._live.get(session_id)) is not None:
+        found = await self.store.peek(session_id)
+        if (live := self.live.get(session_id)) is not None:
             calls = live.calls
-        ended = await self._store.end(session_id)
+        ended = await self.store.end(session_id)
         for child in () if found is None else found.children:
             await self.end(child, f"its parent session ended: {reason}")
         if ended:
             if found is None:
-                self._audit.record("ended", session=session_id, reason=reason)
+                self.audit.record("ended", session=session_id, reason=reason)
             else:
-                self._audit.over("ended", found, reason, calls)
-                await self._quotas.release_session(found)
+                self.audit.over("ended", found, reason, calls)
+                await self.quotas.release_session(found)
         closing = self._close_soon(session_id)
         if ended:
             await self._announce(session_id)
         await asyncio.shield(closing)
         if ended:
             try:
-                await self._task_records.drop_session(session_id)
+                await self.task_records.drop_session(session_id)
             except StoreUnavailable:
                 logger.warning("the tasks of a session that has ended stay in the store until they expire")
         return ended
@@ -117,7 +107,7 @@ class SessionLifecycle:
     def ended_elsewhere(self, data: bytes | None) -> None:
         """Close a session that another replica has ended. `data` is a message of the topic `ENDED`: a session id. If
         messages may have been lost (None), do nothing: the next rounds of `sweep` find the ended sessions."""
-        if data is not None and self._live.get(data.decode()) is not None:
+        if data is not None and self.live.get(data.decode()) is not None:
             self._close_soon(data.decode())
 
     def taken_over(self, session_id: str) -> None:
@@ -128,26 +118,26 @@ class SessionLifecycle:
         """Close a live session from before another replica owned the session. The outcome of its calls in flight is
         unknown. New calls here get new processes, perhaps before the old ones have ended."""
         live.lose()
-        self._live.remove(live.session.id)
-        self._on_close(live)
+        self.live.remove(live.session.id)
+        self.on_close(live)
         self._tasks.spawn(live.close(over=False, taken_over=True))
 
     async def close(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> None:
         """Release all resources of a session on this replica. For the arguments, see `LiveSession.close`."""
-        live = self._live.remove(session_id)
+        live = self.live.remove(session_id)
         if live is not None:
-            self._on_close(live)
+            self.on_close(live)
             await live.close(over=over, taken_over=taken_over)
 
     def _close_soon(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> asyncio.Task[None]:
-        if (live := self._live.get(session_id)) is not None:
+        if (live := self.live.get(session_id)) is not None:
             live.changed()  # calls and answers until the close are decided anew
         # In the background: a child process that does not exit must not delay the next round of `keep_alive`.
         return self._tasks.spawn(self.close(session_id, over=over, taken_over=taken_over))
 
     async def _announce(self, session_id: str) -> None:
         try:
-            await self._bus.publish(ENDED, session_id.encode())
+            await self.bus.publish(ENDED, session_id.encode())
         except StoreUnavailable:
             logger.warning("other replicas were not notified that a session ended; each closes it at its next sweep")
 
@@ -156,32 +146,32 @@ class SessionLifecycle:
     async def sweep(self) -> None:
         """Keep the sessions in use alive, and close those that have expired or were ended elsewhere."""
         await self.keep_alive()
-        for gone in await self._store.sweep():
-            live = self._live.get(gone.session_id)
+        for gone in await self.store.sweep():
+            live = self.live.get(gone.session_id)
             if live is None:
-                self._audit.record(gone.reason, session=gone.session_id)
+                self.audit.record(gone.reason, session=gone.session_id)
             else:
-                self._audit.over(gone.reason, live.session, "", live.calls)
-                await self._quotas.release_session(live.session)
+                self.audit.over(gone.reason, live.session, "", live.calls)
+                await self.quotas.release_session(live.session)
             self._close_soon(gone.session_id)
             await self._announce(gone.session_id)
         if not self._unchecked:
-            self._unchecked = self._live.ids()
+            self._unchecked = self.live.ids()
         checked, self._unchecked = self._unchecked[:CHECKED_AT_ONCE], self._unchecked[CHECKED_AT_ONCE:]
         for some in slices(checked, SENT_AT_ONCE):
-            for session_id in await self._store.gone(some):
+            for session_id in await self.store.gone(some):
                 self._close_soon(session_id)
-        await self._audit.flush()
+        await self.audit.flush()
 
     async def keep_alive(self) -> None:
         """Restart the idle time, in the store, of every session that was in use since the last round. The idle time
         counts from the end of the last exchange."""
-        for scanned in slices(list(self._live), SCANNED_AT_ONCE):
+        for scanned in slices(list(self.live), SCANNED_AT_ONCE):
             used = [live for live in scanned if live.take_use()]
             written = 0
             try:
                 for some in slices(used, SENT_AT_ONCE):
-                    await asyncio.gather(*(self._store.touch(live.session.id) for live in some))
+                    await asyncio.gather(*(self.store.touch(live.session.id) for live in some))
                     written += len(some)
             finally:
                 for live in used[written:]:  # the store does not answer
@@ -197,30 +187,30 @@ class SessionLifecycle:
         Raises:
             StoreUnavailable: the store does not answer, so no other replica could claim a released session.
         """
-        assert self._cluster is not None
-        if any(map(_can_move, self._live)):
-            await self._cluster.beat()
-        idle = [*filter(_can_move, self._live)]
+        assert self.cluster is not None
+        if any(map(_can_move, self.live)):
+            await self.cluster.beat()
+        idle = [*filter(_can_move, self.live)]
         for live in idle:
             # No await in this loop: a request that arrives now finds the session released.
-            self._live.hand_over(live)
-            self._on_close(live)
-            self._cluster.mark_released(live.session)
+            self.live.hand_over(live)
+            self.on_close(live)
+            self.cluster.mark_released(live.session)
         # The next owner may start its processes before the old ones have ended: the old ones get no calls any more.
         await asyncio.gather(*(self._leave(live) for live in idle))
         await asyncio.gather(*(live.leave_events() for live in idle))
-        await asyncio.gather(*(self._cluster.release(live.session) for live in idle))
+        await asyncio.gather(*(self.cluster.release(live.session) for live in idle))
         for live in idle:
             self._tasks.spawn(live.close(over=False))
-        return not any(True for _ in self._live)
+        return not any(True for _ in self.live)
 
     async def _leave(self, live: LiveSession) -> None:
         """Store a session's last use and its counts of calls, because this replica is about to release it."""
         if live.take_use():
-            await self._store.touch(live.session.id)
+            await self.store.touch(live.session.id)
         counted = Counted(live.calls, live.failed, live.failures)
         if counted != Counted.of(live.session.counted):
-            await self._store.update(live.session.id, counted=counted.text())
+            await self.store.update(live.session.id, counted=counted.text())
 
     async def settled(self) -> None:
         """Wait until every session that is being closed is closed."""

@@ -10,6 +10,7 @@ import functools
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 import msgspec
@@ -52,36 +53,29 @@ _NOT_FOLLOWED: Final = f"{_UNKNOWN}. The task that its server has made of it is 
 _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not know that task any more"
 
 
+@dataclass(eq=False, repr=False)
 class TaskRecovery:
     """Recovers tasks that no replica runs. `rights` decides by the present configuration what their principals may do,
     because no client with a credential takes part."""
 
-    def __init__(
-        self,
-        table: TaskTable,
-        continuation: TaskContinuation,
-        *,
-        sessions: SessionStore,
-        attacher: SessionAttacher,
-        cluster: Cluster | None,
-        rights: OfflineRights,
-    ) -> None:
-        self._table = table
-        self._continuation = continuation
-        self._sessions = sessions
-        self._attacher = attacher
-        self._cluster = cluster
-        self._rights = rights
-        self._undecided: FIFOCache[str, None] = FIFOCache(_UNDECIDED)  # names of tasks whose failure was logged
-        self._tasks = Tasks("recovery of tasks")
+    table: TaskTable
+    continuation: TaskContinuation
+    _: KW_ONLY
+    sessions: SessionStore
+    attacher: SessionAttacher
+    cluster: Cluster | None
+    rights: OfflineRights
+    _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("recovery of tasks"))
+    _undecided: FIFOCache[str, None] = field(init=False, default_factory=lambda: FIFOCache(_UNDECIDED))
+    """The names of tasks whose failure was logged."""
 
     def is_here(self, session: Session) -> bool:
         """Return True if this replica owns the session, and so has to recover its tasks."""
-        return self._cluster is None or session.owner == self._cluster.replica
+        return self.cluster is None or session.owner == self.cluster.replica
 
     async def is_run_by_another(self, session: Session, task: Task) -> bool:
         """Return True if another replica runs the task, according to the store."""
-        cluster = self._cluster
+        cluster = self.cluster
         if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
             return False
         _, is_leased = await cluster.address_of(session.owner)
@@ -94,7 +88,7 @@ class TaskRecovery:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        if not task.is_over and self._table.get(task.name) is None:
+        if not task.is_over and self.table.get(task.name) is None:
             await self._tasks.share(task.name, lambda: self._decide(task, session))
 
     async def _decide(self, task: Task, session: Session | None) -> None:
@@ -103,20 +97,20 @@ class TaskRecovery:
             await self._give_up(task, _unknown(task, session))
             return
         if task.upstream_id:
-            why = self._why_not(self._rights.why_ended, task, session, call)
+            why = self._why_not(self.rights.why_ended, task, session, call)
             if why:
                 # The call is not sent again either: that needs more rights.
                 await self._give_up(task, _NOT_FOLLOWED.format(why=why))
                 return
             lost = functools.partial(self._lost, session=session, call=call)
-            if await self._continuation.follow(task, session, call, lost):
+            if await self.continuation.follow(task, session, call, lost):
                 return
         if not may_run_again(task):
             await self._give_up(task, _unknown(task, session))
-        elif why := self._why_not(self._rights.why_lost, task, session, call):
+        elif why := self._why_not(self.rights.why_lost, task, session, call):
             await self._give_up(task, _NO_RIGHTS.format(why=why))
         else:
-            await self._continuation.run_again(task, session, call)
+            await self.continuation.run_again(task, session, call)
 
     @staticmethod
     def _why_not(why: Callable[[Principal, Context], str], task: Task, session: Session, call: StoredCall) -> str:
@@ -125,16 +119,16 @@ class TaskRecovery:
 
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
         """Decide what happens to a task that this replica follows, because the server has lost its own task."""
-        why = self._why_not(self._rights.why_lost, running.task, session, call)
+        why = self._why_not(self.rights.why_lost, running.task, session, call)
         if not may_run_again(running.task):
             running.give_up(_FORGOTTEN)
         elif why:
             running.give_up(f"{_FORGOTTEN}. It is not started again: {why}")
         else:
-            self._tasks.spawn(self._continuation.run_instead(running, call))
+            self._tasks.spawn(self.continuation.run_instead(running, call))
 
     async def _give_up(self, task: Task, reason: str) -> None:
-        now = self._table.clock()
+        now = self.table.clock()
         error = encode(error_of(OUTCOME_UNKNOWN, reason, ""))
         failed = replace(
             task,
@@ -144,10 +138,10 @@ class TaskRecovery:
             error=error,
             message=reason,
             updated_at=now,
-            ttl_s=now - task.created_at + self._table.settings.outcome_ttl_s(task.kept_s),
+            ttl_s=now - task.created_at + self.table.settings.outcome_ttl_s(task.kept_s),
         )
-        if await self._table.store.replace(failed):
-            self._table.reported(failed, "unknown")
+        if await self.table.store.replace(failed):
+            self.table.reported(failed, "unknown")
             logger.warning("the outcome of a task is unknown: its gateway is gone", extra=log_fields_of(task))
 
     # -- tasks about which no client asks
@@ -158,7 +152,7 @@ class TaskRecovery:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        names, cluster = self._table.names, self._cluster
+        names, cluster = self.table.names, self.cluster
         if cluster is not None and (
             cluster.is_leaving or not cluster.lease.trusts_expired or not await cluster.may_claim()
         ):
@@ -171,13 +165,13 @@ class TaskRecovery:
         for replica in known:
             if replica in alive and not (cluster is None and replica == names.replica):
                 continue
-            running = [name for name in await names.of(replica) if self._table.get(name) is None]
+            running = [name for name in await names.of(replica) if self.table.get(name) is None]
             if not running and replica != names.replica:
                 await names.forget(replica)
             for name in random.sample(running, min(left, len(running))):
                 left -= 1
                 # A gateway alone may run it again by now, under the name that its last process had.
-                if await self._try_to_settle(name, alive) and (replica != names.replica or not self._table.get(name)):
+                if await self._try_to_settle(name, alive) and (replica != names.replica or not self.table.get(name)):
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
@@ -198,29 +192,29 @@ class TaskRecovery:
     async def _settle(self, name: str, alive: set[str]) -> bool:
         """Recover one task, if this replica may. Return False if another replica must."""
         session_id, task_id = ids_of(name)
-        task = await self._table.store.get(session_id, task_id)
-        if task is None or task.is_over or self._table.get(name) is not None:
+        task = await self.table.store.get(session_id, task_id)
+        if task is None or task.is_over or self.table.get(name) is not None:
             return True
-        session = await self._sessions.peek(session_id)
-        if session is not None and self._cluster is not None and self._cluster.awaits_former(session.id):
+        session = await self.sessions.peek(session_id)
+        if session is not None and self.cluster is not None and self.cluster.awaits_former(session.id):
             return False  # a former owner may still run it
         if session is not None and not self.is_here(session):
             if session.owner in alive:
                 return session.epoch == task.epoch  # otherwise the session's owner decides, in its own sweep
             if task.upstream_id or may_run_again(task):
-                assert self._cluster is not None
-                session = await self._cluster.take(session, may_run=True)
+                assert self.cluster is not None
+                session = await self.cluster.take(session, may_run=True)
                 if session is not None and not self.is_here(session):
                     return False
                 if session is not None:
-                    self._attacher.take_over(session)
+                    self.attacher.take_over(session)
         await self.decide(task, session)
         return True
 
     async def settled(self) -> None:
         """Wait until all recoveries that were begun are complete."""
         await self._tasks.settled()
-        await self._continuation.settled()
+        await self.continuation.settled()
 
 
 def _call_of(task: Task) -> StoredCall | None:

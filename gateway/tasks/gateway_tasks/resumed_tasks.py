@@ -6,6 +6,7 @@ again.
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -43,27 +44,19 @@ from transports.upstream_port import UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class TaskContinuation:
     """Takes over tasks that no replica runs. If several replicas try, only one succeeds. `calls` sends a call as if its
     client had sent it."""
 
-    def __init__(
-        self,
-        table: TaskTable,
-        live: LiveSessions,
-        attacher: SessionAttacher,
-        *,
-        calls: CallIntake,
-        endpoints: Mapping[str, TaskServers],
-        handles: TaskHandles,
-    ) -> None:
-        self._table = table
-        self._live = live
-        self._attacher = attacher
-        self._calls = calls
-        self._endpoints = endpoints
-        self._handles = handles
-        self._tasks = Tasks("continuation of tasks")
+    table: TaskTable
+    live: LiveSessions
+    attacher: SessionAttacher
+    _: KW_ONLY
+    calls: CallIntake
+    endpoints: Mapping[str, TaskServers]
+    handles: TaskHandles
+    _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("continuation of tasks"))
 
     # -- the server's own task
 
@@ -75,7 +68,7 @@ class TaskContinuation:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        followed, endpoint = call.followed, self._endpoints.get(task.endpoint)
+        followed, endpoint = call.followed, self.endpoints.get(task.endpoint)
         upstream = None if endpoint is None else endpoint.server(task.server, call.context)
         if followed is None or upstream is None or not upstream.settings.is_remote:
             return False
@@ -93,7 +86,7 @@ class TaskContinuation:
         )
         if running is None:
             return True
-        self._table.reported(running.task, "followed")
+        self.table.reported(running.task, "followed")
         logger.info("the task of a server is followed again: its gateway is gone", extra=log_fields_of(task))
         exchange.move_to(live)
         go_on(conversation, exchange)
@@ -148,7 +141,7 @@ class TaskContinuation:
             await self._send(running, call)
 
     def _runs_again(self, running: RunningTask) -> None:
-        self._table.reported(running.task, "run again")
+        self.table.reported(running.task, "run again")
         logger.warning("a task runs again: its gateway is gone", extra=log_fields_of(running.task))
 
     async def _send(self, running: RunningTask, call: StoredCall) -> None:
@@ -159,17 +152,17 @@ class TaskContinuation:
         era = Era.LEGACY if call.is_legacy else Era.MODERN
         request = Request(era=era, endpoint=task.endpoint, headers={}, params=call.params, meta=meta)
         try:
-            running.hold(await self._calls.accept(IncomingCall(exchange, request, who, call.params)))
+            running.hold(await self.calls.accept(IncomingCall(exchange, request, who, call.params)))
         except Exception as error:  # nothing else would end the task
             fail_unsent(exchange, error)
 
     # -- both
 
     async def _live_of(self, session: Session) -> LiveSession:
-        live = self._live.get(session.id)
+        live = self.live.get(session.id)
         if live is None:
-            self._attacher.take_over(session)
-            live = self._live.of(session)
+            self.attacher.take_over(session)
+            live = self.live.of(session)
         await live.recover()
         return live
 
@@ -178,7 +171,7 @@ class TaskContinuation:
     ) -> TaskExchange:
         """Return an exchange for the stored call of a task, without a waiting client."""
         if call.is_legacy:
-            return RequestedExchange.of(live, call.context, handle=self._handles.of_record(task))
+            return RequestedExchange.of(live, call.context, handle=self.handles.of_record(task))
         return TaskExchange(
             method="tools/call",
             client_id=fallback_id(),
@@ -190,13 +183,13 @@ class TaskContinuation:
     async def _take(self, changed: Task, exchange: TaskExchange) -> RunningTask | None:
         """Take a task over by writing its changed record, and run the task with this exchange. Return None if another
         replica was first."""
-        changed = replace(changed, updated_at=self._table.clock())
-        await self._table.names.add(changed.name)
-        if not await self._table.store.replace(changed):
-            self._table.forget_name(changed.name)
+        changed = replace(changed, updated_at=self.table.clock())
+        await self.table.names.add(changed.name)
+        if not await self.table.store.replace(changed):
+            self.table.forget_name(changed.name)
             return None
         # Only now: a request to cancel the task waits for this decision, and then finds the task in the table.
-        running = self._table.add(replace(changed, version=changed.version + 1), exchange)
+        running = self.table.add(replace(changed, version=changed.version + 1), exchange)
         exchange.run_as(running, changed.asked)
         return running
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from time import time
 from typing import Final
 
@@ -39,6 +40,7 @@ def log_fields_of(task: Task) -> dict[str, str]:
     return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}
 
 
+@dataclass(eq=False, repr=False)
 class TaskTable:
     """The tasks that this replica runs. A task is added before it is stored, and removed when its outcome is stored.
 
@@ -46,26 +48,16 @@ class TaskTable:
     it. `clock` returns Unix time in seconds. `is_kept`: the store outlives this process.
     """
 
-    def __init__(
-        self,
-        settings: TaskSettings,
-        store: TaskStore,
-        names: RunningNames,
-        bus: Bus,
-        *,
-        noted: Callable[[Task, str], None],
-        clock: Callable[[], float] = time,
-        is_kept: bool = True,
-    ) -> None:
-        self.settings = settings
-        self.store = store
-        self.names = names
-        self.clock = clock
-        self.noted = noted
-        self._is_kept = is_kept
-        self._bus = bus
-        self._running: dict[str, RunningTask] = {}
-        self._tasks = Tasks("tasks")
+    settings: TaskSettings
+    store: TaskStore
+    names: RunningNames
+    bus: Bus
+    _: KW_ONLY
+    noted: Callable[[Task, str], None]
+    clock: Callable[[], float] = time
+    is_kept: bool = True
+    _running: dict[str, RunningTask] = field(init=False, default_factory=dict)
+    _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("tasks"))
 
     def __len__(self) -> int:
         return len(self._running)
@@ -88,7 +80,7 @@ class TaskTable:
             running.cancel(_NO_ROOM)
 
         record = TaskRecordWriter(task, self.store, changed=changed, no_room=no_room, clock=self.clock)
-        running = RunningTask(exchange, record, self.settings, ended=self._ended, is_kept=self._is_kept)
+        running = RunningTask(exchange, record, self.settings, ended=self._ended, is_kept=self.is_kept)
         self._running[task.name] = running
         return running
 
@@ -121,7 +113,7 @@ class TaskTable:
     def _publish(self, task: Task) -> None:
         """Notify all replicas that the store has a new version of the task. A lost message is harmless: subscribers
         read the record, and clients can poll."""
-        self._tasks.spawn(_tried(self._bus.publish, topic_of(task.session_id), task.id.encode()))
+        self._tasks.spawn(_tried(self.bus.publish, topic_of(task.session_id), task.id.encode()))
 
     def remove(self, running: RunningTask) -> None:
         """Remove a task that was given up before its client got a handle, or that another replica runs."""
