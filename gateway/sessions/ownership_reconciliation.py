@@ -26,6 +26,9 @@ _PARTS: Final = 3
 """The live sessions are compared in this many parts, one at each heartbeat. So all are compared within one lease time,
 even if the store's client needs some of that time to follow a failover."""
 
+_AGAIN_S: Final = 0.5
+"""Seconds between two comparisons of all sessions: there are many new connections to a store that refuses writes."""
+
 
 class Reconciliation:
     """Ends sessions that are live on this replica, but whose stored record names another owner or epoch."""
@@ -40,14 +43,19 @@ class Reconciliation:
         """Compare one part of the sessions at each heartbeat, until cancelled; compare all when a connection to the
         store has opened. A slow comparison does not delay later ones."""
         clock, connected = asyncio.get_running_loop().time, self._cluster.store_connected
-        due = clock()
+        due, soonest = clock() + BEAT_S, 0.0
         while True:
-            due = max(due + BEAT_S, clock())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await connected.wait()
+                    await asyncio.sleep(soonest - clock())
+            if clock() >= due:  # else a connection came before the beat, which must not be put off by it
+                due = max(due + BEAT_S, clock())
+            is_part = self._cluster.lease.is_compared
             with contextlib.suppress(StoreUnavailable):
-                await (self.compare() if self._cluster.lease.is_compared else self.compare_all())
+                await (self.compare() if is_part else self.compare_all())
+            if not is_part:
+                soonest = clock() + _AGAIN_S
 
     async def compare_all(self) -> None:
         """Compare all sessions with the store, so that this replica trusts its lease again. Raises as `compare`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from gateway.sessions.ownership_reconciliation import Reconciliation
 from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.virtual_time import skip_waits
 from tests.unit.sessions.parts import Parts, replicas
 
 pytestmark = [pytest.mark.anyio, requirement("rep.failover")]
@@ -193,6 +195,31 @@ async def test_while_the_store_fails_or_is_connected_again_nothing_is_trusted(
     assert not cluster.lease.is_fresh, "the first part was compared with another server"
     await pair.comparison.compare_all()
     assert cluster.lease.is_fresh
+
+
+async def test_connections_in_a_row_do_not_put_off_the_next_comparison_and_are_not_compared_without_a_pause(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that refuses writes has a new connection with each of them."""
+    clock, cluster, began, is_over = skip_waits(monkeypatch), cluster_of(pair.last), list[float](), asyncio.Event()
+
+    async def compare_all() -> None:
+        began.append(clock())
+        cluster.store_connected.clear()
+        if len(began) <= 20:
+            cluster.store_connected.set()
+        elif len(began) == 22:
+            is_over.set()
+        raise StoreUnavailable("it loads its data")
+
+    monkeypatch.setattr(pair.comparison, "compare_all", compare_all)
+    cluster.lease.store_connected()
+    cluster.store_connected.set()
+    comparing = asyncio.ensure_future(pair.comparison.keep_comparing())
+    await is_over.wait()
+    comparing.cancel()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(began)]
+    assert min(pauses[:20]) > BEAT_S / 4 and pauses[20] <= BEAT_S
 
 
 async def test_a_slow_comparison_delays_no_later_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
