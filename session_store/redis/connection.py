@@ -6,7 +6,7 @@ this module (docs/adr/0004-redis.md).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, cast
 
 import hiredis
@@ -66,7 +66,7 @@ class Connection:
     flight.
 
     It is unknown whether those commands took effect, so no command is ever sent twice. `connected`: called each time
-    the server behind a new connection has answered.
+    the server behind a new connection has accepted the greeting, before the first command is sent.
     """
 
     def __init__(self, client: Redis, connected: Iterable[Callable[[], None]] = ()) -> None:
@@ -75,8 +75,6 @@ class Connection:
         self._transport: asyncio.Transport | None = None
         self._connecting = SharedRun(self._connect)
         self._wire: _Wire | None = None
-        self._greeting: list[bytes] = []
-        self._greeted: list[asyncio.Future[Any]] = []
         self._greeted_at = 0.0
         self._unsent: list[bytes] = []
         self._unanswered: deque[asyncio.Future[Any]] = deque()
@@ -131,15 +129,18 @@ class Connection:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 settings: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # no hint
-                self._greeting = [encoded(*command) for command in _greeting(settings)]
                 loop = asyncio.get_running_loop()
                 if isinstance(settings, UnixDomainSocketConnection):
-                    await loop.create_unix_connection(lambda: _Wire(self), settings.path)
+                    opening = loop.create_unix_connection(lambda: _Wire(self), settings.path)
                 else:
                     tls = settings.ssl_context.get() if isinstance(settings, SSLConnection) else None
                     host, port = await self._address(settings)
-                    await loop.create_connection(lambda: _Wire(self), host, port, ssl=tls)
-                await asyncio.gather(*self._greeted)
+                    opening = loop.create_connection(lambda: _Wire(self), host, port, ssl=tls)
+                _, wire = await opening
+                await self._greet(wire, [encoded(*command) for command in _greeting(settings)])
+        except asyncio.CancelledError:
+            self._fail("the store is closed")  # the connection may have opened since `close`
+            raise
         except StoreUnavailable:
             self._fail("Redis refused the connection or the credentials")
             raise
@@ -155,21 +156,25 @@ class Connection:
             return str(host), int(port)
         return settings.host, settings.port
 
+    async def _greet(self, wire: "_Wire", greeting: Sequence[bytes]) -> None:
+        """Send the first commands (credentials, database), and let others follow when all of them have succeeded: until
+        then they would run as another user, or on another database. Raises `StoreUnavailable`."""
+        if wire is self._wire:
+            replies: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in greeting]
+            self._unanswered.extend(replies)
+            wire.transport.write(b"".join(greeting))
+            await asyncio.gather(*replies)
+        if wire is not self._wire:
+            raise StoreUnavailable("the connection to Redis was lost")
+        self._transport = wire.transport
+        self._greeted_at = asyncio.get_running_loop().time()
+        for callback in self._connected:
+            callback()
+
     # -- events of the wire
 
-    def opened(self, wire: "_Wire", transport: asyncio.Transport) -> None:
-        """Send the first commands (credentials, database) over the connection that has just opened."""
+    def opened(self, wire: "_Wire") -> None:
         self._wire = wire
-        self._transport = transport
-        # Sent at once, so that no other command can precede the greeting.
-        self._greeted = [self.send(packed) for packed in self._greeting]
-        self._greeted[-1].add_done_callback(self._greets)  # first of all callbacks of replies on this connection
-
-    def _greets(self, reply: asyncio.Future[Any]) -> None:
-        if not reply.cancelled() and reply.exception() is None:
-            self._greeted_at = asyncio.get_running_loop().time()
-            for callback in self._connected:
-                callback()
 
     def replied(self, wire: "_Wire", reply: Any) -> None:
         """Complete the oldest unanswered command with its reply. Ignored if `wire` is not the current one."""
@@ -211,9 +216,9 @@ class Connection:
             self._timer = loop.call_later(_TICK_S, self._check_timeout, since)
 
     def _fail(self, reason: str) -> None:
-        transport, self._transport, self._wire = self._transport, None, None
-        if transport is not None:
-            transport.abort()
+        wire, self._wire, self._transport = self._wire, None, None
+        if wire is not None:
+            wire.transport.abort()
         self._unsent.clear()
         failed, self._unanswered = self._unanswered, deque()
         self._answered += len(failed)
@@ -236,9 +241,11 @@ class _Wire(asyncio.Protocol):
     def __init__(self, owner: Connection) -> None:
         self._owner = owner
         self._reader = hiredis.Reader()
+        self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._owner.opened(self, cast("asyncio.Transport", transport))  # uvloop's has the methods, not the base class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
+        self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         try:

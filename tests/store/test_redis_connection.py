@@ -100,6 +100,47 @@ async def test_a_lost_connection_is_replaced_at_once_and_told_before_its_first_r
     assert events[3:] == ["connected", "reply"]
 
 
+@pytest.mark.parametrize(("instead", "of", "why"), [("/99", "/0", "out of range"), ("//no:pass@", "//", "WRONGPASS")])
+async def test_no_command_is_sent_and_nobody_told_before_the_greeting_is_accepted(
+    redis_server: RunningRedis, instead: str, of: str, why: str
+) -> None:
+    """It would run on another database, or as another user."""
+    backend, told = RedisBackend(redis_server.url.replace(of, instead)), list[str]()
+    backend.directory.when_connected(lambda: told.append("connected"))
+    own: Any = backend.commands
+    opening = asyncio.ensure_future(own._connection.open())
+    while not (own._connection.is_open or opening.done()):  # noqa: ASYNC110  # nothing tells of it
+        await asyncio.sleep(0)
+    early = asyncio.ensure_future(own.run("SET", "early", "1"))
+    with pytest.raises(StoreUnavailable, match=why):
+        await opening
+    with pytest.raises(StoreUnavailable, match=why):
+        await early
+    assert not redis_server.client().exists("early") and not told
+    await backend.close()
+
+
+async def test_a_store_that_is_closed_while_it_connects_stays_closed(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: Any = backend.commands
+    made, lost, ends = connection._Wire.connection_made, connection._Wire.connection_lost, list[connection._Wire]()
+
+    def closed_before(wire: connection._Wire, transport: asyncio.BaseTransport) -> None:
+        own._connection.close()
+        made(wire, transport)
+
+    monkeypatch.setattr(connection._Wire, "connection_made", closed_before)
+    monkeypatch.setattr(connection._Wire, "connection_lost", lambda wire, _: ends.append(wire))
+    with pytest.raises(asyncio.CancelledError):
+        await own._connection.open()
+    async with asyncio.timeout(20):
+        while not ends:  # noqa: ASYNC110  # the loop tells of it
+            await asyncio.sleep(0)
+    lost(ends[0], None)  # later than asyncio tells of TCP, as uvloop and TLS do
+    assert own._connection._connecting._running is None
+
+
 async def test_a_script_redis_has_forgotten_is_given_to_it_again(backend: RedisBackend) -> None:
     session = await backend.sessions.create(a_session(FakeClock(), created_at=9e9, used_at=9e9))
     await backend.commands.run("SCRIPT", "FLUSH")
