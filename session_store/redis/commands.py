@@ -219,7 +219,8 @@ class ClusterCommands(Commands):
             importer = None
             match details:
                 case ["MOVED", _, to] if slot is not None:
-                    self._slots[slot] = _redirected(to, address)
+                    self._slots[slot] = master = _redirected(to, address)
+                    self._serve_from([*self._masters, master])
                     self._is_stale = True
                 case ["ASK", _, to]:
                     importer = _redirected(to, address)
@@ -288,7 +289,7 @@ class ClusterCommands(Commands):
                 slots[first : last + 1] = [at] * (last + 1 - first)
             if any(slots):
                 self._slots = slots
-                self._masters = list(dict.fromkeys(at for at in slots if at is not None))
+                self._serve_from(at for at in slots if at is not None)
                 self._suspects.intersection_update(self._masters)
                 self._is_stale = None in slots
                 self._read_at = asyncio.get_running_loop().time()
@@ -297,6 +298,15 @@ class ClusterCommands(Commands):
                 "Redis Cluster has no slots: check that the servers are a cluster and that it has been created"
             )
         raise failure or StoreUnavailable("no node of Redis Cluster is known")
+
+    def _serve_from(self, masters: Iterable[Address]) -> None:
+        """Set the nodes that serve slots. A failover breaks no connection to the copy that it makes a master, so that
+        connection counts as a new one."""
+        earlier, self._masters = self._masters, list(dict.fromkeys(masters))
+        promoted = {*self._masters} - {*earlier} if earlier else set()
+        if any(at in self._connections and self._connections[at].is_open for at in promoted):
+            for callback in self._connected:
+                callback()
 
     def _any_master(self) -> Address | None:
         """Return the next master, in turn; None if none is known. Skip those whose last command failed, unless all have

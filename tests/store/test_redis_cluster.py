@@ -177,6 +177,29 @@ async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
         await backend.close()
 
 
+@requirement("rep.failover")
+@pytest.mark.anyio
+@pytest.mark.parametrize("learns", ["from the node that was the master", "from the slot table"])
+async def test_a_copy_that_becomes_a_master_behind_an_open_connection_counts_as_newly_connected(learns: str) -> None:
+    with running_cluster(replicas=True) as cluster:
+        copy, session = cluster.ports[3], SESSIONS[0]
+        backend = RedisBackend(f"redis+cluster://127.0.0.1:{copy}")  # from which it reads the slot table
+        commands: Any = backend.commands
+        told = list[str]()
+        backend.directory.when_connected(lambda: told.append("connected"))
+        for each in SESSIONS:
+            await backend.sessions.peek(each)
+        assert len(told) == 4, "the copy, and three masters"
+        cluster.run(copy, "CLUSTER", "FAILOVER", "TAKEOVER")
+        cluster.wait(lambda: cluster.node(cluster.masters[0]).info("replication")["role"] == "slave")
+        if learns == "from the slot table":
+            await commands._read_slot_table()
+        assert await backend.sessions.peek(session) is None and len(told) == 5
+        await commands._read_slot_table()
+        assert len(told) == 5
+        await backend.close()
+
+
 @requirement("spec.stream-log")
 @pytest.mark.anyio
 async def test_a_node_that_does_not_answer_delays_nothing_of_the_others(patient: RunningCluster) -> None:
