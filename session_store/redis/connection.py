@@ -260,7 +260,8 @@ class _Wire(asyncio.Protocol):
 
 
 def _greeting(settings: Any) -> list[tuple[Any, ...]]:
-    """Return the first commands on a connection, which send the credentials and select the database."""
+    """Return the first commands on a connection, which send the credentials and select the database. A server that is
+    loading its data refuses the last one, and only that."""
     provider = settings.credential_provider
     credentials = (
         provider.get_credentials() if provider else tuple(filter(None, (settings.username, settings.password)))
@@ -268,7 +269,7 @@ def _greeting(settings: Any) -> list[tuple[Any, ...]]:
     commands: list[tuple[Any, ...]] = [("AUTH", *credentials)] if credentials else []
     if settings.db:
         commands.append(("SELECT", settings.db))
-    return [*commands, ("CLIENT", "SETNAME", "mcp-session-gateway")]
+    return [*commands, ("CLIENT", "SETNAME", "mcp-session-gateway"), ("PING",)]
 
 
 def _refused(reply: Exception) -> StoreUnavailable:

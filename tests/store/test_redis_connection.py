@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from time import monotonic, time
 from typing import Any
 
+import hiredis
 import pytest
 
 from session_store import StoreError, StoreUnavailable
@@ -139,6 +140,31 @@ async def test_a_store_that_is_closed_while_it_connects_stays_closed(
             await asyncio.sleep(0)
     lost(ends[0], None)  # later than asyncio tells of TCP, as uvloop and TLS do
     assert own._connection._connecting._running is None
+
+
+@requirement("rep.store-down")
+async def test_a_server_that_loads_its_data_is_away_and_no_copy_yet() -> None:
+    """It takes all of a greeting but a `PING`. What a replica trusts during an outage holds meanwhile."""
+    told, loads = list[str](), True
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        while data := await reader.read(1 << 16):
+            commands.feed(data)
+            while (command := commands.gets()) is not False:
+                is_refused = loads and command[0] in (b"PING", b"ECHO")
+                writer.write(b"-LOADING Redis is loading the dataset in memory\r\n" if is_refused else b"+OK\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        backend = RedisBackend(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/1")
+        backend.directory.when_connected(lambda: told.append("connected"))
+        with pytest.raises(StoreUnavailable, match="LOADING"):
+            await backend.commands.run("ECHO", "a")
+        assert not told
+        loads = False
+        assert await backend.commands.run("ECHO", "a") == b"OK" and told == ["connected"]
+        await backend.close()
 
 
 async def test_a_script_redis_has_forgotten_is_given_to_it_again(backend: RedisBackend) -> None:
