@@ -252,7 +252,7 @@ class Admission:
             try:
                 return self._decide(_Lists(upstream, known_by, asked, own), call)
             except _ListNeeded as raised:
-                needed = raised
+                needed = raised.with_traceback(None)  # which holds this frame, and with it the call
             conversation = await upstream.conversation_for(call)
             if needed.anew:
                 asked[needed.method] = await upstream.server_lists.refresh(needed.method, conversation)
