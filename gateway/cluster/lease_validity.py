@@ -75,6 +75,11 @@ class OwnLease:
         self.is_compared = True
         self.trusted_until = self._trusted
 
+    def was_young(self, at: float) -> bool:
+        """Return True if, at that time (monotonic clock), the last renewal or agreement of the others was recent enough
+        to trust the lease, compared or not."""
+        return at < self._trusted
+
     @property
     def is_fresh(self) -> bool:
         """Return True if no other replica can have claimed a session of this one unnoticed."""

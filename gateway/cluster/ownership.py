@@ -230,7 +230,7 @@ class Cluster:
 
     async def _beat(self) -> None:
         began, address = monotonic(), self.address if self.is_reachable else ""
-        lived = began < self.lease.trusted_until
+        lived = self.lease.was_young(began)
         # Not repeated after a failure: the store may have removed these entries already, and would remove later ones.
         handled: list[str] = []
         while taken := await self._directory.renew_lease(self.replica, address, LEASE_S, handled):

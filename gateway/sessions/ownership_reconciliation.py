@@ -45,11 +45,11 @@ class Reconciliation:
         clock, connected = asyncio.get_running_loop().time, self._cluster.store_connected
         due, soonest = clock() + BEAT_S, 0.0
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout_at(due):
                     await connected.wait()
                     await asyncio.sleep(soonest - clock())
-            if clock() >= due:  # else a connection came before the beat, which must not be put off by it
+            except TimeoutError:  # the beat. A connection before it does not put it off
                 due = max(due + BEAT_S, clock())
             is_part = self._cluster.lease.is_compared
             with contextlib.suppress(StoreUnavailable):

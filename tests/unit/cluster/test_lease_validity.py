@@ -46,6 +46,7 @@ def test_behind_a_new_connection_to_the_store_nothing_is_trusted_until_all_is_co
     lease.renewed(clock())
     lease.held(clock())
     assert not lease.is_fresh, "others may have claimed what the store has forgotten"
+    assert lease.was_young(clock())
     lease.compared()
     assert lease.is_fresh
     clock.pass_time(TRUST_S)

@@ -1,5 +1,5 @@
-"""Who owns a session, as the store says it, and which replicas may become its owner. What interleaves: the model of
-`tests/cluster/test_ownership.py`."""
+"""Who owns a session, as the store says it, and which replicas may become its owner. What interleaves: the models
+in `tests/proof`, and the simulation."""
 
 import asyncio
 from collections.abc import Callable
