@@ -339,8 +339,11 @@ class Cluster:
             session = claimed
         if session.id in self._released:
             raise OwnedByPeer(Route(session, principal, granted))  # read before this replica released it
+        if session.id not in self._formers:
+            return session
         await self._until_no_other_serves(session.id)
-        return session
+        found = await self._sessions.peek(session.id)  # a failover may have forgotten the claim meanwhile
+        return session if found is None else await self.own(found, principal, granted)
 
     async def claim(self, session: Session) -> Session | None:
         """Try to become the owner of a session. Return the session with its present owner; None if it has ended."""
@@ -409,7 +412,7 @@ class Cluster:
                 former.until = monotonic() + LEASE_S  # it was told within the claim
             self._formers[session.id] = former  # again, if another request has ended its own wait meanwhile
         await self._until_no_other_serves(session.id)
-        return claimed
+        return await self._sessions.peek(session.id)  # a failover may have forgotten the claim meanwhile
 
     def awaits_former(self, session_id: str) -> bool:
         """Return True if this replica has claimed the session from an owner that may still answer clients."""

@@ -166,6 +166,32 @@ async def test_no_request_is_served_before_the_former_owner_has_read_of_the_clai
     assert (await taking.request()).epoch == served.epoch and taking.waits == waits, "and then at once"
 
 
+@requirement("rep.failover")
+@pytest.mark.parametrize("is_second", [False, True])
+async def test_a_claim_that_a_failover_forgets_while_its_replica_waits_serves_nobody(
+    taking: Taking, is_second: bool
+) -> None:
+    before, claimed = taking.session, list[Session]()
+
+    async def forget() -> None:
+        found = await taking.backend.sessions.peek(before.id)
+        assert found is not None
+        claimed.append(found)
+        await taking.backend.sessions.change(
+            before.id, lambda now: replace(now, owner=before.owner, epoch=before.epoch)
+        )
+        if is_second:
+            taking.meanwhile = lambda: None
+            with pytest.raises(OwnedByPeer):
+                await taking.other.own(found, ALICE, None)
+        taking.meanwhile = lambda: None
+
+    taking.meanwhile = forget
+    served = await taking.other.take(before, may_run=True)
+    assert claimed[0].owner == taking.other.replica
+    assert served is not None and (served.owner, served.epoch) == (before.owner, before.epoch)
+
+
 @requirement("rep.takeover")
 async def test_a_loss_of_which_the_answer_was_lost_is_told_again_and_nobody_serves_before(taking: Taking) -> None:
     directory, one, renew = taking.backend.directory, taking.one, taking.backend.directory.renew_lease
