@@ -14,7 +14,7 @@ from tests.proof.histories import Event
 from tests.support.mcp_clients import ACCEPT, RESTARTED, events, messages, modern_body, modern_headers
 
 EVERY_S: Final = 0.1
-HUNG_AFTER_S: Final = 25.0
+HUNG_AFTER_S: Final = 20.0
 OUTCOME_UNKNOWN: Final = -32014
 EVENT_STREAM: Final = {"Accept": "text/event-stream"}
 _BUMP_EACH: Final = 5

@@ -13,7 +13,7 @@ from gateway.config.load import Origins
 from gateway.config.settings import Settings
 from gateway.serving.drain import HAND_OVER_S
 from session_store import KeyRing
-from tests.cluster.load import HUNG_AFTER_S, Load
+from tests.cluster.load import Load
 from tests.proof.histories import Event
 from tests.simulation.network import SimulatedLoop
 from tests.simulation.servers import Server
@@ -24,6 +24,9 @@ from tests.support.gateway_process import UNLIMITED
 RING: Final = KeyRing(["k" * 40])
 REPLICAS: Final = 3
 SESSIONS: Final = 3
+HUNG_AFTER_S: Final = 25.0
+"""With its clock set by an hour, or while it can ask nobody, a replica waits for an outage and two leases: 22 s."""
+
 EVERY_S: Final = 0.35
 """Seconds between the beginnings of two calls of a session."""
 
