@@ -5,6 +5,7 @@ are made by a `LinkSource`, which differs for sessions, shared servers and trial
 """
 
 import asyncio
+import dataclasses
 import logging
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -327,6 +328,9 @@ class LinkLifecycle:
             options = replace(options, resume="")
         with bound_session(self.resources.session):
             self.link = await self._source.connect(options, self._user)
+        # Of the options, only what `secrets` reads is needed from now on. There are as many links as sessions.
+        read = ConnectOptions(env=options.env, headers=options.headers)
+        self.resources = dataclasses.replace(self.resources, given=read)
         params = self._source.handshake()
         if params is None or options.resume:
             if params is not None:

@@ -96,9 +96,9 @@ class StdioUpstream:
             cwd=env.get("HOME") if cwd == HOME else cwd,
             walls=given.walls,
         )
-        scrub, most = self.scrubber(own), self.max_line_bytes
+        scrub, hide, most = self.scrubber(own), given.hide, self.max_line_bytes
         link = StdioLink(
-            self.name, events, self.grace_s, lambda line: scrub(given.hide(line)), self._budget, max_line_bytes=most
+            self.name, events, self.grace_s, lambda line: scrub(hide(line)), self._budget, max_line_bytes=most
         )
         try:
             process = await self.fork_server.spawn(
