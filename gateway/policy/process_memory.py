@@ -111,7 +111,7 @@ class ServerMemory:
         self._refusals = refusals
         self._workers = workers
         self._read, self._machine, self._own, self._clock = read, machine, own, clock
-        self._processes: dict[str, set[ServerProcess]] = {}  # by session
+        self._processes: dict[str, tuple[ServerProcess, ...]] = {}  # by session
         self._typical: dict[str, int] = {}  # by server, the mean of its grown processes, while one of it is counted
         self._next_at = 0.0
         self.is_short = False
@@ -178,7 +178,7 @@ class ServerMemory:
         if state.most and needs > state.left:
             self._refuse(server, state, needs)
         process = ServerProcess(self, server, session_id, self._clock)
-        self._processes.setdefault(session_id, set()).add(process)
+        self._processes[session_id] = (*self._processes.get(session_id, ()), process)
         return process
 
     def _refuse(self, server: str, state: MemoryState, needs: int) -> None:
@@ -195,10 +195,9 @@ class ServerMemory:
 
     def forget(self, process: ServerProcess) -> None:
         """Stop counting a process. Idempotent."""
-        own = self._processes.get(process.session, set())
-        own.discard(process)
-        if not own:
-            self._processes.pop(process.session, None)
+        others = tuple(each for each in self._processes.pop(process.session, ()) if each is not process)
+        if others:
+            self._processes[process.session] = others
         if all(each.server != process.server for each in self):
             # Else one process that grew beyond what is left would shut the server off: no other one could be read.
             self._typical.pop(process.server, None)
