@@ -4,7 +4,8 @@ socket through which a child process reads and writes the session's state."""
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from gateway.context.secret_files import SecretFiles
@@ -88,9 +89,10 @@ class LinkResourceProvider:
         given = ConnectOptions(in_context=lambda: context_with(tools), scope={SCOPE_KEY: tools})
         return LinkResources(given=given, session=tools)
 
-    def state_of(self, session: Session, secret: str = "") -> StateAccess:
-        """Return access to the state of a session. `secret`: the bearer token that a child process must send."""
-        return StateAccess(session=self._tools(session), store=self._state, secret=secret)
+    def state_of(self, session: Session, secret: str = "", processes: ProcessTree | None = None) -> StateAccess:
+        """Return access to the state of a session. `secret`: the bearer token that a child process must send.
+        `processes`: those that may use it; None if all may."""
+        return StateAccess(session=self._tools(session), store=self._state, secret=secret, processes=processes)
 
     async def for_child(
         self,
@@ -115,11 +117,10 @@ class LinkResourceProvider:
             raise UpstreamUnavailable("its launcher names {secret_dir}, but its env no ${secret_file:…}")
         secret = secrets.token_urlsafe(24)
         processes = ProcessTree()
-        access = replace(self.state_of(session, secret), processes=processes)
         try:
             path = str(self.folders.sockets / secrets.token_hex(8))
             folder = str(self.folders.path(session.id))
-            close = await self._server.listen(path, {"access": access})
+            close = await self._server.listen(path, partial(self.state_of, session, secret, processes))
             if folder in env.values() or any("{temp_dir}" in part for part in launcher):
                 close = self._with_folder(session.id, close)
         except OSError as error:

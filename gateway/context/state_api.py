@@ -21,7 +21,7 @@ from gateway.context.session_facts import workspace_source
 from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
 from session_store.ports.tool_state import MAX_VALUE_BYTES
 from session_store.tool_session import ToolSession, to_json
-from transports.inbound.unix_app_server import PEER_PID
+from transports.inbound.unix_app_server import OF_SOCKET, PEER_PID
 from transports.upstream.process_tree import is_below, parent
 
 _START_S: Final = 10.0
@@ -75,7 +75,7 @@ Allowing = Callable[[Request], Awaitable[StateAccess]]
 async def by_connection(request: Request) -> StateAccess:
     """Return the session of the socket on which the request arrived. Raises `HTTPException`: 401 if the request lacks
     the socket's secret, 403 if it comes from a process that does not belong to the socket's server."""
-    access: StateAccess = request.scope["state"]["access"]
+    access: StateAccess = request.scope["state"][OF_SOCKET]()
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
         raise HTTPException(401, "send Authorization: Bearer with the access token from this process's environment")

@@ -5,8 +5,8 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 import uvicorn
@@ -18,6 +18,9 @@ from transports.inbound.unauthenticated_limits import Limits, Refusals
 
 PEER_PID: Final = "peer_pid"
 """Key of `scope["state"]`: the process id of the client, if the system reports it."""
+
+OF_SOCKET: Final = "of_socket"
+"""Key of `scope["state"]`: what was given to `listen` for the socket."""
 
 _OF_ONE_SOCKET: Final = 64
 """The most connections to one socket: a child needs one or a few, and its code is not trusted."""
@@ -51,38 +54,46 @@ class _OwnUsers(HttpConnection):
 
 
 class UnixAppServer:
-    """Serve one ASGI app on many sockets. `scope["state"]` tells the app on which socket a request came."""
+    """Serve one ASGI app on many sockets. `scope["state"][OF_SOCKET]` tells the app on which socket a request came."""
 
     def __init__(self, app: Any, limits: Limits, refusals: Refusals) -> None:
         self._config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
         self._connections = Connections(replace(limits, peer_connections=_OF_ONE_SOCKET), refusals)
 
-    def _protocols(self, path: str, state: Mapping[str, Any]) -> tuple[Callable[[], HttpConnection], ServerState]:
-        if not self._config.loaded:
-            self._config.load()
-        config, server_state, loop = self._config, ServerState(), asyncio.get_running_loop()
-        return (
-            lambda: _OwnUsers(config, server_state, dict(state), loop, connections=self._connections, place=path),
-            server_state,
-        )
-
-    async def listen(self, path: str, state: Mapping[str, Any]) -> Callable[[], None]:
+    async def listen(self, path: str, of_socket: Any) -> Callable[[], None]:
         """Listen at `path`, which only this user may open. Return a function that stops this and ends every connection.
 
         Raises:
             OSError: the path cannot be used.
         """
-        loop = asyncio.get_running_loop()
-        protocols, server_state = self._protocols(path, state)
-        server = await loop.create_unix_server(protocols, path, start_serving=False)
+        if not self._config.loaded:
+            self._config.load()
+        served = _Socket(path, of_socket, self._config, self._connections)
+        served.server = await asyncio.get_running_loop().create_unix_server(served.protocol, path, start_serving=False)
         os.chmod(path, 0o600)
-        await server.start_serving()
+        await served.server.start_serving()
+        return served.close
 
-        def close() -> None:
-            server.close()
-            for connection in tuple(server_state.connections):
-                connection.transport.abort()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
 
-        return close
+@dataclass(slots=True, eq=False)
+class _Socket:
+    """One socket. Most of them never get a connection, so what serves those is made for the first one."""
+
+    path: str
+    of_socket: Any
+    config: uvicorn.Config
+    connections: Connections
+    server: asyncio.Server = field(init=False)
+    served: ServerState | None = None
+
+    def protocol(self) -> HttpConnection:
+        served = self.served = self.served or ServerState()
+        state, loop = {OF_SOCKET: self.of_socket}, asyncio.get_running_loop()
+        return _OwnUsers(self.config, served, state, loop, connections=self.connections, place=self.path)
+
+    def close(self) -> None:
+        self.server.close()
+        for connection in () if self.served is None else tuple(self.served.connections):
+            connection.transport.abort()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
