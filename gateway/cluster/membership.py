@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from gateway.cluster.own_reachability import Reachability
 from gateway.cluster.ownership import BEAT, Cluster
@@ -141,8 +141,3 @@ class Membership:
                 "gateway by another address, set gateway.internal to the HOST:PORT to listen on"
             )
         return f"gateway.internal: {what}: give a free port at an address of this machine"
-
-    def upkeep(self) -> list[Coroutine[Any, Any, None]]:
-        """Return the coroutines to run during the membership: lease renewal, and the check that peers reach this
-        replica."""
-        return [self.beats.live(), self.reachability.keep_checking()]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from time import time
 from typing import Final
 
@@ -28,7 +29,7 @@ SWEEP_EVERY_S: Final = 1.0
 """Seconds between two sweeps, which remove ended sessions and renew those in use. Sweeps are more frequent if sessions
 have a short time to live."""
 
-_TASKS_EVERY_S: Final = 1.0
+_EVERY_S: Final = 1.0
 _TASKS_STORED_WITHIN_S: Final = 5.0
 
 _EARLY: Final = 0.1
@@ -180,24 +181,26 @@ class Lifecycle:
         """Start the periodic work as background tasks, and return the tasks. They run until they are closed."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
         base, made = self._parts.foundation, self._parts.http.tasks
-        work = [
-            base.activity.upkeep(),
-            self._sweep(),
-            self._repeat(made.table.renew, "the records of working tasks cannot be renewed"),
-            self._repeat(made.recovery.sweep, "the tasks of replicas that are gone cannot be recovered"),
-            self._repeat(self._parts.servers.former.sweep, "former servers cannot be ended"),
-            self._repeat(self._watch_memory, "the memory of server processes cannot be read"),
-            self._follow_ends(),
-            self._end_seconds(),
-            self._end_unused_grants(),
-        ]
+        endless: dict[str, Callable[[], Awaitable[None]]] = {
+            "the activity of servers cannot be kept": base.activity.upkeep,
+            "ended sessions cannot be removed": self._sweep,
+            "the records of working tasks cannot be renewed": partial(_each_second, made.table.renew),
+            "the tasks of replicas that are gone cannot be recovered": partial(_each_second, made.recovery.sweep),
+            "former servers cannot be ended": partial(_each_second, self._parts.servers.former.sweep),
+            "the memory of server processes cannot be read": partial(_each_second, self._watch_memory),
+            "what other replicas end cannot be followed": self._follow_ends,
+            "the figures of a second cannot be closed": self._end_seconds,
+        }
         if membership is not None:
-            work += [*membership.upkeep(), self._parts.operating.queries.listen()]
+            endless["the lease of this replica cannot be renewed"] = membership.beats.live
+            endless["the way from other replicas to this one cannot be checked"] = membership.reachability.keep_checking
+            endless["the queries of other replicas cannot be answered"] = self._parts.operating.queries.listen
         if base.cluster is not None:
             comparison = Reconciliation(base.cluster, base.backend.directory, base.live)
-            work.append(comparison.keep_comparing())
-        for one in work:
-            tasks.spawn(one)
+            endless["sessions cannot be compared with the store"] = comparison.keep_comparing
+        tasks.spawn(self._end_unused_grants())
+        for failed, work in endless.items():
+            tasks.spawn(_kept_running(work, failed))
         return tasks
 
     async def _end_unused_grants(self) -> None:
@@ -262,23 +265,6 @@ class Lifecycle:
             except StoreUnavailable as error:
                 self.store.is_away(error)
 
-    @staticmethod
-    async def _repeat(step: Callable[[], Awaitable[None] | None], failed: str) -> None:
-        """Call `step` every `_TASKS_EVERY_S`. Log its errors with the text `failed`; do not log the same error twice in
-        a row."""
-        last = ""
-        while True:
-            await asyncio.sleep(_TASKS_EVERY_S)
-            told = ""
-            try:
-                with contextlib.suppress(StoreUnavailable):  # `_sweep` logs it
-                    if (result := step()) is not None:
-                        await result
-            except Exception as error:
-                if last != (told := repr(error)):
-                    logger.exception(failed)
-            last = told
-
     async def _settle_tasks(self) -> None:
         """Wait until the outcomes of tasks are stored, for at most `_TASKS_STORED_WITHIN_S`."""
         tasks = self._parts.http.tasks
@@ -305,3 +291,25 @@ class Lifecycle:
                     await asyncio.Event().wait()
             except StoreUnavailable:
                 await asyncio.sleep(self._sweep_every_s)
+
+
+async def _each_second(step: Callable[[], Awaitable[None] | None]) -> None:
+    while True:
+        await asyncio.sleep(_EVERY_S)
+        with contextlib.suppress(StoreUnavailable):  # `_sweep` logs it
+            if (result := step()) is not None:
+                await result
+
+
+async def _kept_running(work: Callable[[], Awaitable[None]], failed: str) -> None:
+    """Run endless work. If an exception ends it, run it again after `_EVERY_S`, and log that with the text `failed`,
+    but not the same exception twice in a row. A replica that stopped to renew its lease would serve nothing until a
+    person starts it again."""
+    last = ""
+    while True:
+        try:
+            await work()
+        except Exception as error:
+            if last != (last := repr(error)):
+                logger.exception(failed)
+        await asyncio.sleep(_EVERY_S)

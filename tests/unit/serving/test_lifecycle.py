@@ -33,12 +33,10 @@ pytestmark = pytest.mark.anyio
 
 
 @requirement("task.durable")
-async def test_no_failure_ends_the_upkeep_of_tasks(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(lifecycle, "_TASKS_EVERY_S", 0.001)
+async def test_no_failure_ends_the_upkeep(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(lifecycle, "_EVERY_S", 0.001)
     done = asyncio.Event()
-    calls = {"renew": 0, "sweep": 0}
+    calls = {"renew": 0, "sweep": 0, "live": 0}
 
     def count(what: str) -> None:
         calls[what] += 1
@@ -49,12 +47,19 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
     async def sweep() -> None:
         count("sweep")
 
-    works: list[tuple[Any, str]] = [(partial(count, "renew"), "cannot be renewed"), (sweep, "cannot be recovered")]
-    running = [asyncio.create_task(Lifecycle._repeat(step, failed)) for step, failed in works]
+    async def live() -> None:
+        count("live")
+
+    works: dict[str, Any] = {
+        "records cannot be renewed": partial(lifecycle._each_second, partial(count, "renew")),
+        "tasks cannot be recovered": partial(lifecycle._each_second, sweep),
+        "the lease cannot be renewed": live,
+    }
+    running = [asyncio.create_task(lifecycle._kept_running(work, failed)) for failed, work in works.items()]
     async with asyncio.timeout(60):
         await done.wait()
     assert not any(task.done() for task in running)
-    assert len([record for record in caplog.records if "cannot be" in record.message]) == 2, "once each"
+    assert len([record for record in caplog.records if "cannot be" in record.message]) == 3, "once each"
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
