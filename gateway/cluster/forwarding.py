@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from gateway.cluster.envelope import SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply, message_in
-from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.requests_to_peers import ForwardedRequest, Peer, PeerRequests
+from gateway.cluster.takeover_decision import Outcome
 from gateway.context.session_facts import new_correlation_id, trace_id_of
 from gateway.errors import store_unavailable, unreachable
 from gateway.observability.logs import CLIENT, CORRELATION

@@ -18,8 +18,8 @@ import msgspec
 from gateway.cluster.envelope import CLAIM, COPIES_S, GREETING, HOLD, Envelopes, Refusal, SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
-from gateway.cluster.liveness import Lease, Outcome, decide
 from gateway.cluster.ownership import Cluster, Route
+from gateway.cluster.takeover_decision import Lease, Outcome, decide
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from session_store import Session, StoreUnavailable

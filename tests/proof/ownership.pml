@@ -268,7 +268,7 @@ sent: /* ForwardedPost, or the endpoint of the entry itself, at the replica `to`
         :: atomic { runs(entry) && to != entry && !hears(entry, to) -> goto judge }
         od;
 
-judge: /* PeerRequests._look and liveness.decide */
+judge: /* PeerRequests._look and takeover_decision.decide */
         atomic {
             runs(entry) && (away[entry] || hears(entry, to) || refuses(entry, to) ||
 #ifndef WAITS_FOR_EVER

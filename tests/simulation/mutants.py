@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.calls.link_lifecycle import LinkUsers
-from gateway.cluster import lease_validity, liveness, requests_to_peers
+from gateway.cluster import lease_validity, requests_to_peers, takeover_decision
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.lease_validity import OwnLease
-from gateway.cluster.liveness import Lease, Outcome
 from gateway.cluster.ownership import Cluster
+from gateway.cluster.takeover_decision import Lease, Outcome
 from gateway.sessions import session_loading
 from gateway.sessions.lifecycle import SessionLifecycle
 from session_store.ports.cluster import count_of
@@ -177,7 +177,7 @@ def _waits_for_ever() -> None:
         outcome = decided(lease, for_a_lease=for_a_lease)
         return None if outcome is Outcome.CUT_OFF else outcome
 
-    decided = liveness.decide
+    decided = takeover_decision.decide
     _set(requests_to_peers, "decide", decide)
 
 

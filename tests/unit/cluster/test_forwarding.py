@@ -14,9 +14,9 @@ import pytest
 
 from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.forwarding import ForwardedCall, Forwarder, ForwardingPath
-from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.cluster.requests_to_peers import ForwardedRequest, Peer
+from gateway.cluster.takeover_decision import Outcome
 from gateway.errors import unreachable
 from gateway.observability.logs import CLIENT, CORRELATION
 from session_store import StoreUnavailable

@@ -12,9 +12,9 @@ from gateway.cluster import requests_to_peers
 from gateway.cluster.envelope import COPIES_S, Envelopes, Nonce, Refusal, SharedFacts, decode_facts, decode_shared_facts
 from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
-from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route
 from gateway.cluster.requests_to_peers import Channels, ForwardedRequest, Peer, PeerRequests
+from gateway.cluster.takeover_decision import Outcome
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from session_store import KeyRing, StoreUnavailable

@@ -1,6 +1,6 @@
-"""The liveness decision: every row of its table."""
+"""The decision whether to take over a silent owner's sessions: every row of its table."""
 
-from gateway.cluster.liveness import Lease, Outcome, decide
+from gateway.cluster.takeover_decision import Lease, Outcome, decide
 
 
 def test_the_lease_of_a_peer_decides_and_how_long_it_has_been_silent() -> None:
