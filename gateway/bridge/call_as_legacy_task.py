@@ -16,7 +16,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.link_lifecycle import UNREACHED
-from gateway.calls.owned_tasks import OwnedTask, without_related
+from gateway.calls.server_task_owners import OwnedTask, without_related
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import object_of

@@ -19,8 +19,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallOnFastPath, CallsInFlight, CallWatch, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link_lifecycle import LinkLifecycle, LinkSession, LinkSource, LinkUsers
-from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.received_lists import Lists
+from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.calls.shared_subscriptions import is_lower
 from gateway.calls.suspended_call import response_under
 from gateway.calls.watched_messages import WatchedMessages

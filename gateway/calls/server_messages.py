@@ -14,8 +14,8 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.owned_tasks import OwnedTask, related_id
 from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
+from gateway.calls.server_task_owners import OwnedTask, related_id
 from gateway.protocol.capabilities import caller_of_params, refusal
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of

@@ -17,7 +17,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.link_lifecycle import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.owned_tasks import related_id, with_related
+from gateway.calls.server_task_owners import related_id, with_related
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import capabilities_of
 from gateway.protocol.merged_lists import cursor_of, next_cursor

@@ -20,7 +20,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.open_call_counts import Use
-from gateway.calls.owned_tasks import OwnedTask, related_id, with_related
+from gateway.calls.server_task_owners import OwnedTask, related_id, with_related
 from gateway.context.session_facts import with_trace
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.owned_tasks import with_related
+from gateway.calls.server_task_owners import with_related
 from gateway.errors import CANCELLED, error_of
 from gateway.protocol.extensions import object_of
 from gateway.protocol.result_translation import legacy_result

@@ -23,7 +23,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight, CallWatch
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.owned_tasks import with_related, without_related
+from gateway.calls.server_task_owners import with_related, without_related
 from gateway.errors import CANCELLED
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked

@@ -16,7 +16,7 @@ from gateway.calls.conversation import conversation_of
 from gateway.calls.exchange import Exchange, ExchangeConversation, fallback_id
 from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.owned_tasks import OwnedTask
+from gateway.calls.server_task_owners import OwnedTask
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, store_refused
 from gateway.identity.credential_claims import CredentialClaims

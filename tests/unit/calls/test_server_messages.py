@@ -9,10 +9,10 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight
 from gateway.calls.link_lifecycle import LinkUsers
 from gateway.calls.live_session import LiveSession
-from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks, related_id, with_related
 from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
+from gateway.calls.server_task_owners import RELATED, OwnedTask, OwnedTasks, related_id, with_related
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.extensions import Declared
 from gateway.protocol.merged_lists import Tools

@@ -11,7 +11,7 @@ import msgspec
 from gateway.calls.call import IncomingCall
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
-from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
+from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.config.limits import TaskSettings
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer

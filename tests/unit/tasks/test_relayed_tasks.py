@@ -10,7 +10,7 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.owned_tasks import RELATED
+from gateway.calls.server_task_owners import RELATED
 from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.gateway_tasks.task_requests import found_session, session_of
