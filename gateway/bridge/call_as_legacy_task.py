@@ -15,7 +15,7 @@ from gateway.bridge.task_follower import cancel_at_server, is_known, pause_s
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.server_task_owners import OwnedTask, without_related
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION

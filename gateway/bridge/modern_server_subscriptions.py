@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from gateway.calls.exchange import Exchange, fallback_id
-from gateway.calls.link_lifecycle import LinkSession
+from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import ClientDeclaration, caller_of_params
 from gateway.protocol.methods import CHANGES

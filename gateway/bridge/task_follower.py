@@ -19,7 +19,7 @@ from gateway.bridge.question_rounds import may_ask
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import live_session_of
 from gateway.calls.questions_to_client import MAX_QUESTIONS_OF_CALL, Questions
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN

@@ -1,6 +1,6 @@
 """Send the calls of clients to one server, and find the call that each answer belongs to.
 
-A conversation outlives its link, the connection to the server (`gateway.calls.link_lifecycle`). If the server's process
+A conversation outlives its link, the connection to the server (`gateway.calls.link_manager`). If the server's process
 is gone, the next call opens a new link. The first result that each session then gets reports the loss.
 """
 
@@ -18,7 +18,7 @@ from gateway.calls.consent_questions import refuse_or_ask
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallOnFastPath, CallsInFlight, CallWatch, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
-from gateway.calls.link_lifecycle import LinkLifecycle, LinkSession, LinkSource, LinkUsers
+from gateway.calls.link_manager import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.calls.shared_subscriptions import is_lower

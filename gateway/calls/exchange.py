@@ -24,7 +24,7 @@ from gateway.calls.lifecycles import (
     ExchangeState,
     step,
 )
-from gateway.calls.link_lifecycle import LinkSession
+from gateway.calls.link_manager import LinkSession
 from gateway.calls.open_call_counts import Use
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
 from gateway.calls.watched_messages import WatchedMessages

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange, ExchangeConversation
 from gateway.calls.lifecycles import ExchangeState
-from gateway.calls.link_lifecycle import LinkSource
+from gateway.calls.link_manager import LinkSource
 from gateway.calls.questions_to_client import give_up
 from gateway.errors import CALL_TIMED_OUT
 from session_store.session import redact

@@ -98,7 +98,7 @@ class Deadlines:
     """The time limits of the conversations with one server, in seconds. A reload changes them in place.
 
     `start_s`: until a link is open, including the handshake. `noise_s`: the same, counted from the first line that is
-    no message (`gateway.calls.link_lifecycle`). `call_s`: until a call is answered, counted from the last message that
+    no message (`gateway.calls.link_manager`). `call_s`: until a call is answered, counted from the last message that
     belongs to it. `suspended_s`: until a modern client answers a legacy server's questions. `idle_stop_s`: until a link
     without calls is closed; None: never. `unreturned_stop_s`: the same for a session whose client has sent only its
     first request.

@@ -34,7 +34,7 @@ from gateway.calls.consent_questions import refuse_or_ask
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.calls.watched_messages import WatchedMessages

@@ -13,7 +13,7 @@ import msgspec
 from gateway.bridge.legacy_server import legacy_meta, legacy_params
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.config.settings_base import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, StartRefused, unknown_method

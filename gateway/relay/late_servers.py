@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_start_failures import MOST_S, Backoff, without_output_tail
 from gateway.errors import OutOfMemory

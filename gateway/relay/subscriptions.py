@@ -30,7 +30,7 @@ from gateway.bridge.modern_server_subscriptions import (
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_start_failures import MOST_S, Backoff
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, record_full

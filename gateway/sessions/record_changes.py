@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.calls.link_lifecycle import LinkSession
+from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
 from session_store import Session, SessionStore, StoreUnavailable, TimelineEntry

@@ -15,7 +15,7 @@ from gateway.calls.call import IncomingCall, message_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_task_owners import related_id, with_related
 from gateway.identity.request_context import RequestContext

@@ -12,7 +12,7 @@ import msgspec
 from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.config.limits import TaskSettings
 from gateway.errors import cancelled_by_client, unknown_tool

@@ -16,7 +16,7 @@ import msgspec
 from gateway.bridge.modern_server_subscriptions import RelayedReplies
 from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.context.session_facts import with_meta
 from gateway.identity.request_context import RequestContext

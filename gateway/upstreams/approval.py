@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.config.tools_lock import KINDS, Lists, document, read_lock
 from gateway.observability.escaped_text import revealed, revealed_json, revealed_lines
 from gateway.policy.unapproved_items import TITLES, Unapproved

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from gateway.calls.link_lifecycle import LinkSession
+from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.config.upstreams import UpstreamSettings

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from gateway.calls.link_lifecycle import UNREACHED
+from gateway.calls.link_manager import UNREACHED
 from gateway.calls.received_lists import Listed
 from gateway.config.limits import TaskSettings
 from gateway.config.policy import WorkspaceSettings

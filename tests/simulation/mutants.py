@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.calls.link_lifecycle import LinkUsers
+from gateway.calls.link_manager import LinkUsers
 from gateway.cluster import lease_validity, requests_to_peers, takeover_decision
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarded_answer import RelayedReply

@@ -8,7 +8,7 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines
-from gateway.calls.link_lifecycle import LinkSession
+from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import AskModern, LiveSession
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.resources_for_links import LinkResources

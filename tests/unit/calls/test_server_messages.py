@@ -7,7 +7,7 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight
-from gateway.calls.link_lifecycle import LinkUsers
+from gateway.calls.link_manager import LinkUsers
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
 from gateway.calls.received_lists import Lists

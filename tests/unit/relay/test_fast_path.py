@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.link_lifecycle import LinkLifecycle
+from gateway.calls.link_manager import LinkLifecycle
 from gateway.calls.live_session import ReturnWatch
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN

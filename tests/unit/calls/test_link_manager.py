@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from gateway.calls.lifecycles import Deadlines, LinkState
-from gateway.calls.link_lifecycle import LinkLifecycle, LinkUser, LinkUsers
+from gateway.calls.link_manager import LinkLifecycle, LinkUser, LinkUsers
 from gateway.calls.server_start_failures import (
     MOST_LINES,
     MOST_S,
@@ -223,7 +223,7 @@ async def test_a_server_that_cannot_be_reached_can_be_tried_again(monkeypatch: p
             await links.ready()
     assert source.tried == 1, "the failure of just now is remembered"
     assert links.failures is not None and links.failures.count == 1
-    monkeypatch.setattr("gateway.calls.link_lifecycle.JUST_S", 0.0)
+    monkeypatch.setattr("gateway.calls.link_manager.JUST_S", 0.0)
     source.failure = None
     await links.ready()
     assert links.is_open and not source.restarts and links.failures is None
@@ -330,7 +330,7 @@ class Timers:
         self.now = 1_000.0
         self.made: list[tuple[float, Callable[[], None]]] = []
         self.cancelled = 0
-        patch.setattr("gateway.calls.link_lifecycle.monotonic", lambda: self.now)
+        patch.setattr("gateway.calls.link_manager.monotonic", lambda: self.now)
         patch.setattr(asyncio.get_running_loop(), "call_later", self._later)
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
