@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.suspended_calls import without_modern_gaps
+from gateway.bridge.call_suspension import without_modern_gaps
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.protocol.extensions import SPEC

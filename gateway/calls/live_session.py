@@ -49,7 +49,7 @@ _NONE: Final[Set[Exchange]] = frozenset()
 
 AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], None]
 """A function that sends a legacy server's request to the modern client of the call that it belongs to. The call is an
-argument if the request names it (`gateway.bridge.suspended_calls`)."""
+argument if the request names it (`gateway.bridge.call_suspension`)."""
 
 
 Happened = Callable[[Session, TimelineEntry], None]

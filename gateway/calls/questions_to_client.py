@@ -2,7 +2,7 @@
 
 A legacy client gets a question as a request, on the stream of the call or on the session's own stream. A modern client
 gets it in a result of the call, which is then suspended until the client answers with another request
-(`gateway.bridge.suspended_calls` decides which call, and when).
+(`gateway.bridge.call_suspension` decides which call, and when).
 """
 
 from collections.abc import Callable

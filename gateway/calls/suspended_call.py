@@ -40,7 +40,7 @@ class AskingServer(Protocol):
 
 class MovingQuestion(Protocol):
     """A server's request that does not name its call. The client is asked in one possible call after the other, until
-    it answers. `gateway.bridge.suspended_calls` describes the methods."""
+    it answers. `gateway.bridge.call_suspension` describes the methods."""
 
     def take(self) -> bool: ...
     def move(self) -> bool: ...

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.bridge.call_suspension import answer_suspended
 from gateway.bridge.request_state import (
     Binding,
     OpenedState,
@@ -17,7 +18,6 @@ from gateway.bridge.request_state import (
     is_input_required,
     with_inner_state,
 )
-from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.consent_questions import without_consent
 from gateway.calls.exchange import Exchange

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
-from gateway.bridge.suspended_calls import ask_modern
+from gateway.bridge.call_suspension import ask_modern
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.cluster.ownership import Cluster

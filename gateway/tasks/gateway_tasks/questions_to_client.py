@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.bridge.call_suspension import without_modern_gaps
 from gateway.bridge.question_rounds import RoundTrips, may_ask
-from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.bridge.task_follower import TaskFollower
 from gateway.calls.conversation import Conversation, conversation_of
 from gateway.calls.lifecycles import ExchangeEvent

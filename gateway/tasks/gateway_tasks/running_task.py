@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bridge.suspended_calls import answer_suspended, refuse_suspended
+from gateway.bridge.call_suspension import answer_suspended, refuse_suspended
 from gateway.calls.conversation import conversation_of
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import live_session_of

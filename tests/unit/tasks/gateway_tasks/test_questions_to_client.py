@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.bridge.suspended_calls import answer_suspended
+from gateway.bridge.call_suspension import answer_suspended
 from gateway.bridge.task_follower import go_on, pause_s
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.suspended_call import question_digest

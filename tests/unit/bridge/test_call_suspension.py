@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.bridge import question_rounds, suspended_calls
+from gateway.bridge import call_suspension, question_rounds
+from gateway.bridge.call_suspension import answer_suspended, ask_modern
 from gateway.bridge.modern_server import MAX_ROUNDS, CallRounds, ModernServerBridge
 from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
-from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight
@@ -78,7 +78,7 @@ class Server(parts.Server):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_UNCLEAR_FOR_S", "_GATHER_S"):
-        monkeypatch.setattr(suspended_calls, name, 0.001)
+        monkeypatch.setattr(call_suspension, name, 0.001)
 
 
 def shown(exchange: Exchange) -> bool:
