@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gateway.cluster.ownership import Cluster
 from gateway.config.sessions import SessionSettings
 from gateway.context.announced_context import Announcements
-from gateway.context.personal_data import scrubber
+from gateway.context.personal_data_redaction import scrubber
 from gateway.errors import bad_context, not_found_by_others
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.context.personal_data import scrubber
+from gateway.context.personal_data_redaction import scrubber
 from tests.requirements import requirement
 
 pytestmark = requirement("ctx.scrub")
