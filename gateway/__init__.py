@@ -11,8 +11,8 @@ from gateway.version import __version__
 if TYPE_CHECKING:
     from gateway.config.settings import Settings
     from gateway.integrations.app_session import AppSession, SessionNotLoaded
-    from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
     from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
+    from gateway.integrations.mounted_gateway_middleware import GatewaySessionMiddleware
     from gateway.integrations.session_middleware import SessionMiddleware
     from gateway.observability.logs import log_formatter
     from gateway.serving.app import create_app
@@ -37,7 +37,7 @@ __all__ = [
 _MODULES: Final = {
     "AppSession": "gateway.integrations.app_session",
     "Gateway": "gateway.serving.gateway",
-    "GatewaySessionMiddleware": "gateway.integrations.gateway_session_middleware",
+    "GatewaySessionMiddleware": "gateway.integrations.mounted_gateway_middleware",
     "SdkEventStore": "gateway.integrations.mcp_sdk",
     "SdkSubscriptionBus": "gateway.integrations.mcp_sdk",
     "SessionMiddleware": "gateway.integrations.session_middleware",

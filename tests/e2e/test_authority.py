@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from gateway.config.settings import Settings
-from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
+from gateway.integrations.mounted_gateway_middleware import GatewaySessionMiddleware
 from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement

@@ -16,7 +16,7 @@ from mcp.server.mcpserver import Context
 from starlette.testclient import TestClient
 
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
+from gateway.integrations.mounted_gateway_middleware import GatewaySessionMiddleware
 from gateway.serving.app import Gateway, create_app
 from session_store.current_tool_session import current_session
 from tests.requirements import requirement
