@@ -16,9 +16,9 @@ from starlette.staticfiles import StaticFiles
 
 from gateway.admin.auth import VALID_S, Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
-from gateway.admin.operator_queries import OperatorError
 from gateway.admin.pages import console_pages
 from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage, posted_form
+from gateway.admin.query_types import OperatorError
 from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.admin.verb_handlers import Operations
 from gateway.calls.live_session import WATCHED_S

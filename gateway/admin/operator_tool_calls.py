@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import NoSuch, OperatorError
+from gateway.admin.query_types import NoSuch, OperatorError
 from gateway.admin.report_types import Approval, Attempt, CatalogPage, Outcome, ToolRow, TriedCall, UnapprovedRow
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Type
 
 import msgspec
 
-from gateway.admin.operator_queries import Ambiguous, NoSuch, UnknownHere
+from gateway.admin.query_types import Ambiguous, NoSuch, UnknownHere
 from gateway.admin.report_types import ReloadReport, ReplicaReport, SessionEnvironment, SessionPart
 from gateway.admin.this_replica import QUESTIONS, Replica
 from session_store import Backend, Bus, Session, StoreUnavailable

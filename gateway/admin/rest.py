@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.admin.auth import CHALLENGE, Access, HostNotAllowed, TooManyAttempts
-from gateway.admin.operator_queries import OperatorError, TooLate
 from gateway.admin.operator_tool_calls import left, sent_in
+from gateway.admin.query_types import OperatorError, TooLate
 from gateway.admin.report_types import Attempt, FramesPage, StderrPage
 from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import VERBS, Verb, openapi

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.admin.operator_queries import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
+from gateway.admin.query_types import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
 from gateway.admin.replica_queries import Replicas
 from gateway.admin.report_types import SessionPart, SessionRow, detached, row_of
 from gateway.admin.session_selection import Selection, SortKey, cursor_of

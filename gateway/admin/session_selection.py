@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gateway.admin.operator_queries import OperatorError, SessionFilter, SessionQuery
+from gateway.admin.query_types import OperatorError, SessionFilter, SessionQuery
 from gateway.admin.report_types import (
     SessionPart,
     SessionRow,

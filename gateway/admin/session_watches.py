@@ -4,8 +4,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.admin.operator_queries import OperatorError, TooLate
 from gateway.admin.operator_tool_calls import Records, SessionScope, may_use
+from gateway.admin.query_types import OperatorError, TooLate
 from gateway.admin.replica_queries import Answers, Replicas
 from gateway.admin.report_types import FrameQuery, FrameReport, FramesPage, StderrPage, WatchPage
 from gateway.admin.session_list import SessionFinder

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.admin.operator_queries import SessionQuery
+from gateway.admin.query_types import SessionQuery
 from gateway.admin.report_types import (
     MOST_DEAD,
     DeadProcess,

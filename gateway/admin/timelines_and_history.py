@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.operator_queries import Ambiguous, NoSuch, PastQuery
+from gateway.admin.query_types import Ambiguous, NoSuch, PastQuery
 from gateway.admin.replica_queries import Replicas
 from gateway.admin.report_types import (
     MOST_DEAD,

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.operator_queries import (
+from gateway.admin.operator_tool_calls import EndsSessions, Left, Records, TriedCalls
+from gateway.admin.query_types import (
     SHORTEST_PREFIX,
     Ambiguous,
     NoSuch,
@@ -19,7 +20,6 @@ from gateway.admin.operator_queries import (
     TooShort,
     UnknownHere,
 )
-from gateway.admin.operator_tool_calls import EndsSessions, Left, Records, TriedCalls
 from gateway.admin.replica_queries import Replicas
 from gateway.admin.report_types import (
     Approval,

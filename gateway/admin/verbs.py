@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, get_args, get_origi
 
 import msgspec
 
-from gateway.admin.operator_queries import (
+from gateway.admin.query_types import (
     About,
     OperatorError,
     Page,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.admin.local_gateways import local_gateways
-from gateway.admin.operator_queries import Ambiguous, OperatorError
+from gateway.admin.query_types import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
 from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import amount, clock, readable, span
-from gateway.admin.operator_queries import Page
+from gateway.admin.query_types import Page
 from gateway.admin.report_types import ReplicaReport, SessionRow, SessionTotals, TaskRow
 from gateway.cli.terminal import Terminal
 from gateway.context.consented_tokens import Connection

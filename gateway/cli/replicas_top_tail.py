@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from gateway.admin.operator_queries import OperatorError, SessionQuery
+from gateway.admin.query_types import OperatorError, SessionQuery
 from gateway.admin.report_types import ReplicaReport, SessionRow
 from gateway.admin.verbs import Operators
 from gateway.cli.gateway_or_store import asks

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from gateway.admin.operator_queries import SHORTEST_PREFIX, Ambiguous, NoSuch, OperatorError, SessionQuery, TooShort
+from gateway.admin.query_types import SHORTEST_PREFIX, Ambiguous, NoSuch, OperatorError, SessionQuery, TooShort
 from gateway.admin.verbs import VERBS, Operators, Verb
 from gateway.config.addresses import is_of_this_machine
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import took
-from gateway.admin.operator_queries import FILTERS, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery
+from gateway.admin.query_types import FILTERS, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery
 from gateway.admin.report_types import SESSION_STATES, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow
 from gateway.admin.verbs import Operators
 from gateway.cli.gateway_or_store import asks

@@ -17,7 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from gateway.admin.local_gateways import local_gateways
-from gateway.admin.operator_queries import OperatorError
+from gateway.admin.query_types import OperatorError
 from gateway.cli.configuration import FILE, fault_after_dashes
 from gateway.cli.error_exit import error_exit
 from gateway.cli.gateway_or_store import endpoint_here

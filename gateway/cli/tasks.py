@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gateway.admin.operator_queries import TASK_STATUSES, TaskQuery
+from gateway.admin.query_types import TASK_STATUSES, TaskQuery
 from gateway.admin.verbs import Operators
 from gateway.cli.gateway_or_store import asks
 from gateway.cli.options import JsonOption, Target

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import OperatorError
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.query_types import OperatorError
 from gateway.admin.verb_handlers import Operations
 from gateway.config.effective_settings import Section, effective
 

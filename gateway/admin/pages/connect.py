@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import OperatorError
 from gateway.admin.pages.page import BASE_URL, ConsolePage
+from gateway.admin.query_types import OperatorError
 from gateway.admin.verb_handlers import Operations
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.hosts.client_snippets import CLIENTS, CREDENTIAL_VARIABLE, snippets

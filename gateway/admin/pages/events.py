@@ -5,8 +5,8 @@ from typing import Any, Final, get_args
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import DayHours, is_part
 from gateway.admin.pages.page import ConsolePage, hours_of
+from gateway.admin.query_types import DayHours, is_part
 from gateway.admin.verb_handlers import Operations
 from session_store.ports.accounting import EventName
 from session_store.session import redact

@@ -8,10 +8,10 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.formatting import amount
-from gateway.admin.operator_queries import SessionQuery
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of, charts_of_history, range_of
 from gateway.admin.pages.events import folded
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.query_types import SessionQuery
 from gateway.admin.verbs import Operators
 
 _MOST_FAILING: Final = 10

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import DayHours
+from gateway.admin.query_types import DayHours
 from gateway.admin.verb_handlers import Operations
 from transports.inbound.http import read_body
 

@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import NoSuch, OperatorError
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of_history, range_of
 from gateway.admin.pages.page import ConsolePage, posted_form
+from gateway.admin.query_types import NoSuch, OperatorError
 from gateway.admin.report_types import Approval
 from gateway.admin.verb_handlers import Operations
 

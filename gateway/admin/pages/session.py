@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 import re2
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import NoSuch, TaskQuery
 from gateway.admin.pages.page import OPERATOR, ConsolePage, posted_form
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
+from gateway.admin.query_types import NoSuch, TaskQuery
 from gateway.admin.report_types import SessionRow, StderrPage
 from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import Operators

@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import (
+from gateway.admin.pages.page import ConsolePage, hours_of, posted_form
+from gateway.admin.query_types import (
     FILTERS,
     ONLY,
     OperatorError,
@@ -16,7 +17,6 @@ from gateway.admin.operator_queries import (
     SessionFilter,
     SessionQuery,
 )
-from gateway.admin.pages.page import ConsolePage, hours_of, posted_form
 from gateway.admin.report_types import SESSION_STATES
 from gateway.admin.timelines_and_history import MOST_SEARCHED
 from gateway.admin.verb_handlers import Operations

@@ -5,8 +5,8 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.operator_queries import TASK_STATUSES, TaskQuery
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.query_types import TASK_STATUSES, TaskQuery
 from gateway.admin.verb_handlers import SEARCHED
 from gateway.admin.verbs import Operators
 

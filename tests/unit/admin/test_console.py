@@ -27,9 +27,9 @@ from gateway.admin.auth import (
     TooManyAttempts,
 )
 from gateway.admin.console import Console
-from gateway.admin.operator_queries import NoSuch
 from gateway.admin.operator_tool_calls import ToolCatalog
 from gateway.admin.pages import console_pages
+from gateway.admin.query_types import NoSuch
 from gateway.admin.report_types import (
     HiddenTools,
     ProcessFacts,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.operator_queries import OperatorError, TooLate
+from gateway.admin.query_types import OperatorError, TooLate
 from gateway.admin.report_types import FrameQuery, FrameReport, FramesPage, StderrPage
 from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.admin.verb_handlers import Operations

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.admin import timelines_and_history
-from gateway.admin.operator_queries import PastQuery
+from gateway.admin.query_types import PastQuery
 from gateway.admin.replica_queries import Replicas
 from gateway.admin.timelines_and_history import Insights, points_of, usage_of
 from gateway.observability.metrics import BUCKETS_S

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.admin import session_list
-from gateway.admin.operator_queries import (
+from gateway.admin.query_types import (
     Ambiguous,
     NoSuch,
     OperatorError,

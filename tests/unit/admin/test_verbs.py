@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.admin.operator_queries import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery
+from gateway.admin.query_types import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery
 from gateway.admin.report_types import SessionPart, SessionState, detached
 from gateway.admin.session_selection import Selection, cursor_of, matches
 from gateway.admin.verbs import VERBS, Verb, openapi

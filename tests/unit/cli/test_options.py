@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
-from gateway.admin.operator_queries import OperatorError
+from gateway.admin.query_types import OperatorError
 from gateway.cli import gateway_or_store, main, sessions
 from gateway.cli.gateway_or_store import gateway_at
 from gateway.cli.options import AtGateway, Overrides, Target, options

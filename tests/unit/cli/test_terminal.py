@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from gateway.admin.operator_queries import Page
+from gateway.admin.query_types import Page
 from gateway.admin.report_types import (
     HiddenTools,
     ServerEnvironment,

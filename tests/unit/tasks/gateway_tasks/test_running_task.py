@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.operator_queries import TaskQuery
+from gateway.admin.query_types import TaskQuery
 from gateway.admin.verb_handlers import task_row
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest

@@ -1,10 +1,10 @@
-"""`gateway.admin.operator_queries`: hours of the day, and which sessions of the last day match."""
+"""`gateway.admin.query_types`: hours of the day, and which sessions of the last day match."""
 
 from typing import Any
 
 import pytest
 
-from gateway.admin.operator_queries import DayHours, OperatorError, PastQuery
+from gateway.admin.query_types import DayHours, OperatorError, PastQuery
 from gateway.admin.verbs import VERBS
 from session_store import TimelineEntry, TimelineHead
 from tests.requirements import requirement
