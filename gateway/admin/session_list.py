@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gateway.admin.query_types import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
 from gateway.admin.replica_queries import Replicas
 from gateway.admin.report_types import SessionPart, SessionRow, detached, row_of
-from gateway.admin.session_selection import Selection, SortKey, cursor_of
+from gateway.admin.session_list_selection import Selection, SortKey, cursor_of
 from gateway.admin.this_replica import Replica
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.background_tasks import Tasks

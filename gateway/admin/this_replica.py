@@ -27,7 +27,7 @@ from gateway.admin.report_types import (
     StderrPage,
 )
 from gateway.admin.session_environments import SessionEnvironments
-from gateway.admin.session_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
+from gateway.admin.session_list_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
 from gateway.calls.server_start_failures import MOST_LINES, newest

@@ -38,7 +38,7 @@ from gateway.admin.report_types import (
     detached,
 )
 from gateway.admin.session_list import SessionFinder, SessionList
-from gateway.admin.session_selection import fits
+from gateway.admin.session_list_selection import fits
 from gateway.admin.session_watches import SessionWatches
 from gateway.admin.this_replica import Replica
 from gateway.admin.timelines_and_history import Insights

@@ -29,7 +29,7 @@ from gateway.admin.report_types import (
     SessionPart,
     row_of,
 )
-from gateway.admin.session_selection import ListingPage, ListingRow, Selection
+from gateway.admin.session_list_selection import ListingPage, ListingRow, Selection
 from gateway.admin.verb_handlers import Operations, operations_on, task_row
 from gateway.observability.observed_call import Failure
 from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, StoreUnavailable, Task

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.admin.query_types import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery
 from gateway.admin.report_types import SessionPart, SessionState, detached
-from gateway.admin.session_selection import Selection, cursor_of, matches
+from gateway.admin.session_list_selection import Selection, cursor_of, matches
 from gateway.admin.verbs import VERBS, Verb, openapi
 from gateway.observability.observed_call import Failure
 from session_store import ClientFacts, Principal, Session
@@ -106,7 +106,7 @@ def test_each_verb_is_on_a_page_or_a_command() -> None:
     assert unseen == ELSEWHERE
 
 
-# -- `gateway.admin.session_selection`: what matches, in which order, page by page, and what is counted
+# -- `gateway.admin.session_list_selection`: what matches, in which order, page by page, and what is counted
 
 
 STATES: Final[tuple[SessionState, ...]] = ("idle", "busy", "waiting")
