@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.admin.operator_tool_calls import body_of, left
-from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.pages.schema_forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
 from gateway.admin.query_types import OperatorError
 from gateway.admin.report_types import Attempt, ToolRow, TriedCall
 from gateway.admin.verb_handlers import Operations

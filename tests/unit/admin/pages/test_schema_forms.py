@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
+from gateway.admin.pages.schema_forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
 from gateway.admin.pages.tool import MOST_CHARS, MOST_PARTS, parts_of
 from tests.requirements import requirement
 
