@@ -18,7 +18,7 @@ from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit
 from gateway.cli.options import ConfigOption, JsonOption, NamedConfigOption, options
 from gateway.config.configuration_errors import located
-from gateway.config.hosts.files import served_name
+from gateway.config.hosts.file_formats import served_name
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.escaped_text import as_json, visible_line

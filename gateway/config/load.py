@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault, did_you_mean, meant
-from gateway.config.hosts.files import FaultyEntry, adapted, read_document
+from gateway.config.hosts.file_formats import FaultyEntry, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from gateway.config.limits import SUSPENDED_S
 from gateway.config.sandbox import profile_table, sandbox_table

@@ -34,7 +34,7 @@ from gateway.config.auth import (
     KeyDigestSettings,
 )
 from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault
-from gateway.config.hosts.files import FaultyEntry
+from gateway.config.hosts.file_formats import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
 from gateway.config.policy import PolicySettings

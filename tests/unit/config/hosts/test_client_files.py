@@ -11,7 +11,7 @@ import pytest
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.hosts.client_files import add_entry, found_servers, with_entry, write_file
 from gateway.config.hosts.client_snippets import ClientFile
-from gateway.config.hosts.files import parsed_document
+from gateway.config.hosts.file_formats import parsed_document
 from tests.requirements import requirement
 
 pytestmark = requirement("first.files")

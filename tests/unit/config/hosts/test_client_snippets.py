@@ -22,7 +22,7 @@ from gateway.config.hosts.client_snippets import (
     snippets,
 )
 from gateway.config.hosts.entries import Findings
-from gateway.config.hosts.files import adapted
+from gateway.config.hosts.file_formats import adapted
 from gateway.config.hosts.placeholders import Place
 from tests.requirements import requirement
 

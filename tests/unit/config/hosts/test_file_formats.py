@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.hosts.files import TABLES, adapted, read_document
+from gateway.config.hosts.file_formats import TABLES, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from tests.requirements import requirement
 
