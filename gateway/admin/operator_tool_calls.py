@@ -21,7 +21,7 @@ from gateway.admin.query_types import NoSuch, OperatorError
 from gateway.admin.report_types import Approval, Attempt, CatalogPage, Outcome, ToolRow, TriedCall, UnapprovedRow
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
-from gateway.config.url_paths import ALL, path_of
+from gateway.config.endpoint_paths import ALL, path_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.escaped_text import revealed
 from gateway.observability.logs import CORRELATION

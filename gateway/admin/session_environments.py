@@ -13,10 +13,10 @@ from gateway.admin.report_types import HiddenTools, Origin, ServerEnvironment, S
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
+from gateway.config.endpoint_paths import ALL, path_of
 from gateway.config.secrets import secrets_in
 from gateway.config.sessions import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
-from gateway.config.url_paths import ALL, path_of
 from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims, own_setting
 from gateway.policy.decisions import Policy

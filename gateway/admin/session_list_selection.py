@@ -20,7 +20,7 @@ from gateway.admin.report_types import (
 )
 from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
-from gateway.config.url_paths import path_of
+from gateway.config.endpoint_paths import path_of
 from gateway.policy.process_memory import ServerMemory
 from session_store import Session
 from session_store.session import redact

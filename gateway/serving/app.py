@@ -10,8 +10,8 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Lifespan
 
 from gateway.config.addresses import is_loopback
+from gateway.config.endpoint_paths import ALL, HEALTH, HOME, JWKS, READY, unserved
 from gateway.config.settings import Settings
-from gateway.config.url_paths import ALL, HEALTH, HOME, JWKS, READY, unserved
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
 from gateway.serving.pages.home_page import HomePage, is_for_people, is_plain

@@ -7,9 +7,9 @@ from typing import Any
 from gateway.bridge.state_cipher import StateCipher
 from gateway.calls.live_session import LiveSession
 from gateway.config.configuration_errors import ConfigurationError, missing_extra
+from gateway.config.endpoint_paths import ALL, NOWHERE, path_of
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import OBJECT, UpstreamSettings
-from gateway.config.url_paths import ALL, NOWHERE, path_of
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.consented_tokens import ConsentedTokens
 from gateway.context.principal_secrets import PrincipalSecrets

@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from gateway.admin.auth import SignInLink
 from gateway.config.difference import Difference
+from gateway.config.endpoint_paths import HEALTH, READY
 from gateway.config.settings import Settings
-from gateway.config.url_paths import HEALTH, READY
 from gateway.context.session_assertions import HEADER
 from gateway.context.state_api import StateAccess, state_api
 from gateway.serving.composition import Parts

@@ -19,10 +19,10 @@ import msgspec
 from gateway.config.auth import API_KEY_ISSUER
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import KEPT, Difference, applied, difference, digest
+from gateway.config.endpoint_paths import ALL, path_of
 from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
-from gateway.config.url_paths import ALL, path_of
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas

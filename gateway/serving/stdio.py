@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
+from gateway.config.endpoint_paths import ALL
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
-from gateway.config.url_paths import ALL
 from gateway.context.session_facts import SESSION_KEY
 from gateway.identity.authenticate import Authenticated
 from gateway.serving.app import create_app

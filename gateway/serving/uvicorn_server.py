@@ -19,8 +19,8 @@ import uvicorn
 
 from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
+from gateway.config.endpoint_paths import ALL
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.config.url_paths import ALL
 from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.drain import HAND_OVER_S

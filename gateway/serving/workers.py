@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gateway.config.endpoint_paths import ALL
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.config.url_paths import ALL
 from gateway.serving import hidden_process
 from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for

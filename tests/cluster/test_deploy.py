@@ -19,8 +19,8 @@ import httpx
 import pytest
 import yaml
 
+from gateway.config.endpoint_paths import HEALTH, READY
 from gateway.config.settings import load
-from gateway.config.url_paths import HEALTH, READY
 from gateway.serving.drain import HAND_OVER_S
 from gateway.serving.uvicorn_server import CLOSE_S
 from tests.cluster.stand_in import StandIn, balanced

@@ -8,8 +8,8 @@ from gateway.admin.pages.page import BASE_URL, ConsolePage
 from gateway.admin.query_types import OperatorError
 from gateway.admin.verb_handlers import Operations
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
+from gateway.config.endpoint_paths import ALL, path_of
 from gateway.config.hosts.client_snippets import CLIENTS, CREDENTIAL_VARIABLE, snippets
-from gateway.config.url_paths import ALL, path_of
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Final
 
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
+from gateway.config.endpoint_paths import ALL, HEALTH, HOME, READY
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, snippets
-from gateway.config.url_paths import ALL, HEALTH, HOME, READY
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.pages.html_pages import page_headers, rendered
 from session_store import ANONYMOUS, StoreError

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.config.auth import ALL_SERVERS, CardSettings, DiscoverySettings
-from gateway.config.url_paths import ALL, CATALOG, path_of
+from gateway.config.endpoint_paths import ALL, CATALOG, path_of
 from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard
