@@ -16,9 +16,9 @@ from gateway.cli.options import Caller, ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.configuration_errors import located
 from gateway.config.endpoint_paths import path_of
+from gateway.config.patterns import sample_of
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
-from gateway.config.settings_base import sample_of
 from gateway.context.announced_context import Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived

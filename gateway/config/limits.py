@@ -4,7 +4,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from gateway.config.settings_base import Frozen, Pattern, Seconds, any_matches
+from gateway.config.patterns import Pattern, any_matches
+from gateway.config.settings_base import Frozen, Seconds
 from transports.inbound.unauthenticated_limits import Limits, room_for_connections
 
 SUSPENDED_S: Final = 55.0

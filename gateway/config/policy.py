@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator
 
-from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, or_says
+from gateway.config.patterns import Pattern
+from gateway.config.settings_base import Frozen, Seconds, Trust, or_says
 from gateway.config.tools_lock import ToolsLock, read_lock
 
 

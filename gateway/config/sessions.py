@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, fault_of_header, or_says, whole
+from gateway.config.patterns import Pattern, whole
+from gateway.config.settings_base import Frozen, Seconds, Trust, fault_of_header, or_says
 from session_store.session import checked_metadata, merged_metadata
 
 PersonalData = Literal["email", "phone", "card"]

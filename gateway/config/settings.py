@@ -37,6 +37,7 @@ from gateway.config.configuration_errors import ConfigurationError, Note, Server
 from gateway.config.hosts.file_formats import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
+from gateway.config.patterns import any_matches, sample_of
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
 from gateway.config.secrets import (
@@ -57,7 +58,7 @@ from gateway.config.sessions import (
     environment_of,
     is_usable_workspace,
 )
-from gateway.config.settings_base import Frozen, any_matches, sample_of
+from gateway.config.settings_base import Frozen
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
 

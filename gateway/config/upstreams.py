@@ -8,10 +8,11 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from gateway.config.configuration_errors import meant
+from gateway.config.patterns import Pattern, expression
 from gateway.config.sandbox import SandboxByTrust, SandboxTable
 from gateway.config.secrets import PLACEHOLDER, secrets_in
 from gateway.config.sessions import EnvironmentMap
-from gateway.config.settings_base import Frozen, Pattern, expression
+from gateway.config.settings_base import Frozen
 from gateway.protocol.methods import METHODS, SERVER_METHODS
 
 _SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "resource_uris"}

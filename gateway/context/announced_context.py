@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from gateway.config.patterns import matches
 from gateway.config.sessions import ContextSettings
-from gateway.config.settings_base import matches
 from gateway.errors import bad_context
 from gateway.identity.credential_claims import fields_in_headers
 from session_store import Context

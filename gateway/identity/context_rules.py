@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from gateway.config.patterns import any_matches
 from gateway.config.policy import RuleSettings
 from gateway.config.sessions import FIELD_CHARS, FieldSettings
-from gateway.config.settings_base import any_matches
 from gateway.errors import bad_context
 from gateway.identity.credential_claims import SANDBOXED, CallerToken, CredentialClaims
 from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source

@@ -43,7 +43,7 @@ class TooMuchText(ValueError):
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
-    """Return True if one of the expressions (`gateway.config.settings_base.expression`) matches a string, number or
+    """Return True if one of the expressions (`gateway.config.patterns.expression`) matches a string, number or
     truth value in the arguments.
 
     Raises:

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from gateway.config.patterns import any_matches, expression, matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
-from gateway.config.settings_base import any_matches, expression, matches
 from gateway.config.upstreams import OBJECT, ItemSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.extensions import method_forms

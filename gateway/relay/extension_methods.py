@@ -15,7 +15,7 @@ from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
-from gateway.config.settings_base import any_matches
+from gateway.config.patterns import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, StartRefused, unknown_method
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.methods import may_be_relayed

@@ -14,9 +14,9 @@ from typing import Final
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.received_lists import Listed
 from gateway.config.limits import TaskSettings
+from gateway.config.patterns import matches
 from gateway.config.policy import WorkspaceSettings
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
-from gateway.config.settings_base import matches
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.merged_lists import Tools

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.settings_base import expression
+from gateway.config.patterns import expression
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from tests.requirements import requirement
 

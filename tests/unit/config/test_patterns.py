@@ -7,7 +7,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.settings_base import matches, sample_of
+from gateway.config.patterns import matches, sample_of
 from tests.requirements import requirement
 
 
