@@ -24,8 +24,8 @@ from gateway.cli.gateway_or_store import endpoint_here
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
-from gateway.config.auth import DiscoverySettings
 from gateway.config.configuration_errors import did_you_mean
+from gateway.config.discovery import DiscoverySettings
 from gateway.config.hosts.client_files import (
     FoundServers,
     add_entry,

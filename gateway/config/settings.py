@@ -24,16 +24,10 @@ from gateway.config.addresses import (
     is_own_endpoint,
     is_same_place,
 )
-from gateway.config.auth import (
-    ALL_SERVERS,
-    API_KEY_ISSUER,
-    AdminSettings,
-    AuditSettings,
-    AuthSettings,
-    DiscoverySettings,
-    KeyDigestSettings,
-)
+from gateway.config.admin import AdminSettings, AuditSettings
+from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
 from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault
+from gateway.config.discovery import ALL_SERVERS, DiscoverySettings
 from gateway.config.hosts.file_formats import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec.structs import replace
 
-from gateway.config.auth import AuditSettings
+from gateway.config.admin import AuditSettings
 from gateway.errors import InvalidArguments
 from gateway.observability.audited_arguments import shown_arguments
 from gateway.observability.escaped_text import visible_json

@@ -15,7 +15,7 @@ import annotated_types
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.config import auth, limits, policy, sandbox, secrets, sessions, settings, upstreams
+from gateway.config import admin, auth, discovery, limits, policy, sandbox, secrets, sessions, settings, upstreams
 from gateway.config.tools_lock import ToolsLock
 
 _DOCS = Path(__file__).parents[2] / "docs"
@@ -23,7 +23,7 @@ _FIRST: list[tuple[str, type[BaseModel], tuple[str, ...]]] = [
     ("mcpServers.NAME.", upstreams.UpstreamSettings, ("command", "args", "env", "url")),
     ("gateway.", settings.GatewaySettings, ("host", "port", "store", "api_keys", "allowed_hosts", "sandbox")),
     ("gateway.session.", sessions.SessionSettings, ("idle_ttl_s",)),
-    ("gateway.admin.", auth.AdminSettings, ("keys",)),
+    ("gateway.admin.", admin.AdminSettings, ("keys",)),
 ]
 """What most people set, and nothing else."""
 _SECTIONS: list[tuple[str, type[BaseModel]]] = [
@@ -33,10 +33,10 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway.context", sessions.ContextSettings),
     ("gateway.context.fields.NAME", sessions.FieldSettings),
     ("gateway.context.env.NAME, mcpServers.NAME.context_env.NAME", sessions.EnvironmentValue),
-    ("gateway.discovery", auth.DiscoverySettings),
-    ("gateway.discovery.cards.NAME", auth.CardSettings),
-    ("gateway.admin", auth.AdminSettings),
-    ("gateway.audit", auth.AuditSettings),
+    ("gateway.discovery", discovery.DiscoverySettings),
+    ("gateway.discovery.cards.NAME", discovery.CardSettings),
+    ("gateway.admin", admin.AdminSettings),
+    ("gateway.audit", admin.AuditSettings),
     ("gateway.auth", auth.AuthSettings),
     ("gateway.auth.jwt[]", auth.JwtSettings),
     ("gateway.auth.jwt[].claims", auth.ClaimNames),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.auth import AuditSettings
+from gateway.config.admin import AuditSettings
 from gateway.observability.audit import FULL_ALIKE, FULL_IN_ALL, SUMS, Audit, AuditLines, Repeated
 from gateway.observability.logs import CORRELATION
 from gateway.observability.observed_call import ObservedCall

@@ -21,7 +21,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.cluster.lease_validity import TRUST_S
 from gateway.cluster.ownership import Cluster
-from gateway.config.auth import AuditSettings
+from gateway.config.admin import AuditSettings
 from gateway.context.session_facts import CONTEXT_KEY
 from gateway.errors import (
     OUTCOME_UNKNOWN,
