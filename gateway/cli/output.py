@@ -102,7 +102,9 @@ def facts_table(facts: dict[str, Any]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(_unitless(name), _readable(name, value))
+        unitless = _unitless(name)
+        is_another = unitless != name and unitless in facts  # `state_bytes` beside `state`
+        table.add_row(name.replace("_", " ") if is_another else unitless, _readable(name, value))
     return table
 
 

@@ -74,7 +74,7 @@ def test_facts_are_shown_without_json() -> None:
     text = _printed(facts_table(facts | {"failures": failures, "nothing": None, "is_new": True}), 120)
     lines = {" ".join(line.split()) for line in text.splitlines()}
     assert not any(character in text for character in '[]{}"')
-    assert lines >= {"expires in 1 min 30 s", "state 2.0 KiB", "permissions a, b", "size: 2", "is new True"}
+    assert lines >= {"expires in 1 min 30 s", "state bytes 2.0 KiB", "permissions a, b", "size: 2", "is new True"}
     assert "at: 1970-01-01 00:01:00 server: t why: gone" in lines
     assert any(line.endswith("server: s why: no route took: 1 min 30 s") for line in lines)
 
