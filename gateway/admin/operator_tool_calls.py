@@ -29,7 +29,7 @@ from gateway.policy.unapproved_items import Unapproved, UnapprovedItems
 from gateway.protocol.extensions import SPEC
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
-from gateway.relay.requests_to_self import InternalRequests
+from gateway.relay.internal_requests import InternalRequests
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.upstreams.approval import Unlockable, approve, item_difference
