@@ -19,7 +19,7 @@ from gateway.config.sessions import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
 from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims, own_setting
-from gateway.policy.decisions import Policy
+from gateway.policy.access_policy import Policy
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Tools, operation_of
 from gateway.sandbox.packages import package_folder

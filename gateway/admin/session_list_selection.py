@@ -21,7 +21,7 @@ from gateway.admin.report_types import (
 from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.endpoint_paths import path_of
-from gateway.policy.process_memory import ServerMemory
+from gateway.policy.memory_admission import ServerMemory
 from session_store import Session
 from session_store.session import redact
 from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices

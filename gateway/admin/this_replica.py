@@ -38,7 +38,7 @@ from gateway.config.difference import Difference
 from gateway.observability.activity import Activity
 from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
-from gateway.policy.process_memory import ServerMemory
+from gateway.policy.memory_admission import ServerMemory
 from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returning_clients import ClientWarning
 from gateway.upstreams.configured_upstream import ConfiguredUpstream

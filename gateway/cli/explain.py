@@ -24,7 +24,7 @@ from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
 from gateway.observability.escaped_text import as_json, visible_line
-from gateway.policy.decisions import ANNOTATIONS
+from gateway.policy.access_policy import ANNOTATIONS
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway

@@ -15,7 +15,7 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.observability.process_memory import machine_memory, tree_bytes
-from gateway.policy.process_memory import ASSUMED_BYTES, MemoryState
+from gateway.policy.memory_admission import ASSUMED_BYTES, MemoryState
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.pattern_review import review

@@ -21,9 +21,9 @@ from gateway.context.session_facts import with_context
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
 from gateway.observability.audit import Audit
 from gateway.observability.outcome import EndedCall
+from gateway.policy.access_policy import Decision, Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.decisions import Decision, Policy
-from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolCalls
+from gateway.policy.tool_argument_policy import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.merged_lists import Names, Tools, has_more
 from gateway.protocol.methods import LISTS, LOCKED_LISTS, METHODS
 from gateway.protocol.params import text_of

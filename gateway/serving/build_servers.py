@@ -15,9 +15,9 @@ from gateway.context.consented_tokens import ConsentedTokens
 from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.resources_for_links import LinkResourceProvider
 from gateway.context.session_assertions import Assertions
+from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.decisions import Policy
-from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.tool_argument_policy import ToolCalls
 from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.schemas import Schemas
 from gateway.relay.endpoint_servers import EndpointServers

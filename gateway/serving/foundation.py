@@ -19,8 +19,8 @@ from gateway.observability.logs import call_lines
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from gateway.observability.tracing import tracing
-from gateway.policy.process_memory import ServerMemory
-from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.memory_admission import ServerMemory
+from gateway.policy.principal_quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.readiness import ServingState
 from gateway.serving.workers import worker_count

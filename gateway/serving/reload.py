@@ -23,8 +23,8 @@ from gateway.config.endpoint_paths import ALL, path_of
 from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
-from gateway.policy.decisions import Policy
-from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.access_policy import Policy
+from gateway.policy.tool_argument_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.protocol.subscription_filter import ENDED
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_unheld, server_sandboxes

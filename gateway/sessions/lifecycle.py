@@ -14,7 +14,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.audit import Audit
 from gateway.observability.observed_call import Counted
-from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.principal_quotas import PrincipalQuotas
 from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
 from transports.background_tasks import Tasks
 from transports.inbound_port import Refused

@@ -21,7 +21,7 @@ from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context
 from gateway.context.session_folders import no_folder
 from gateway.identity.credential_claims import CallerToken
-from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.principal_quotas import PrincipalQuotas
 from gateway.upstreams.process_sandbox import SandboxedResources
 from session_store import Context, Session
 from session_store.redaction import secret_arguments, secret_values

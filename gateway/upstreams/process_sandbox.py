@@ -13,7 +13,7 @@ from gateway.config.sandbox import Sandbox
 from gateway.context.resources_for_links import Held, LinkResources
 from gateway.context.session_folders import SessionFolders, no_folder
 from gateway.errors import StartRefused
-from gateway.policy.process_memory import ServerMemory, ServerProcess
+from gateway.policy.memory_admission import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened

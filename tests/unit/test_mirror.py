@@ -1,8 +1,8 @@
 """The unit tests mirror the rooms: each file tests one module, and each pure module has its file.
 
-`tests/unit/policy/test_decisions.py` tests `gateway/policy/decisions.py`, `tests/unit/store/test_token_signing.py`
-tests `session_store/token_signing.py`, and `tests/unit/transports/inbound/test_http.py` tests
-`transports/inbound/http.py`.
+`tests/unit/policy/test_access_policy.py` tests `gateway/policy/access_policy.py`,
+`tests/unit/store/test_token_signing.py` tests `session_store/token_signing.py`, and
+`tests/unit/transports/inbound/test_http.py` tests `transports/inbound/http.py`.
 """
 
 import ast
@@ -29,7 +29,7 @@ NOT_HERE: Final = {
 
 
 def module_of(test: Path) -> str:
-    """The module that a test file is about, as a path from the root: `gateway/policy/decisions.py`."""
+    """The module that a test file is about, as a path from the root: `gateway/policy/access_policy.py`."""
     first, *more = test.relative_to(HERE).parts
     name = test.name.removeprefix("test_")
     if not more:

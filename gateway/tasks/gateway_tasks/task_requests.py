@@ -15,7 +15,7 @@ from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy
+from gateway.policy.access_policy import Policy
 from gateway.policy.rate_limits import RateLimits
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_loading import Resolved

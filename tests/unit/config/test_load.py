@@ -14,7 +14,7 @@ from gateway.config.load import GONE, OTHER_NAMES, Origins, gathered, unknown_va
 from gateway.config.policy import PolicySettings
 from gateway.config.settings import GatewaySettings, Loaded
 from gateway.config.upstreams import UpstreamSettings
-from gateway.policy.decisions import Policy
+from gateway.policy.access_policy import Policy
 from session_store import Context
 from tests.requirements import requirement
 from tests.unit.config.conftest import Loading, Refusal

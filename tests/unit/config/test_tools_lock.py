@@ -9,7 +9,7 @@ import pytest
 from gateway.config.difference import difference, digest
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.config.tools_lock import document, read_lock
-from gateway.policy.decisions import Policy
+from gateway.policy.access_policy import Policy
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Tools
 from session_store import Context

@@ -9,7 +9,7 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.doctor import servers
 from gateway.doctor.servers import forecast
-from gateway.policy.process_memory import MemoryState
+from gateway.policy.memory_admission import MemoryState
 from gateway.upstreams.server_facts import ServerState
 from tests.requirements import requirement
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.config.policy import PolicySettings
 from gateway.config.tools_lock import document, read_lock
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy
+from gateway.policy.access_policy import Policy
 from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.item_digests import digest_of
 from session_store import MemoryBackend

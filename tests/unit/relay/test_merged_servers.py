@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings, UpstreamSettings
-from gateway.policy.decisions import Policy
+from gateway.policy.access_policy import Policy
 from gateway.protocol.extensions import SKILLS as SKILL_ID
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import VisibleServers

@@ -15,7 +15,7 @@ from gateway.config.sessions import ContextSettings, SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import Metrics
-from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.principal_quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.build_http import Resolution
 from gateway.serving.build_sessions import SessionParts

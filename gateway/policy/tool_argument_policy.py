@@ -14,8 +14,8 @@ from gateway.config.policy import PolicySettings
 from gateway.context.session_facts import SessionFacts
 from gateway.errors import invalid_arguments, malformed_arguments, unknown_tool, unusable_tool
 from gateway.observability.audit import Audit
+from gateway.policy.access_policy import Decision, Policy
 from gateway.policy.blocked_arguments import TooMuchText, contains
-from gateway.policy.decisions import Decision, Policy
 from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.item_digests import digests_of
 from gateway.protocol.merged_lists import Tools, arguments_of, is_mirrored, operation_of

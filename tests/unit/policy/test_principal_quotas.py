@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.config.policy import PolicySettings
-from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.principal_quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from session_store import MemoryBackend, Principal, Session
 from session_store.testing import FakeClock, a_session
@@ -69,7 +69,7 @@ async def test_slots_of_what_has_ended_are_found_when_a_quota_is_full(monkeypatc
     await quotas.settled()
     await quotas.process(session)
 
-    monkeypatch.setattr("gateway.policy.quotas._MAX_CHECKED", 0)
+    monkeypatch.setattr("gateway.policy.principal_quotas._MAX_CHECKED", 0)
     for _ in range(2):
         with pytest.raises(Refused, match="server processes"):
             await quotas.process(session)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.config.policy import PolicySettings, RuleSettings, WorkspaceSettings
 from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings
 from gateway.identity.context_rules import ContextRules
-from gateway.policy.decisions import Policy
+from gateway.policy.access_policy import Policy
 from session_store import Context, ContextField, Principal, Provenance
 from tests.requirements import requirement
 from tests.support.paged_server import ruled

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from gateway.observability.process_memory import MachineMemory
-from gateway.policy.process_memory import ASSUMED_BYTES, GROWN_S, READ_AT_ONCE, ServerMemory, ServerProcess
+from gateway.policy.memory_admission import ASSUMED_BYTES, GROWN_S, READ_AT_ONCE, ServerMemory, ServerProcess
 from tests.requirements import requirement
 from transports.inbound.unauthenticated_limits import Limited, Refusals
 from transports.inbound_port import Refused
