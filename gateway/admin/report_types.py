@@ -13,7 +13,7 @@ from gateway.calls.watched_messages import SeenFrame, StderrLine
 from gateway.observability.metrics import Sample
 from gateway.observability.observed_call import Counted, Failure
 from gateway.sandbox.refusals import RefusedRow
-from gateway.sessions.returning_clients import ClientWarning
+from gateway.sessions.client_return_tracking import ClientWarning
 from session_store import Session, TimelineEntry, TimelineHead
 from session_store.session import redact
 from transports.jsonrpc import Object

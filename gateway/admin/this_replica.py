@@ -40,7 +40,7 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.memory_admission import ServerMemory
 from gateway.sandbox.refusals import RefusedRow
-from gateway.sessions.returning_clients import ClientWarning
+from gateway.sessions.client_return_tracking import ClientWarning
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import TimelinePart

@@ -45,8 +45,8 @@ from gateway.admin.timelines_and_history import Insights
 from gateway.config.settings import Settings
 from gateway.context.consented_tokens import Connection, ConsentedTokens, Grant
 from gateway.observability.audit import Audit
+from gateway.sessions.client_return_tracking import ClientWarning, together
 from gateway.sessions.lifecycle import ENDED
-from gateway.sessions.returning_clients import ClientWarning, together
 from gateway.tasks.task_handles import TaskHandle, claimed
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable, Task, TaskStore
 from session_store.session import redact

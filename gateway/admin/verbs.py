@@ -45,7 +45,7 @@ from gateway.admin.report_types import (
 )
 from gateway.calls.watched_messages import MOST_FRAMES
 from gateway.context.consented_tokens import Connection
-from gateway.sessions.returning_clients import ClientWarning
+from gateway.sessions.client_return_tracking import ClientWarning
 from gateway.version import __version__
 from session_store import TimelineHead
 

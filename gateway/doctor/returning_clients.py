@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.config.addresses import is_of_this_machine
 from gateway.doctor.findings import Finding, ok, warning
-from gateway.sessions.returning_clients import ADVICE, ClientWarning
+from gateway.sessions.client_return_tracking import ADVICE, ClientWarning
 from session_store import Backend, StoreError
 
 _LOOKED_BACK_S: Final = 86_400.0

@@ -22,7 +22,7 @@ from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, CallTarget, VisibleServers
 from gateway.relay.subscriptions import relay_changes
-from gateway.sessions.child_sessions import ChildSessions
+from gateway.sessions.sessions_by_handle import ChildSessions
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import asked_by_gateway, lists_repeatable
 from gateway.version import __version__

@@ -39,9 +39,9 @@ from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.frame_template import FrameTemplate, Prepared
 from gateway.relay.policy_admission import AdmittedTool, CallTarget
 from gateway.relay.reply_delivery import record_whole
-from gateway.sessions.cached_record import AGING_AFTER_S
+from gateway.sessions.cached_record_validity import AGING_AFTER_S
+from gateway.sessions.client_return_tracking import UsedIds
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.returning_clients import UsedIds
 from gateway.sessions.session_loading import Resolved
 from transports.era import LEGACY
 from transports.inbound_port import (

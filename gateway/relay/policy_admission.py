@@ -30,7 +30,7 @@ from gateway.protocol.params import text_of
 from gateway.protocol.shown_tool_hashes import NOTHING
 from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
 from gateway.protocol.uris import matches_any_template
-from gateway.sessions.child_sessions import with_handles
+from gateway.sessions.sessions_by_handle import with_handles
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import MOST_URI_CHARS, listed_items
 from gateway.upstreams.pattern_review import require_matches

@@ -22,13 +22,13 @@ from gateway.relay.modern_clients import ModernClients
 from gateway.serving.build_servers import Servers
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation
-from gateway.sessions.cached_record import CachedRecords
+from gateway.sessions.cached_record_validity import CachedRecords
+from gateway.sessions.client_return_tracking import ReturnTracker
 from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
-from gateway.sessions.returning_clients import ReturnTracker
 from gateway.sessions.session_aliases import Aliases
 from gateway.sessions.token_carriers import Carriers, without_tokens
 from gateway.tasks.gateway_tasks.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s

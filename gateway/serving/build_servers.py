@@ -34,7 +34,7 @@ from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_lis
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation
 from gateway.serving.workers import worker_count
-from gateway.sessions.child_sessions import ChildSessions
+from gateway.sessions.sessions_by_handle import ChildSessions
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import UpstreamFactory
 from gateway.upstreams.former_servers import FormerServers

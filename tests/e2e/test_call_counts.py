@@ -16,7 +16,7 @@ import pytest
 import gateway as package
 from gateway.cluster.requests_to_peers import PeerRequests
 from gateway.relay.fast_path import FastPaths
-from gateway.sessions.cached_record import CACHED_FOR_S
+from gateway.sessions.cached_record_validity import CACHED_FOR_S
 from tests.e2e.test_connection_memory import ON, Raw
 from tests.e2e.test_fast_path import raw_of
 from tests.requirements import requirement
@@ -74,9 +74,9 @@ def counted(last: CodeType = RECORD) -> Iterator[Counter]:
 
 
 def no_record_ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gateway.relay.fast_path", "gateway.sessions.cached_record"):
+    for module in ("gateway.relay.fast_path", "gateway.sessions.cached_record_validity"):
         monkeypatch.setattr(f"{module}.AGING_AFTER_S", 60.0)
-    monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 120.0)
+    monkeypatch.setattr("gateway.sessions.cached_record_validity.CACHED_FOR_S", 120.0)
 
 
 MOST = {"at once": (45, 1_600, 28), "after a rest": (85, 2_520, 37)}

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.sessions.cached_record import CACHED_FOR_S
+from gateway.sessions.cached_record_validity import CACHED_FOR_S
 from tests.requirements import requirement
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.sessions.child_sessions import MAX_CHILDREN
+from gateway.sessions.sessions_by_handle import MAX_CHILDREN
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, server

@@ -102,7 +102,7 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
         return live_of(all_live, *args, **more)
 
     monkeypatch.setattr(LiveSessions, "of", attaching)
-    monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr("gateway.sessions.cached_record_validity.CACHED_FOR_S", 60.0)  # however slow this machine is
     monkeypatch.setattr(MessageHandler, "call", calling)
     # Each call has its line, however many of them the tests before have made in this second.
     gateway = {"store": "memory://", "log_calls_per_s": 100_000, **options}

@@ -24,7 +24,7 @@ from gateway.identity.authenticate import Authenticated
 from gateway.protocol.merged_lists import Tools
 from gateway.relay import fast_path
 from gateway.relay.fast_path import FastCall
-from gateway.sessions.returning_clients import UsedIds
+from gateway.sessions.client_return_tracking import UsedIds
 from session_store import ANONYMOUS, StoreUnavailable
 from session_store.memory import MemorySessionStore
 from tests.requirements import requirement

@@ -15,9 +15,9 @@ from gateway.context.session_facts import SESSION_KEY
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from gateway.relay.message_handler import store_errors_refused
-from gateway.sessions import cached_record
-from gateway.sessions.cached_record import AGING_AFTER_S, CACHED_FOR_S
-from gateway.sessions.returning_clients import ASKED_AGAIN_S
+from gateway.sessions import cached_record_validity
+from gateway.sessions.cached_record_validity import AGING_AFTER_S, CACHED_FOR_S
+from gateway.sessions.client_return_tracking import ASKED_AGAIN_S
 from session_store import KeyRing, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock
@@ -212,7 +212,7 @@ async def test_first_requests_with_one_key_at_two_replicas_open_one_session() ->
 @requirement("hot.aging-record")
 async def test_a_busy_session_is_read_again_behind_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    for module in (cached_record, live_session):
+    for module in (cached_record_validity, live_session):
         monkeypatch.setattr(module, "monotonic", clock)
     parts = Parts(store=Unreliable, clock=clock)
     store, live = parts.store, (await parts.resume_or_open(request())).live

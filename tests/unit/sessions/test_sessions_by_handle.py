@@ -9,7 +9,7 @@ from gateway.calls.call import Call
 from gateway.calls.live_session import LiveSession
 from gateway.errors import InvalidArguments
 from gateway.protocol.merged_lists import Tools
-from gateway.sessions.child_sessions import MAX_CHILDREN, ChildSessions, with_handles
+from gateway.sessions.sessions_by_handle import MAX_CHILDREN, ChildSessions, with_handles
 from session_store import ANONYMOUS
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement

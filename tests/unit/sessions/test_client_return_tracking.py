@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession
-from gateway.sessions.returning_clients import GRACE_S, TOLD_AFTER, ClientWarning, together
+from gateway.sessions.client_return_tracking import GRACE_S, TOLD_AFTER, ClientWarning, together
 from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, request
 from transports.era import Era

@@ -14,7 +14,7 @@ from gateway.cluster.ownership import Forwarded
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.cached_record import CACHED_FOR_S, CachedRecords
+from gateway.sessions.cached_record_validity import CACHED_FOR_S, CachedRecords
 from session_store import Context, MemoryBackend, Provenance
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB
