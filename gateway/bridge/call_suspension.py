@@ -18,7 +18,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.questions_to_client import TOO_MANY
 from gateway.calls.suspended_call import InputRequest, SuspendedCall
 from gateway.errors import UNREAD
-from gateway.protocol.capabilities import refusal
+from gateway.protocol.client_capabilities import refusal
 from gateway.protocol.methods import MAY_ASK
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode

@@ -9,7 +9,7 @@ import msgspec
 from gateway.calls.exchange import Exchange, fallback_id
 from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
-from gateway.protocol.capabilities import ClientDeclaration, caller_of_params
+from gateway.protocol.client_capabilities import ClientDeclaration, caller_of_params
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice

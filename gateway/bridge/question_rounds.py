@@ -19,7 +19,7 @@ from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions_to_client import MAX_QUESTIONS_OF_CALL
 from gateway.errors import CALL_TIMED_OUT
-from gateway.protocol.capabilities import refusal
+from gateway.protocol.client_capabilities import refusal
 from gateway.protocol.input_requests import Question, questions_of
 from transports.era import LEGACY
 from transports.jsonrpc import INTERNAL_ERROR, Object, encode

@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.errors import CONSENT_NEEDED, UPSTREAM_UNAVAILABLE, ConsentRefusal
-from gateway.protocol.capabilities import caller_of_params, may_be_asked
+from gateway.protocol.client_capabilities import caller_of_params, may_be_asked
 from gateway.protocol.methods import MAY_ASK
 from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, decode_object, encode

@@ -35,7 +35,7 @@ from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed_call import Failure, ObservedCall
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
 from gateway.protocol.cache_hints import of_one_session
-from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.subscription_filter import Filter
 from gateway.protocol.tasks import TaskAtServer, asks_for_task
 from session_store import Context, Session

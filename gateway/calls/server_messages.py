@@ -16,7 +16,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
 from gateway.calls.server_task_owners import OwnedTask, related_id
-from gateway.protocol.capabilities import caller_of_params, refusal
+from gateway.protocol.client_capabilities import caller_of_params, refusal
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID, with_subscription_id

@@ -20,7 +20,7 @@ from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_start_failures import MOST_S, Backoff, without_output_tail
 from gateway.errors import OutOfMemory
-from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.result_translation import Missing

@@ -26,7 +26,7 @@ from gateway.context.session_facts import SESSION_KEY, SHARED_KEY, with_context,
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.cache_hints import of_one_session
-from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
+from gateway.protocol.client_capabilities import caller_of_meta, capability_for, may_be_asked
 from gateway.protocol.input_requests import questions_of
 from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of

@@ -23,7 +23,7 @@ from gateway.calls.open_call_counts import Use
 from gateway.calls.server_task_owners import OwnedTask, related_id, with_related
 from gateway.context.session_facts import with_trace
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
 from gateway.sessions.session_loading import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared, unreadable_task

@@ -20,7 +20,7 @@ from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.context.session_facts import with_meta
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
 from gateway.sessions.resolve import SessionResolver

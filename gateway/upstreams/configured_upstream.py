@@ -14,7 +14,7 @@ from gateway.calls.server_start_failures import Backoff
 from gateway.config.limits import LimitSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
-from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.merged_lists import Tools
 from gateway.upstreams.era_discovery import SessionDiscovery

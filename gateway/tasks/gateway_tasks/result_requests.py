@@ -26,7 +26,7 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_task_owners import with_related, without_related
 from gateway.errors import CANCELLED
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.capabilities import may_be_asked
+from gateway.protocol.client_capabilities import may_be_asked
 from gateway.protocol.input_requests import for_legacy_client, question_of
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange

@@ -24,7 +24,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions, live_session_o
 from gateway.context.session_facts import new_correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.capabilities import ClientDeclaration, caller_of_meta
+from gateway.protocol.client_capabilities import ClientDeclaration, caller_of_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.session_loading import SessionAttacher
 from gateway.tasks.gateway_tasks.questions_to_client import ServerTask

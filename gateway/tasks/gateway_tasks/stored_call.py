@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.calls.suspended_call import InputRequest
-from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from session_store import Context
 from transports.jsonrpc import Object, encode

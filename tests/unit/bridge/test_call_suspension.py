@@ -19,7 +19,7 @@ from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions_to_client import give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import caller_of_meta
 from session_store import ClientFacts, MemoryEventLog, StoreUnavailable
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of

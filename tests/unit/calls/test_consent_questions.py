@@ -9,7 +9,7 @@ import pytest
 from gateway.calls.consent_questions import refuse_or_ask, without_consent
 from gateway.calls.exchange import Exchange
 from gateway.errors import ConsentRefusal, too_many_exchanges
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import caller_of_meta
 from tests.requirements import requirement
 from transports.inbound_port import Refused
 

@@ -13,7 +13,7 @@ from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.calls.server_task_owners import RELATED, OwnedTask, OwnedTasks, related_id, with_related
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.extensions import Declared
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import Method

@@ -12,7 +12,7 @@ from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import MethodSettings
 from gateway.errors import unknown_method
-from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json
 from gateway.relay.extension_methods import ExtensionRelay, Notice

@@ -13,7 +13,7 @@ from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.config.limits import TaskSettings
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.gateway_tasks.quotas import RunningNames, TaskQuotas
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery

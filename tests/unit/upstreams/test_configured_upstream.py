@@ -18,7 +18,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.errors import StartRefused
-from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.upstreams import prestart
 from gateway.upstreams.configured_upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from gateway.upstreams.factory import load_object

@@ -13,7 +13,7 @@ from gateway.bridge.task_follower import go_on, pause_s
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.suspended_call import question_digest
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.gateway_tasks.questions_to_client import Rounds, ServerTask
 from gateway.tasks.gateway_tasks.stored_call import RecordedAnswers

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.gateway_tasks.stored_call import (
     MAX_BYTES,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.protocol.capabilities import (
+from gateway.protocol.client_capabilities import (
     MAX_INFO_BYTES,
     ClientDeclaration,
     caller_of_meta,
