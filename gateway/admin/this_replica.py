@@ -35,7 +35,7 @@ from gateway.calls.watched_messages import SeenFrame, StderrLine
 from gateway.cluster.ownership import Cluster
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import Difference
-from gateway.observability.activity import Activity
+from gateway.observability.activity_buffer import Activity
 from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.memory_admission import ServerMemory

@@ -12,7 +12,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.difference import digest
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.session_facts import SessionFacts
-from gateway.observability.activity import Activity
+from gateway.observability.activity_buffer import Activity
 from gateway.observability.audit import Audit
 from gateway.observability.event_loop_watch import LoopWatch
 from gateway.observability.logs import call_lines
