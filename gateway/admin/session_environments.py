@@ -23,9 +23,9 @@ from gateway.policy.access_policy import Policy
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Tools, operation_of
 from gateway.sandbox.packages import package_folder
-from gateway.sandbox.profiles import Enclosure
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandbox_of
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
+from gateway.sandbox.walls_from_profile import Enclosure
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
 from session_store.redaction import scrubbed_text

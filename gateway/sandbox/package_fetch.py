@@ -29,9 +29,9 @@ import msgspec
 from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
-from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.runtime_paths import BROWSERS
 from gateway.sandbox.untrusted_files import has_no_links, read_plain, write_new
+from gateway.sandbox.walls_from_profile import WallsOfFetches
 from session_store.redaction import output_scrubber
 from transports.upstream.child_process import Command, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer

@@ -16,7 +16,7 @@ from gateway.config.sandbox import Sandbox, sandbox_of
 from gateway.config.secrets import key_file
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.profiles import Enclosure, enclosure_of
+from gateway.sandbox.walls_from_profile import Enclosure, enclosure_of
 from session_store.connect import sqlite_path
 from session_store.sqlite import KEY_FILE_ENDING
 from session_store.sqlite.database import LOCK_FILE_ENDING

@@ -15,8 +15,8 @@ from gateway.context.session_folders import SessionFolders, no_folder
 from gateway.errors import StartRefused
 from gateway.policy.memory_admission import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
-from gateway.sandbox.profiles import Enclosure, OwnFolder
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened
+from gateway.sandbox.walls_from_profile import Enclosure, OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound_port import Refused
 from transports.upstream.process_tree import parent

@@ -17,8 +17,8 @@ import tests.support.stdio_server
 from gateway.config.sandbox import PackageSettings
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages
-from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.runtime_paths import runtime_paths
+from gateway.sandbox.walls_from_profile import WallsOfFetches
 from tests.processes.children import until
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway, running_gateway, server
@@ -117,7 +117,7 @@ async def test_the_loop_waits_for_no_disk_while_a_package_is_fetched(
         return call
 
     monkeypatch.setattr(os, "fsync", noted("publish", os.fsync))
-    monkeypatch.setattr("gateway.sandbox.profiles.runtime_paths", noted("paths", runtime_paths))
+    monkeypatch.setattr("gateway.sandbox.walls_from_profile.runtime_paths", noted("paths", runtime_paths))
     await site.use("uvx shown")
     assert threads.keys() == {"publish", "paths"} and loops not in threads.values()
 

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.profiles import Enclosure
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, own_listeners, sandboxes_of
+from gateway.sandbox.walls_from_profile import Enclosure
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 

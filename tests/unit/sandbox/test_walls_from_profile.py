@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.profiles import Enclosure, OwnFolder, enclosure_of, without_withheld
+from gateway.sandbox.walls_from_profile import Enclosure, OwnFolder, enclosure_of, without_withheld
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 from transports.upstream.walls.wall_specification import Grant, Walls
