@@ -215,7 +215,7 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
     """
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
-    from gateway.upstreams.pattern_review import CORRECT, MEND, review
+    from gateway.upstreams.configuration_review import CORRECT, MEND, review
 
     configure_logging("critical")
     gateway = Gateway.to_ask(settings)

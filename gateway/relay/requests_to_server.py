@@ -30,7 +30,7 @@ from gateway.protocol.result_translation import legacy_result
 from gateway.protocol.tasks import takes_task_calls
 from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from gateway.upstreams.first_answers import is_unused
+from gateway.upstreams.first_answer_cache import is_unused
 from gateway.upstreams.result_cache import CacheKey
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused

@@ -38,7 +38,7 @@ from gateway.sessions.sessions_by_handle import ChildSessions
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import UpstreamFactory
 from gateway.upstreams.former_servers import FormerServers
-from gateway.upstreams.link_options import SessionResources
+from gateway.upstreams.link_env_and_headers import SessionResources
 from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.process_sandbox import SandboxedResources
 from session_store import TimelineEntry

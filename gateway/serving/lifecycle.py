@@ -16,8 +16,8 @@ from gateway.serving.composition import Parts
 from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.ownership_reconciliation import Reconciliation
+from gateway.upstreams.configuration_review import compare, compare_late
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from gateway.upstreams.pattern_review import compare, compare_late
 from gateway.upstreams.server_facts import ServerFacts
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.connect import shown, store_place

@@ -18,9 +18,9 @@ from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.merged_lists import Tools
 from gateway.upstreams.era_discovery import SessionDiscovery
-from gateway.upstreams.first_answers import FirstAnswers
+from gateway.upstreams.first_answer_cache import FirstAnswers
+from gateway.upstreams.link_env_and_headers import PrestartedProcess
 from gateway.upstreams.link_opener import Key, SessionLinks, UpstreamLinks, forget_remote
-from gateway.upstreams.link_options import PrestartedProcess
 from gateway.upstreams.server_facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.server_lists import ServerLists
 from gateway.upstreams.server_probe import Probe

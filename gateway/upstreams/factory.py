@@ -18,8 +18,8 @@ from gateway.context.principal_secrets import is_template
 from gateway.errors import StartRefused, left_out
 from gateway.protocol.methods import REPEATABLE
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.link_env_and_headers import SessionResources, secrets_in_command
 from gateway.upstreams.link_opener import Quotes, SessionRecorder, UpstreamLinks
-from gateway.upstreams.link_options import SessionResources, secrets_in_command
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
 from gateway.upstreams.server_lists import ServerLists

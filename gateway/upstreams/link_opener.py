@@ -18,7 +18,7 @@ from gateway.calls.watched_messages import WatchedMessages
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.protocol.client_capabilities import ClientDeclaration
-from gateway.upstreams.link_options import SessionResources
+from gateway.upstreams.link_env_and_headers import SessionResources
 from gateway.upstreams.server_facts import KnownFacts
 from session_store import Context, Session, TimelineEntry
 from session_store.session import redact

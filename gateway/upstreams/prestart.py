@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from gateway.upstreams.link_options import PrestartedProcess
+from gateway.upstreams.link_env_and_headers import PrestartedProcess
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
 from transports.background_tasks import Tasks

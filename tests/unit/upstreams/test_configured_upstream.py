@@ -22,7 +22,7 @@ from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.upstreams import prestart
 from gateway.upstreams.configured_upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from gateway.upstreams.factory import load_object
-from gateway.upstreams.link_options import (
+from gateway.upstreams.link_env_and_headers import (
     PrestartedProcess,
     SessionResources,
     secrets_in,

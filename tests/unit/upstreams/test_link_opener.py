@@ -7,8 +7,8 @@ import pytest
 
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.resources_for_links import LinkResources
+from gateway.upstreams.link_env_and_headers import secrets_of_link
 from gateway.upstreams.link_opener import SessionLinks
-from gateway.upstreams.link_options import secrets_of_link
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.upstreams.parts import returning

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.methods import CHANGES
-from gateway.upstreams.first_answers import FirstAnswers
+from gateway.upstreams.first_answer_cache import FirstAnswers
 from gateway.upstreams.result_cache import CacheKey, ResultCache
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement

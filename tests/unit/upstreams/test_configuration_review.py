@@ -1,4 +1,4 @@
-"""`gateway.upstreams.pattern_review`: one pattern that names nothing is enough to stop the start."""
+"""`gateway.upstreams.configuration_review`: one pattern that names nothing is enough to stop the start."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import pytest
 from gateway.config.settings import ConfigurationError, GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.merged_lists import Tools
-from gateway.upstreams.pattern_review import CORRECT, compare, compare_late, unmatched
+from gateway.upstreams.configuration_review import CORRECT, compare, compare_late, unmatched
 from gateway.upstreams.server_facts import ServerFacts
 from tests.requirements import requirement
 

@@ -14,7 +14,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.context.secret_files import CurrentSecrets
 from gateway.context.session_folders import SessionFolders
-from gateway.upstreams.link_options import SessionResources
+from gateway.upstreams.link_env_and_headers import SessionResources
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.upstreams.parts import Enclosed, returning, walls_of
