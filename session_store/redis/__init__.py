@@ -27,7 +27,7 @@ from session_store.redis.cluster import RedisBus, RedisDirectory
 from session_store.redis.commands import ClusterCommands, Commands
 from session_store.redis.connection import TIMEOUT_S, ServerError
 from session_store.redis.events import RedisEventLog
-from session_store.redis.health import inspect
+from session_store.redis.server_checks import inspect
 from session_store.redis.sessions import RedisSessionStore, RedisStateStore
 from session_store.redis.tasks import RedisTasks
 from session_store.token_signing import KeyRing
