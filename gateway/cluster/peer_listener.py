@@ -34,8 +34,8 @@ from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import Principal, StoreUnavailable
 from transports.background_tasks import Tasks
+from transports.inbound.asgi_bypass_post import PostServer, RepeatedHead, StartedPost
 from transports.inbound.post_parsing import Head, is_batch
-from transports.inbound.started_post import PostServer, RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HandlerCache, HeaderList, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules

@@ -8,8 +8,8 @@ import pytest
 
 from tests.attack.fuzz.repeats import Conversation, conversation, differences
 from tests.requirements import requirement
+from transports.inbound.asgi_bypass_post import StartedPost
 from transports.inbound.head_cache import OUTCOMES, RememberedHeads
-from transports.inbound.started_post import StartedPost
 
 pytestmark = requirement("hot.memory")
 

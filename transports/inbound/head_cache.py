@@ -15,7 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
 
-from transports.inbound.started_post import RepeatedHead
+from transports.inbound.asgi_bypass_post import RepeatedHead
 from transports.inbound.unauthenticated_limits import SMALL_BODY_BYTES, Limits
 from transports.inbound_port import HeaderList
 

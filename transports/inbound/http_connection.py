@@ -18,12 +18,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from transports.inbound.asgi_bypass import RepeatedRequests
 from transports.inbound.connection_handover import ConnectionHandover, Siblings
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
 from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http import Receive, Scope, Send
-from transports.inbound.repeated_requests import RepeatedRequests
 from transports.inbound.unauthenticated_limits import Limited
 
 _PROGRESS_BITS: Final = 16

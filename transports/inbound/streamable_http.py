@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from transports.era import LEGACY, MODERN
+from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
 from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
 from transports.inbound.head_cache import REPEATS
@@ -39,7 +40,6 @@ from transports.inbound.post_parsing import (
     is_batch,
     preflight,
 )
-from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound.unauthenticated_limits import MAX_LABEL_CHARS, BodyBudget, HeldBody, Limits, Refusals
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode

@@ -13,12 +13,12 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.requirements import requirement
+from transports.inbound.asgi_bypass import JsonHeads, RepeatedRequests
+from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http import Guard, send_json
 from transports.inbound.post_parsing import LengthChecks, Posts
-from transports.inbound.repeated_requests import JsonHeads, RepeatedRequests
-from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, HeaderList, Request
 from transports.reply_queue import Frame, ReplyQueue

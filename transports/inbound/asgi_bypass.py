@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
+from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
 from transports.inbound.event_stream import stream_headers, whole_stream
 from transports.inbound.head_cache import (
     MAX_HEAD_BYTES,
@@ -25,7 +26,6 @@ from transports.inbound.head_cache import (
     RememberedHeads,
     SharedHeads,
 )
-from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
 
