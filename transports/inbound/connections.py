@@ -216,7 +216,13 @@ class Connections:
         """End one connection that waits for a request: first one that never sent any, else the one idle longest. Return
         False if none waits."""
         if not self._spare:
-            self._find_spare()
+            # So many have come at once that the last periodic check saw none: look among the oldest ones.
+            now, spare = self._now(), []
+            for one, noted in itertools.islice(self._open.items(), _MOST_AT_ONCE):
+                noted.note(one.standing(), one.unsent(), now)
+                if noted.standing[0] in _SPARE:
+                    spare.append((noted.standing[1] > 0, noted.since, one))
+            self._spare = _in_order(spare)
         while self._spare:
             connection = self._spare.popleft()
             seen = self._open.get(connection)
@@ -228,16 +234,6 @@ class Connections:
                 return True
         self._tell_full("new ones get 503, because none is idle")
         return False
-
-    def _find_spare(self) -> None:
-        """Look for connections that wait for a request, among the oldest ones. Needed if so many have come at once that
-        the last periodic check saw none."""
-        now, spare = self._now(), []
-        for connection, seen in itertools.islice(self._open.items(), _MOST_AT_ONCE):
-            seen.note(connection.standing(), connection.unsent(), now)
-            if seen.standing[0] in _SPARE:
-                spare.append((seen.standing[1] > 0, seen.since, connection))
-        self._spare = _in_order(spare)
 
     def _tell_full(self, outcome: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -131,18 +131,15 @@ class HttpConnection(HttpToolsProtocol):
         # Among workers, the first request of a connection decides which of them gets it. So no heads are shared.
         self._repeated.come_from(where if self._handover is None else (*where, str(id(self))))
         self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
-        if not self._is_watched():
+        reserve: Callable[[int], bool] | None = getattr(self.loop, "reserve", None)  # of a `GuardedLoop`
+        ours = self.transport.get_extra_info("socket")
+        if reserve is not None and ours is not None and not reserve(ours.fileno()):
             self.transport.abort()
         refused = self._others.enter(self, self.client[0] if self.client else "", place=self._place)
         if refused is not None and not self.transport.is_closing():
             # Nobody checks the deadlines of this connection, so it must not wait for the client to read.
             self.transport.write(BadRequest(503, "Too many connections.", refused).response())
             self.transport.close()
-
-    def _is_watched(self) -> bool:
-        reserve: Callable[[int], bool] | None = getattr(self.loop, "reserve", None)  # of a `GuardedLoop`
-        ours = self.transport.get_extra_info("socket")
-        return reserve is None or ours is None or reserve(ours.fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.leave(self)

@@ -202,7 +202,9 @@ class ReachRules:
             return None
         if kind != "public":
             return f"a {kind} address"
-        if not (self._is_listed(port) or self._is_learnt(address, port)):
+        times, now = self._learnt.get(address, {}), self._clock()
+        is_learnt = times.get(port, 0.0) > now or times.get(None, 0.0) > now
+        if not (is_learnt or self._is_listed(port)):
             return "not listed"
         return "an address of this machine" if self._is_local(address) else None
 
@@ -220,10 +222,6 @@ class ReachRules:
 
     def _is_listed(self, port: int) -> bool:
         return self._public or any(entry.is_everything and entry.port in (None, port) for entry in self._entries)
-
-    def _is_learnt(self, address: Address, port: int) -> bool:
-        times, now = self._learnt.get(address, {}), self._clock()
-        return times.get(port, 0.0) > now or times.get(None, 0.0) > now
 
 
 class NameRules:

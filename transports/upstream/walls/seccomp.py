@@ -63,20 +63,15 @@ def assemble(arch: int, decisions: Mapping[int, Decision], *, last: int, beyond:
     """Return a filter for one machine architecture: an array of `struct sock_filter`. A call that is not in the table
     is allowed up to the number `last`; `beyond` decides later numbers. A call of another architecture (32 bits) kills
     the process. Raises `ValueError` if the filter is too long for the kernel."""
-    by_number = _search(_ranges(decisions, last, beyond))
+    # Divide the call numbers into ranges with one decision each: the first number and the decision.
+    edges = sorted({0, last + 1, *decisions, *(number + 1 for number in decisions)})
+    decided = [(edge, decisions.get(edge, ALLOW if edge <= last else beyond)) for edge in edges]
+    by_number = _search([decided[0], *(each for before, each in pairwise(decided) if each[1] != before[1])])
     code: Code = [(_LOAD, 0, 0, _ARCH), (_IF_EQUAL, 1, 0, arch), _return(KILL_PROCESS), (_LOAD, 0, 0, _NUMBER)]
     code += by_number
     if len(code) > _MOST:
         raise ValueError(f"a filter of {len(code)} instructions is too long")
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
-
-
-def _ranges(decisions: Mapping[int, Decision], last: int, beyond: Decision) -> list[tuple[int, Decision]]:
-    """Divide the call numbers into ranges with one decision each. Return the first number and the decision of each
-    range."""
-    edges = sorted({0, last + 1, *decisions, *(number + 1 for number in decisions)})
-    decided = [(edge, decisions.get(edge, ALLOW if edge <= last else beyond)) for edge in edges]
-    return [decided[0], *(each for before, each in pairwise(decided) if each[1] != before[1])]
 
 
 def _search(ranges: list[tuple[int, Decision]]) -> Code:
