@@ -186,11 +186,6 @@ def suspended_of(live: LiveSession) -> int:
     return sum(exchange.is_suspended for exchange in live.suspended.values())
 
 
-def in_flight_of(live: LiveSession) -> int:
-    """Count the session's calls in flight. Calls that were moved to a child session count for that session."""
-    return sum(exchange.live is live for exchange in live.exchanges)
-
-
 def part_of(live: LiveSession, memory: ServerMemory) -> SessionPart:
     """Return the facts about a session that are not in its record, without its processes."""
     return SessionPart(

@@ -27,7 +27,7 @@ from gateway.admin.report_types import (
     StderrPage,
 )
 from gateway.admin.session_environments import SessionEnvironments
-from gateway.admin.session_list_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
+from gateway.admin.session_list_selection import ListingPage, listing_page, part_of, suspended_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
 from gateway.calls.server_start_failures import MOST_LINES, newest
@@ -213,7 +213,8 @@ class Replica:
                 held.without_workspace += not live.session.context.workspace
                 held.streams += live.open_streams
                 if live.exchanges or live.has_suspended:
-                    held.in_flight += in_flight_of(live)
+                    # Calls that were moved to a child session count for that session.
+                    held.in_flight += sum(exchange.live is live for exchange in live.exchanges)
                     held.suspended += suspended_of(live)
                 _count_processes(live.every_conversation(), held.processes)
             await let_others_run()

@@ -54,17 +54,9 @@ class Binding(msgspec.Struct, frozen=True):
     digest: Callable[[], str]
 
 
-def request_digest(method: str, params: Object) -> str:
-    """Return a digest of a request: its method, its tool, prompt or URI, and its arguments. The order of keys in the
-    arguments does not matter."""
-    target = params.get(METHODS[method].named, b"null")
-    arguments = decode_exact(params.get("arguments", b"null"))
-    canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
-    return hashlib.sha256(canonical).hexdigest()[:32]
-
-
 class RequestDigest(msgspec.Struct):
-    """Compute the `request_digest` of one request at the first call. Keep only the digest in memory after that."""
+    """Compute the digest of one request at the first call: of its method, its tool, prompt or URI, and its arguments.
+    Keep only the digest in memory after that."""
 
     method: str
     params: Object | None
@@ -72,7 +64,13 @@ class RequestDigest(msgspec.Struct):
 
     def __call__(self) -> str:
         if self.params is not None:
-            self.digest, self.params = request_digest(self.method, self.params), None
+            # The order of keys in the arguments does not matter.
+            target = self.params.get(METHODS[self.method].named, b"null")
+            arguments = decode_exact(self.params.get("arguments", b"null"))
+            canonical = (
+                self.method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
+            )
+            self.digest, self.params = hashlib.sha256(canonical).hexdigest()[:32], None
         return self.digest
 
 
@@ -134,10 +132,3 @@ def _facts(suspended: SuspendedCall) -> dict[str, Any]:
 
 def is_input_required(result: Object) -> bool:
     return bytes(result.get("resultType", b"")) == b'"input_required"'
-
-
-def with_inner_state(params: Object, opened: OpenedState) -> Object:
-    """Return the params of a retry with the server's own state in place of the gateway's, or without a state if the
-    server has sent none."""
-    rest = {key: value for key, value in params.items() if key != "requestState"}
-    return rest if opened.inner is None else rest | {"requestState": msgspec.Raw(opened.inner.encode())}

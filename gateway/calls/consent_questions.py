@@ -29,7 +29,11 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
         return
     sent = (exchange.take_request() or ({}, {}))[0] if params is None else params
     question = {"mode": "url", "message": refused.ask, "url": refused.url}
-    if not _takes_urls(exchange) or _CONTINUES & sent.keys():
+    caller = exchange.caller
+    if caller is None and exchange.session is not None:
+        caller = caller_of_params(exchange.session.client.initialize_params)
+    takes_urls = caller is not None and may_be_asked(caller.capabilities, _ASK, {"mode": msgspec.Raw(b'"url"')})
+    if not takes_urls or _CONTINUES & sent.keys():
         exchange.refuse(refused)
     elif exchange.caller is None:  # MCP 2025-11-25, Elicitation §URL Elicitation Required Error
         data = {"elicitations": [question | {"elicitationId": secrets.token_urlsafe(12)}]}
@@ -61,10 +65,3 @@ def without_consent(params: Object) -> Object:
         text = "the request was not sent, because its person has not consented. Send a new one to be asked again"
         raise Refused(200, UPSTREAM_UNAVAILABLE, text, reason="consent_needed")
     return params | {"inputResponses": msgspec.Raw(encode(answers))}
-
-
-def _takes_urls(exchange: Exchange) -> bool:
-    caller = exchange.caller
-    if caller is None and exchange.session is not None:
-        caller = caller_of_params(exchange.session.client.initialize_params)
-    return caller is not None and may_be_asked(caller.capabilities, _ASK, {"mode": msgspec.Raw(b'"url"')})

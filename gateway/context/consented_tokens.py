@@ -175,7 +175,8 @@ class ConsentedTokens:
             while True:
                 text, grant = await self.sealed.read(name, Grant)
                 if text is None or grant is None:
-                    raise self._needed(secret, name)
+                    link = self.sealed.seal("link", Link(secret, name, self.clock() + LINK_S)).decode()
+                    raise ConsentNeeded(ConsentRefusal(secret, f"{self.base}/oauth/connect/{link}"))
                 now = self.clock()
                 if now < grant.until:
                     return grant
@@ -191,10 +192,6 @@ class ConsentedTokens:
                     await self.sealed.store.replace(name, text, None)
         except StoreUnavailable:
             raise UpstreamUnavailable(f"there is no credential {secret!r} now: the store does not answer") from None
-
-    def _needed(self, secret: str, name: str) -> ConsentNeeded:
-        text = self.sealed.seal("link", Link(secret, name, self.clock() + LINK_S)).decode()
-        return ConsentNeeded(ConsentRefusal(secret, f"{self.base}/oauth/connect/{text}"))
 
     def link_in(self, text: str) -> Link | None:
         """Return the link that a person opens; None if it is not this gateway's, or has expired."""

@@ -251,18 +251,15 @@ class Timelines:
             try:
                 await self._store.add([*parts.values()])
             except StoreUnavailable:
-                self._put_back(taken)
+                for name, before in taken.items():
+                    if (since := self._waiting.get(name)) is not None:
+                        before.add_later(since, since.part(name, self._replica))
+                    self._waiting[name] = before
                 raise
             finally:
                 for name in parts:
                     del self._written[name]
             await let_others_run()
-
-    def _put_back(self, taken: dict[str, _Waiting]) -> None:
-        for name, before in taken.items():
-            if (since := self._waiting.get(name)) is not None:
-                before.add_later(since, since.part(name, self._replica))
-            self._waiting[name] = before
 
 
 def head_of(name: str, session: Session | None) -> TimelineHead:

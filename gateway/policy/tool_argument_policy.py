@@ -216,7 +216,16 @@ class ToolCalls:
             if not holds:
                 problem = "they cannot be checked: a number is too large"
                 raise invalid_arguments(decision.tool, "arguments", problem, "blocked")
-            _refuse_blocked(decision.tool, decision, arguments)
+            try:
+                found = contains(arguments, decision.blocked)
+            except TooMuchText as error:
+                raise invalid_arguments(
+                    decision.tool, "arguments", f"they cannot be checked: {error}", "blocked"
+                ) from None
+            if found:
+                raise invalid_arguments(
+                    decision.tool, "arguments", "they contain text that is blocked for this tool", "blocked"
+                )
             yield
         if self._checks:
             arguments = arguments if holds else decode_exact(seen, bounded=True)
@@ -294,15 +303,6 @@ def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
     required = [name for name in schema["required"] if name not in bound]
     others = {key: value for key, value in schema.items() if key != "required"}
     return tool | {"inputSchema": others | ({"required": required} if required else {})}
-
-
-def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
-    try:
-        found = contains(arguments, decision.blocked)
-    except TooMuchText as error:
-        raise invalid_arguments(tool, "arguments", f"they cannot be checked: {error}", "blocked") from None
-    if found:
-        raise invalid_arguments(tool, "arguments", "they contain text that is blocked for this tool", "blocked")
 
 
 def _shown(name: str, value: Any) -> str:

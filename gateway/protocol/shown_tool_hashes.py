@@ -32,7 +32,8 @@ class ShownTools:
 
     def __init__(self, servers: Mapping[str, Mapping[bytes, bytes]]) -> None:
         self._servers = servers
-        self.text = _text_of(servers)
+        packed = {name: b"".join(key + form for key, form in sorted(tools.items())) for name, tools in servers.items()}
+        self.text = msgspec.json.encode(packed, order="sorted").decode() if servers else ""
 
     @staticmethod
     def read(text: str) -> "ShownTools":
@@ -67,11 +68,6 @@ class ShownTools:
 def _merged(servers: Mapping[str, Mapping[bytes, bytes]], server: str, tools: Mapping[bytes, bytes]) -> ShownTools:
     found = ShownTools({**servers, server: tools})
     return _shared.setdefault(found.text, found)
-
-
-def _text_of(servers: Mapping[str, Mapping[bytes, bytes]]) -> str:
-    packed = {name: b"".join(key + form for key, form in sorted(tools.items())) for name, tools in servers.items()}
-    return msgspec.json.encode(packed, order="sorted").decode() if servers else ""
 
 
 def _unpacked(packed: bytes) -> dict[bytes, bytes]:

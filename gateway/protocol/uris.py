@@ -97,20 +97,17 @@ def forms(uri: str) -> tuple[str, ...] | None:
         plain = decoded
     else:
         return None
-    canonical = _canonical(plain, is_literal=_is_literal(uri, plain))
+    once = unquote(uri)
+    is_literal = once == plain and "\\" not in plain and all(uri.count(mark) == once.count(mark) for mark in "/?#")
+    canonical = _canonical(plain, is_literal=is_literal)
     if canonical is None:
         return None
     return (uri,) if canonical == uri else (uri, canonical)
 
 
-def _is_literal(uri: str, plain: str) -> bool:
-    """Return True if every parser finds the same segments in a URI as in its decoded form `plain`."""
-    once = unquote(uri)
-    return once == plain and "\\" not in plain and all(uri.count(mark) == once.count(mark) for mark in "/?#")
-
-
 def _canonical(plain: str, *, is_literal: bool) -> str | None:
-    """Return the normal form of a decoded URI; None if there is none. `is_literal`: see `_is_literal`."""
+    """Return the normal form of a decoded URI; None if there is none. `is_literal`: every
+    parser finds the same segments in the URI as in its decoded form."""
     found = _SCHEME.fullmatch(plain)
     scheme, rest = (found[1], found[2]) if found else ("", plain)
     if scheme.lower() in _DEFAULT_PORTS:

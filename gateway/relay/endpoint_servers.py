@@ -49,11 +49,6 @@ class EndpointServers:
     extensions: ExtensionRelay
     """Relays the methods that MCP does not define."""
 
-    @property
-    def lists_in_sessions(self) -> bool:
-        """Return True if a server of this endpoint needs the credentials of a session to answer list requests."""
-        return any(upstream.is_asked_in_sessions for upstream in self.visible.all.values())
-
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
         """Return the servers with the setting `warm` that a session with this context sees. Their processes start
         before its first call."""
@@ -177,10 +172,6 @@ class EndpointServers:
         return (
             tools.called(upstream.name, name) if isinstance(tools, Tools) else Called(server=upstream.name, name=name)
         )
-
-    def may_subscribe(self, context: Context, uri: str) -> bool:
-        """Return True if policy lets a session subscribe to this URI at any server of the endpoint."""
-        return any(upstream.permits(context, frozenset({uri})) for upstream in self.visible.to(context).values())
 
     async def is_repeatable(self, call: Call) -> bool:
         """Return True if a call may be sent again after it was possibly executed.

@@ -319,7 +319,8 @@ class LegacyClients:
             await self.records.update(live, log_level=level)
         elif method == "resources/subscribe":
             uri = text_of(params, "uri")
-            if not self.intake.endpoints[request.endpoint].may_subscribe(resolved.context, uri):
+            servers = self.intake.endpoints[request.endpoint].visible.to(resolved.context).values()
+            if not any(upstream.permits(resolved.context, frozenset({uri})) for upstream in servers):
                 raise unknown_resource(uri, LEGACY, method)
             await self.records.subscribe(live, uri)
         elif method == "resources/unsubscribe":
@@ -411,7 +412,9 @@ class LegacyClients:
         """End the session that a DELETE names. Raises `Refused`: 405, the client names it by a session key; 404, it is
         unknown."""
         live = (await self.resolver.require(request, who)).live
-        if await self.resolver.is_named_by_key(live, request, who):
+        alias = self.resolver.aliases.of_key(request, who.principal)
+        named = None if alias is None else await self.resolver.store.named(alias.name)
+        if named is not None and named.id == live.session.id:
             raise keyed_session_stays()
         if not await self.lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()

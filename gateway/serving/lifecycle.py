@@ -242,7 +242,11 @@ class Lifecycle:
             return_exceptions=True,
         )
         await self._parts.servers.consented.settled()
-        await self._settle_tasks()
+        tasks = self._parts.http.tasks
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TASKS_STORED_WITHIN_S):
+                await tasks.recovery.settled()
+                await tasks.table.settled()
         with contextlib.suppress(StoreUnavailable):
             await base.audit.flush()  # the events of the tasks
         base.request_log.another_second(time())
@@ -264,14 +268,6 @@ class Lifecycle:
                 self.store.answers()
             except StoreUnavailable as error:
                 self.store.is_away(error)
-
-    async def _settle_tasks(self) -> None:
-        """Wait until the outcomes of tasks are stored, for at most `_TASKS_STORED_WITHIN_S`."""
-        tasks = self._parts.http.tasks
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_TASKS_STORED_WITHIN_S):
-                await tasks.recovery.settled()
-                await tasks.table.settled()
 
     async def _end_seconds(self) -> None:
         """End the current interval of metrics, request log and activity each second."""

@@ -184,7 +184,11 @@ class Reload:
             upstream.limit(new.gateway.limits)
         self._parts.operating.operations.replace(new)
         self._parts.operating.environments.replace(new)
-        self._end_decisions()
+        # End all decisions that connections remember, here and on the way to other replicas.
+        for live in self._parts.foundation.live:
+            live.changed()
+        if self._parts.http.forwarder is not None:
+            self._parts.http.forwarder.end_paths()
         former = {name: before[name] for name in (*found.changed, *found.removed)}
         for name, upstream in former.items():
             self._parts.servers.late.forget_server(name)
@@ -244,13 +248,6 @@ class Reload:
         for path in by_path.keys() - servers.endpoints.keys():
             servers.endpoints[path] = servers.serving(by_path[path])
             http.add(path)
-
-    def _end_decisions(self) -> None:
-        """End all decisions that connections remember, here and on the way to other replicas."""
-        for live in self._parts.foundation.live:
-            live.changed()
-        if self._parts.http.forwarder is not None:
-            self._parts.http.forwarder.end_paths()
 
     def _end_streams(self, names: Iterable[str]) -> None:
         """End the event streams of principals that have lost a key, because the key may have opened them."""

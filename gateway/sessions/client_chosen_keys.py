@@ -105,18 +105,13 @@ def estimated_bits(key: str) -> float:
     text = key.rstrip("=")
     text = text[: (text + text).find(text, 1)]  # the shortest text whose repetition it is: itself, if nothing repeats
     digits = text.replace("-", "") if set(text) <= _HEX | {"-"} else text
-    if len(set(digits)) < _MIN_DISTINCT or _is_sequence(digits):
+    # In 32 random hex digits, up to half equal the digit before or are next to it.
+    steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(digits)]
+    if len(set(digits)) < _MIN_DISTINCT or 5 * sum(step <= 1 for step in steps) > 3 * len(steps):
         return 0.0
     bits = len(digits) * math.log2(_alphabet(digits))
     is_written = set(digits) <= _BASE64 and not set(digits) <= _HEX and written_bits(digits) < bits - _WRITTEN
     return 0.0 if is_written else bits
-
-
-def _is_sequence(text: str) -> bool:
-    """Return True if more than 60 % of the characters equal the character before or are next to it in the alphabet. In
-    32 random hex digits, up to half may be."""
-    steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(text)]
-    return 5 * sum(step <= 1 for step in steps) > 3 * len(steps)
 
 
 def _alphabet(text: str) -> int:

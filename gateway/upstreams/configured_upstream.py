@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
+import msgspec
+
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
@@ -20,7 +22,7 @@ from gateway.protocol.merged_lists import Tools
 from gateway.upstreams.era_discovery import SessionDiscovery
 from gateway.upstreams.first_answer_cache import FirstAnswers
 from gateway.upstreams.link_env_and_headers import PrestartedProcess
-from gateway.upstreams.link_opener import Key, SessionLinks, UpstreamLinks, forget_remote
+from gateway.upstreams.link_opener import Key, SessionLinks, UpstreamLinks
 from gateway.upstreams.server_facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.server_lists import ServerLists
 from gateway.upstreams.server_probe import Probe
@@ -331,7 +333,10 @@ class ConfiguredUpstream:
         `reason`."""
         await live.replace_server(conversation, reason)
         with contextlib.suppress(StoreUnavailable):
-            await forget_remote(self._links, live)
+            # Another URL does not know the MCP session ids of the former one.
+            for entry in live.session.remote:
+                if msgspec.json.decode(entry, type=tuple[str, str, str])[0] == self._links.name:
+                    await self._links.remote_session_changed(live, entry, "")
 
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended from shared conversations, waiting callbacks and cached results."""

@@ -307,17 +307,6 @@ class SessionLinks:
         self._links.note(self._live.session, "replaced", why=reason)
 
 
-async def forget_remote(links: UpstreamLinks, live: LiveSession) -> None:
-    """Remove the MCP session ids of a server behind a URL from a session's record: another URL does not know them.
-
-    Raises:
-        StoreUnavailable: the store does not answer.
-    """
-    for entry in live.session.remote:
-        if msgspec.json.decode(entry, type=tuple[str, str, str])[0] == links.name:
-            await links.remote_session_changed(live, entry, "")
-
-
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
     """Return a server's entry in the session's record, and the MCP session id in it that a link can resume. Both are
     empty if there is no entry."""

@@ -39,7 +39,12 @@ async def inspect(commands: Commands) -> list[Observation]:
         if colon
     }
     persistence = await _persistence(commands, info)
-    latency_s = await _latency_s(commands)
+    durations = []
+    for _ in range(_PINGS):
+        began = perf_counter()
+        await commands.run("PING")
+        durations.append(perf_counter() - began)
+    latency_s = sorted(durations)[_PINGS // 2]
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdigit())
     shown = ".".join(map(str, version))
     found = [_ok("store", f"Redis {shown} answers in {latency_s * 1_000:.2f} ms"), await _clock(commands)]
@@ -59,15 +64,6 @@ async def inspect(commands: Commands) -> list[Observation]:
         advice = "put it into the gateways' network: each request waits for it, and fails after 1 s"
         found.append(state("store latency", f"an answer takes {latency_s * 1_000:.1f} ms", advice))
     return found
-
-
-async def _latency_s(commands: Commands) -> float:
-    durations = []
-    for _ in range(_PINGS):
-        began = perf_counter()
-        await commands.run("PING")
-        durations.append(perf_counter() - began)
-    return sorted(durations)[_PINGS // 2]
 
 
 async def _clock(commands: Commands) -> Observation:

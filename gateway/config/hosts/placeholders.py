@@ -96,7 +96,11 @@ def _resolved(name: str, place: Place) -> str:
     if name in known:
         return known[name]
     if name.startswith(_INPUT):
-        return _input(name.removeprefix(_INPUT), place)
+        named = input_variable(name.removeprefix(_INPUT))
+        value = place.environ.get(named, place.inputs.get(name.removeprefix(_INPUT)))
+        if value is None:
+            raise Unresolved(f"${{{name}}} asks a person, and the gateway has none: set the variable {named}")
+        return _plain(named, value)
     found = _NAME.fullmatch(name)
     if found is None:
         raise Unresolved(f"${{{name}}} has no meaning here; write $${{{name}}} for the text itself")
@@ -116,14 +120,6 @@ def variable(name: str, place: Place, default: str | None = None) -> str:
             f"${{{name}:-default}}"
         )
     return _plain(name, value)
-
-
-def _input(input_id: str, place: Place) -> str:
-    named = input_variable(input_id)
-    value = place.environ.get(named, place.inputs.get(input_id))
-    if value is None:
-        raise Unresolved(f"${{input:{input_id}}} asks a person, and the gateway has none: set the variable {named}")
-    return _plain(named, value)
 
 
 def _plain(name: str, value: str) -> str:
