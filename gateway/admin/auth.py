@@ -23,7 +23,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from session_store import ExpiringFlags, KeyRing
 from session_store.token_signing import Purpose, is_canonical
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 
 _HOST_CHARS: Final = 261
 """The most characters of a Host header: a host name and a port."""

@@ -27,7 +27,7 @@ from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 from transports.inbound_port import Refused
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import VERBS, Verb, openapi
 from gateway.calls.watched_messages import MOST_FRAMES
 from session_store import StoreUnavailable
-from transports.inbound.http import peer_of
+from transports.inbound.http_messages import peer_of
 
 API: Final = "/admin/api"
 

@@ -7,7 +7,7 @@ import msgspec
 from gateway.cluster.envelope import JSON_TYPE, is_event_stream
 from gateway.cluster.ownership import Route
 from transports.inbound.event_stream import continued
-from transports.inbound.http import Receive, Send
+from transports.inbound.http_messages import Receive, Send
 from transports.inbound_port import HeaderList, OwnedByPeer, UnrecordedAnswer
 from transports.peer_channel import PeerCall
 from transports.reply_queue import Frame, ReplyQueue

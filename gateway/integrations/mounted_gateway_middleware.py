@@ -9,7 +9,8 @@ from gateway.integrations.session_middleware import response_of
 from gateway.relay.message_handler import store_errors_refused
 from session_store.current_tool_session import SCOPE_KEY, bound_session
 from transports.era import Era
-from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json
+from transports.inbound.host_and_origin import Guard
+from transports.inbound.http_messages import Receive, Scope, Send, peer_of, send_json
 from transports.inbound_port import OwnedByPeer, Refused, Request
 from transports.jsonrpc import INVALID_REQUEST
 

@@ -50,7 +50,7 @@ from gateway.upstreams.prestart import PrestartPool
 from session_store import Context, Purpose, Task
 from transports.era import LEGACY, MODERN
 from transports.inbound.event_stream import StreamTimes
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_sse import Addresses, HttpSse
 from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound.unauthenticated_limits import BodyBudget, Limited

@@ -28,7 +28,7 @@ from gateway.serving.foundation import Foundation
 from gateway.serving.pages.consent_pages import ConsentPages
 from gateway.serving.readiness import Readiness
 from session_store import Backend, KeyRing
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 
 if TYPE_CHECKING:
     from gateway.admin.prometheus import PrometheusExporter

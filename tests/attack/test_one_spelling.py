@@ -18,7 +18,7 @@ from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, T
 from session_store.session import new_session_id
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 from transports.inbound_port import Refused
 
 ALPHABET = string.ascii_letters + string.digits + "-_"

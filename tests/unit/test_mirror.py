@@ -2,7 +2,7 @@
 
 `tests/unit/policy/test_access_policy.py` tests `gateway/policy/access_policy.py`,
 `tests/unit/store/test_token_signing.py` tests `session_store/token_signing.py`, and
-`tests/unit/transports/inbound/test_http.py` tests `transports/inbound/http.py`.
+`tests/unit/transports/inbound/test_batch.py` tests `transports/inbound/batch.py`.
 """
 
 import ast

@@ -20,13 +20,12 @@ from itsdangerous import BadSignature, Signer
 from transports.background_tasks import first_of
 from transports.era import Era
 from transports.inbound.event_stream import KEEPALIVE_S, Stream
-from transports.inbound.http import (
-    Guard,
+from transports.inbound.host_and_origin import Guard, check_same_site
+from transports.inbound.http_messages import (
     Receive,
     Scope,
     Send,
     check_is_json,
-    check_same_site,
     peer_of,
     read_body,
     send_refusal,

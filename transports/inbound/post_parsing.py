@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
-from transports.inbound.http import Guard, Scope, check_is_json, peer_of
+from transports.inbound.host_and_origin import Guard
+from transports.inbound.http_messages import Scope, check_is_json, peer_of
 from transports.inbound.modern_request_checks import (
     VERSION_HEADER,
     check_notification,

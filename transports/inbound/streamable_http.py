@@ -16,15 +16,13 @@ from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
 from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
 from transports.inbound.head_cache import REPEATS
-from transports.inbound.http import (
+from transports.inbound.host_and_origin import Guard, check_same_site, readable_by
+from transports.inbound.http_messages import (
     ClientWatch,
-    Guard,
     Receive,
     Scope,
     Send,
-    check_same_site,
     read_body,
-    readable_by,
     send_json,
     send_refusal,
     send_status,

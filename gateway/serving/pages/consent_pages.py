@@ -28,7 +28,8 @@ from gateway.observability.logs import CLIENT
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.pages.html_pages import page_headers, rendered
 from session_store import ANONYMOUS, Principal, StoreError
-from transports.inbound.http import Guard, peer_of, read_body
+from transports.inbound.host_and_origin import Guard
+from transports.inbound.http_messages import peer_of, read_body
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_REQUEST
 

@@ -16,7 +16,8 @@ from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, snippets
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.pages.html_pages import page_headers, rendered
 from session_store import ANONYMOUS, StoreError
-from transports.inbound.http import Guard, Receive, Scope, Send
+from transports.inbound.host_and_origin import Guard
+from transports.inbound.http_messages import Receive, Scope, Send
 from transports.inbound_port import Refused
 
 _HOST_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:[]")

@@ -19,7 +19,7 @@ from gateway.config.discovery import ALL_SERVERS, CardSettings, DiscoverySetting
 from gateway.config.endpoint_paths import ALL, CATALOG, path_of
 from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, StoreError
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 from transports.inbound_port import Refused
 
 CARD: Final = "/server-card"

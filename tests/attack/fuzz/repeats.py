@@ -20,7 +20,7 @@ from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.connections import Connections
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import ConnectionMemory
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_connection import HttpConnection
 from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound.unauthenticated_limits import BodyBudget, Limits

@@ -54,7 +54,7 @@ from session_store.token_signing import generate_key
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.unit.admin.test_verb_handlers import FakeEnding, FakeReplicas, an_environment, operations_of
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 
 pytestmark = pytest.mark.anyio
 

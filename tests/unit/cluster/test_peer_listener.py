@@ -22,7 +22,7 @@ from tests.support.asgi import body_of, respond
 from tests.unit.calls.parts import until
 from transports.inbound import event_stream
 from transports.inbound.event_stream import Stream
-from transports.inbound.http import Guard
+from transports.inbound.host_and_origin import Guard
 from transports.inbound.post_parsing import LengthChecks
 from transports.inbound.post_parsing import Posts as RealPosts
 from transports.inbound.unauthenticated_limits import Limits, Refusals

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from transports.era import LEGACY, MODERN
-from transports.inbound.http import Guard, header_map
+from transports.inbound.host_and_origin import Guard
+from transports.inbound.http_messages import header_map
 from transports.inbound.post_parsing import (
     Head,
     LengthChecks,

@@ -1,4 +1,4 @@
-"""Headers of a request as a map."""
+"""Requests that are refused for where they come from or have been."""
 
 import contextlib
 from contextvars import copy_context
@@ -6,19 +6,11 @@ from contextvars import copy_context
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.http import Guard, header_map
+from transports.inbound.host_and_origin import Guard
 from transports.inbound_port import Refused
 from transports.via_header import MOST, gateway_name, via_of
 
 ONE, OTHER, THIRD = (gateway_name(digit * 16) for digit in "abc")
-
-
-@requirement("wall.authority")
-def test_headers_are_the_same_in_any_case_and_with_any_space() -> None:
-    for raw in ([(b"X-User", b"a"), (b"x-user", b"b")], [(b"x-USER", b"a"), (b"X-User", b" a")]):
-        with pytest.raises(Refused):
-            header_map(raw, frozenset({"x-user"}))
-    assert header_map([(b"X-User", b" a\t")]) == {"x-user": "a"}
 
 
 @requirement("ops.loop")
