@@ -242,7 +242,7 @@ class Access:
         if name is None:
             # Some proxies add a line of their own.
             forwarded = {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}
-            network = self._guard.client(request.scope, forwarded)
+            network = self._guard.client_network(request.scope, forwarded)
             self._attempts.check(network)
             self._attempts.wrong(network)
             CLIENT.set(network)

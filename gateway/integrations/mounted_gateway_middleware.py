@@ -79,7 +79,7 @@ class GatewaySessionMiddleware:
             headers=headers,
             same_site=Guard.same_site(headers),
             peer=peer_of(scope),
-            client=self._gateway.guard.client(scope, headers),
+            client=self._gateway.guard.client_network(scope, headers),
             secure=self._gateway.guard.is_secure(scope, headers),
         )
         who = await self._gateway.senders.who(request)

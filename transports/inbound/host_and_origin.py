@@ -93,7 +93,7 @@ class Guard:
         peer = peer_of(scope)
         return peer in _LOOPBACK or peer in self.proxies
 
-    def client(self, scope: Scope, headers: Mapping[str, str]) -> str:
+    def client_network(self, scope: Scope, headers: Mapping[str, str]) -> str:
         """Return the client's network: that of the connection, or the one that trusted proxies name."""
         return client_network(peer_of(scope), headers, self.proxies)
 

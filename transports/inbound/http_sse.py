@@ -167,7 +167,7 @@ class HttpSse:
             headers=headers,
             same_site=self._guard.same_site(headers),
             peer=peer_of(scope),
-            client=self._guard.client(scope, headers),
+            client=self._guard.client_network(scope, headers),
             secure=self._guard.is_secure(scope, headers),
         )
         if is_message:

@@ -208,7 +208,7 @@ class Posts:
             era=era_of(headers),
             same_site=self._guard.same_site(headers),
             peer=peer_of(scope),
-            client=self._guard.client(scope, headers),
+            client=self._guard.client_network(scope, headers),
             secure=self._guard.is_secure(scope, headers),
             forwarded=scope.get("mcp.forwarded"),
             again=scope.get("mcp.again", False),

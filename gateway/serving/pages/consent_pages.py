@@ -97,7 +97,7 @@ class ConsentPages:
             try:
                 headers = self.guard.headers(request.scope)
                 self.guard.check(headers)
-                CLIENT.set(self.guard.client(request.scope, headers))
+                CLIENT.set(self.guard.client_network(request.scope, headers))
                 await self.rates.message(ANONYMOUS, CLIENT.get())
                 return await page(request, headers)
             except Refused as refused:

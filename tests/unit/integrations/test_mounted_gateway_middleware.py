@@ -25,7 +25,7 @@ async def test_a_request_whose_session_another_process_owns_is_told_so_before_th
         raise OwnedByPeer(None)
 
     guard = SimpleNamespace(
-        headers=lambda scope: {}, client=lambda scope, headers: "", is_secure=lambda scope, headers: False
+        headers=lambda scope: {}, client_network=lambda scope, headers: "", is_secure=lambda scope, headers: False
     )
     gateway: Any = SimpleNamespace(
         paths=("/none",),
