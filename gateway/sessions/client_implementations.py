@@ -79,15 +79,15 @@ def agent_of(request: Request) -> str:
     return request.headers.get("user-agent", "").partition(" ")[0].partition("/")[0][:MAX_AGENT_CHARS]
 
 
-def known(agent: str, name: str) -> Implementation | None:
+def implementation_of(agent: str, name: str) -> Implementation | None:
     """Return the implementation of a client, by its name and the product in its `User-Agent`; None if unknown."""
     return next((found for part, found in BY_NAME.items() if part in name), KNOWN.get(agent))
 
 
-def mending_line(agent: str, name: str, header: str) -> str:
+def session_key_line(agent: str, name: str, header: str) -> str:
     """Return a line of code or configuration that makes a client send a session key, so that it keeps one session.
     `header` is the header of the key; if empty, only `_meta` can have it."""
     if not header:
         return f'"_meta": {{"{KEY_META}": "{_KEY}"}}'
-    implementation = known(agent, name)
+    implementation = implementation_of(agent, name)
     return (_HEADER if implementation is None else implementation.line).format(header=header)

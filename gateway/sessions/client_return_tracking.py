@@ -21,7 +21,7 @@ from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.protocol.methods import CACHEABLE
-from gateway.sessions.client_implementations import agent_of, mending_line
+from gateway.sessions.client_implementations import agent_of, session_key_line
 from gateway.sessions.token_carriers import brings_token, modern_client
 from session_store import ExpiringFlags, Principal, StoreUnavailable
 from transports.inbound_port import Request
@@ -251,7 +251,7 @@ class ReturnTracker:
             watch.used_ids.add(request_id)
             if is_of_another:
                 self._shared.setdefault(client, _Openings()).opened(self._clock(), self._wall())
-                return mending_line(client.agent, client.name, self._header)
+                return session_key_line(client.agent, client.name, self._header)
         return ""
 
     # -- what is learnt
@@ -307,6 +307,6 @@ class ReturnTracker:
             sessions=openings.count,
             since=openings.first,
             last=openings.last,
-            line=mending_line(client.agent, client.name, self._header),
+            line=session_key_line(client.agent, client.name, self._header),
             shared=shared,
         )

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from gateway.config.sessions import SessionSettings
 from gateway.errors import session_key_needed
 from gateway.sessions.client_chosen_keys import key_alias
-from gateway.sessions.client_implementations import agent_of, known, mending_line
+from gateway.sessions.client_implementations import agent_of, implementation_of, session_key_line
 from gateway.sessions.client_return_tracking import ReturnTracker, client_key
 from gateway.sessions.token_carriers import Carriers, asks_for_new, modern_client
 from session_store import Principal
@@ -67,7 +67,7 @@ class Aliases:
             return None
         if self._refuses_default:
             agent, client = agent_of(request), modern_client(request).name
-            raise session_key_needed(mending_line(agent, client, self._key_header))
+            raise session_key_needed(session_key_line(agent, client, self._key_header))
         return Alias(name)
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
@@ -78,7 +78,7 @@ class Aliases:
             return True
         if self._carriers.uses_cookies and _COOKIE_HEADER in request.headers:
             return False
-        implementation = known(agent, name)
+        implementation = implementation_of(agent, name)
         if implementation is None or implementation.carries(cookies=self._carriers.uses_cookies):
             return False
         return not await self._returns.carries(client_key(request, principal))

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from gateway.context.session_facts import SESSION_KEY
 from gateway.sessions.client_chosen_keys import KEY_META, session_key
-from gateway.sessions.client_implementations import agent_of, known
+from gateway.sessions.client_implementations import agent_of, implementation_of
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
 from transports.era import LEGACY
 from transports.inbound_port import Request
@@ -145,7 +145,7 @@ class Carriers:
             return False
         if not self.uses_cookies:
             return True
-        implementation = known(agent_of(request), modern_client(request).name)
+        implementation = implementation_of(agent_of(request), modern_client(request).name)
         keeps_cookies = implementation is not None and implementation.carries(cookies=True)
         return not keeps_cookies and "cookie" not in request.headers
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gateway.sessions.client_chosen_keys import KEY_META, checked_key
-from gateway.sessions.client_implementations import KNOWN, agent_of, known, mending_line
+from gateway.sessions.client_implementations import KNOWN, agent_of, implementation_of, session_key_line
 from tests.requirements import requirement
 from tests.unit.sessions.parts import request
 from transports.inbound_port import Refused
@@ -31,22 +31,22 @@ def test_a_client_that_keeps_cookies_carries_only_where_the_gateway_gives_cookie
     python, node = KNOWN["python-httpx2"], KNOWN["node"]
     assert python.carries(cookies=True) and not python.carries(cookies=False)
     assert not node.carries(cookies=True) and not node.carries(cookies=False)
-    assert known("somebody's own", "node") is None and known("node", "agent") is node
+    assert implementation_of("somebody's own", "node") is None and implementation_of("node", "agent") is node
 
 
 @requirement("cli.isolated")
 def test_the_name_of_a_client_wins_over_its_http_library() -> None:
-    remote = known("node", "Cursor (via mcp-remote 0.15.1)")
+    remote = implementation_of("node", "Cursor (via mcp-remote 0.15.1)")
     assert remote is not None and remote.carries(cookies=True), "it keeps cookies, which Node's fetch does not"
-    assert "mcp-remote URL --header 'K:<" in mending_line("node", "x (via mcp-remote 1)", "K")
-    meta = mending_line("node", "x (via mcp-remote 1)", "")
+    assert "mcp-remote URL --header 'K:<" in session_key_line("node", "x (via mcp-remote 1)", "K")
+    meta = session_key_line("node", "x (via mcp-remote 1)", "")
     assert meta.startswith(f'"_meta": {{"{KEY_META}": "<'), "no header carries a key"
 
 
 @requirement("cli.told")
 @pytest.mark.parametrize("agent", [*sorted(KNOWN), "somebody's own"])
 def test_each_client_is_told_the_header_in_its_own_words(agent: str) -> None:
-    line = mending_line(agent, "agent", "MCP-Gateway-Session-Key")
+    line = session_key_line(agent, "agent", "MCP-Gateway-Session-Key")
     assert "MCP-Gateway-Session-Key" in line and "{{" not in line
     assert "AsyncClient" not in line or "timeout=httpx" in line, "a tool may take longer than the 5 s of httpx"
     if (left := re.search(r"<.*>", line)) is not None:
