@@ -65,13 +65,13 @@ class PrincipalQuotas:
         self._sessions_most = settings.principal_sessions
         self._processes_most = settings.principal_processes
 
-    async def session(self, session: Session) -> None:
+    async def hold_session(self, session: Session) -> None:
         """Count a session that is about to be opened.
 
         Raises:
             Refused: 429, the principal has the maximum number of sessions, or opens them too often.
         """
-        await self._rates.opening(session)
+        await self._rates.count_opening(session)
         if self._sessions_most is not None:
             key = f"sessions/{session.counted_as}"
             if not await self._hold(key, _named(session), self._sessions_most, self._ended_before(session.created_at)):
@@ -99,7 +99,7 @@ class PrincipalQuotas:
 
         return ended
 
-    async def process(self, session: Session) -> Callable[[], None]:
+    async def hold_process(self, session: Session) -> Callable[[], None]:
         """Count a process that is about to be started. Return a function to call when the process has ended.
 
         Raises:

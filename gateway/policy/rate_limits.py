@@ -166,7 +166,7 @@ class RateLimits:
         self._principals = _accounts("principal", of_many, "requests of this principal", _WAIT_OF_MANY)
         self._openings = _accounts("opening", settings.opening_rate, "sessions opened: use one for many calls")
 
-    async def message(self, principal: Principal, client: str) -> None:
+    async def count_message(self, principal: Principal, client: str) -> None:
         """Count a message of a client. Beyond the rate, wait until the rate allows the message. `client` is the
         client's network.
 
@@ -176,17 +176,17 @@ class RateLimits:
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count(accounts, whose)
 
-    async def body(self, principal: Principal, client: str, size: int) -> None:
+    async def count_body(self, principal: Principal, client: str, size: int) -> None:
         """Count the size of a large message's body in bytes. Beyond the rate, wait. Raises `Refused` (429)."""
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count_bytes(accounts, whose, size)
 
-    async def call(self, session_id: str, size: int = 0) -> None:
+    async def count_call(self, session_id: str, size: int = 0) -> None:
         """Count a session's request, and its `size` in bytes. Beyond the rate, wait. Raises `Refused` (429)."""
         await self._count(self._sessions, session_id)
         await self._count_bytes(self._sessions, session_id, size)
 
-    async def opening(self, session: Session) -> None:
+    async def count_opening(self, session: Session) -> None:
         """Count a session that is about to be opened. Beyond the rate, wait. Raises `Refused` (429)."""
         await self._count(self._openings, session.counted_as)
 

@@ -121,7 +121,7 @@ class Senders:
         who = None
         try:
             who = await self._authenticated(request)
-            await self._rates.message(who.principal, request.client)
+            await self._rates.count_message(who.principal, request.client)
         except Refused as refused:
             self._record(request, who, refused)
             raise
@@ -132,7 +132,7 @@ class Senders:
         who = None
         try:
             who = await self._authenticated(request)
-            await self._rates.body(who.principal, request.client, request.body_bytes)
+            await self._rates.count_body(who.principal, request.client, request.body_bytes)
         except Refused as refused:
             CLIENT.set(request.client)
             CORRELATION.set(_correlation_of(request))
@@ -334,7 +334,7 @@ class Intake:
             await self._turn(live)
 
     async def _turn(self, live: LiveSession, size: int = 0) -> None:
-        await self._rates.call(live.session.id, size)
+        await self._rates.count_call(live.session.id, size)
         if live.ended and not live.is_elsewhere:
             raise session_unknown()
 

@@ -56,7 +56,7 @@ class SessionLifecycle:
             Refused: 429, the principal has the maximum number of sessions.
         """
         try:
-            await self.quotas.session(session)
+            await self.quotas.hold_session(session)
         except Refused:
             named = None if alias is None else await self.store.resume_alias(alias)
             if named is None:

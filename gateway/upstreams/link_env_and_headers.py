@@ -99,7 +99,7 @@ class SessionResources:
                 held.add(files.close)
             paths = {} if files is None else files.paths
             env = await self.environment.of(session, correlation, _token(live, context), paths)
-            held.add(await self.quotas.process(session))
+            held.add(await self.quotas.hold_process(session))
             resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation, files)
             held.add(resources.close)
             return replace(resources, close=held.close)

@@ -98,7 +98,7 @@ class ConsentPages:
                 headers = self.guard.headers(request.scope)
                 self.guard.check(headers)
                 CLIENT.set(self.guard.client_network(request.scope, headers))
-                await self.rates.message(ANONYMOUS, CLIENT.get())
+                await self.rates.count_message(ANONYMOUS, CLIENT.get())
                 return await page(request, headers)
             except Refused as refused:
                 return self._page(str(refused), refused.status)

@@ -64,7 +64,7 @@ class HomePage:
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
-            await self._rates.message(ANONYMOUS, self._guard.client_network(scope, headers))
+            await self._rates.count_message(ANONYMOUS, self._guard.client_network(scope, headers))
         except Refused as refused:
             return PlainTextResponse(f"{refused}\n", refused.status, dict(refused.headers))
         except StoreError as error:

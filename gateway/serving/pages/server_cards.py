@@ -83,7 +83,7 @@ def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[B
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=_CORS)
             try:
-                await rates.message(ANONYMOUS, guard.client_network(request.scope, request.headers))
+                await rates.count_message(ANONYMOUS, guard.client_network(request.scope, request.headers))
             except Refused as refused:
                 return PlainTextResponse(f"{refused}\n", refused.status, {**refused.headers, **_CORS})
             except StoreError as error:

@@ -128,7 +128,7 @@ class MadeTasks:
     async def count(self, session_id: str) -> None:
         """Count a request about tasks against the rate of their session. The sender must be the session's principal:
         others could use up the rate. Raises `Refused`: 429, too many requests."""
-        await self.rates.call(session_id)
+        await self.rates.count_call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
         """Return the record of a task, and count the request. Only a request that may see the task counts. Raises the

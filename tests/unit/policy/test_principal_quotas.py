@@ -32,15 +32,15 @@ async def test_quotas_and_rates_are_each_principals_own() -> None:
     quotas, rates = quotas_of(backend, limits)
 
     async def message(session: Session) -> None:
-        await rates.message(session.principal, "")
+        await rates.count_message(session.principal, "")
 
     sessions = [a_session(clock, principal=principal) for principal in ALIKE]
     for session in sessions:
-        await quotas.session(await backend.sessions.create(session))
-        await quotas.process(session)
+        await quotas.hold_session(await backend.sessions.create(session))
+        await quotas.hold_process(session)
         await message(session)
     for session in sessions:
-        for count in (quotas.process, message):
+        for count in (quotas.hold_process, message):
             with pytest.raises(Refused):
                 await count(session)
 
@@ -50,26 +50,26 @@ async def test_slots_of_what_has_ended_are_found_when_a_quota_is_full(monkeypatc
     backend = MemoryBackend(clock=clock)
     quotas, _ = quotas_of(backend, {"principal_sessions": 1, "principal_processes": 1})
     session, later = a_session(clock), a_session(clock)
-    await quotas.session(session)  # and its store forgets it
+    await quotas.hold_session(session)  # and its store forgets it
     with pytest.raises(Refused, match="sessions"):
-        await quotas.session(later)
+        await quotas.hold_session(later)
     clock.pass_time(6)
     later = await backend.sessions.create(a_session(clock))
-    await quotas.session(later)
+    await quotas.hold_session(later)
     with pytest.raises(Refused):
-        await quotas.session(session)
+        await quotas.hold_session(session)
     await quotas.release_session(later)
-    await quotas.session(session)
+    await quotas.hold_session(session)
 
     await backend.quotas.hold(f"processes/{session.counted_as}", "dead/1", 1, for_s=60.0)
-    end = await quotas.process(session)
+    end = await quotas.hold_process(session)
     with pytest.raises(Refused, match="server processes"):
-        await quotas.process(session)
+        await quotas.hold_process(session)
     end()
     await quotas.settled()
-    await quotas.process(session)
+    await quotas.hold_process(session)
 
     monkeypatch.setattr("gateway.policy.principal_quotas._MAX_CHECKED", 0)
     for _ in range(2):
         with pytest.raises(Refused, match="server processes"):
-            await quotas.process(session)
+            await quotas.hold_process(session)

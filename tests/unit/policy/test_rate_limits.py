@@ -72,8 +72,8 @@ async def test_a_client_that_waits_for_each_answer_is_slowed_down_and_never_refu
     rates, session, began, longest, calls = rates_of(store, {}), a_session(clock), clock(), 0.0, 0
     while clock() - began < 20:
         at = clock()
-        await rates.message(session.principal, "")
-        await rates.call(session.id)
+        await rates.count_message(session.principal, "")
+        await rates.count_call(session.id)
         calls, longest = calls + 1, max(longest, clock() - at)
         clock.pass_time(0.0005)  # the server's answer
     assert 5_000 + 19 * 500 <= calls <= 5_000 + 21 * 500 and longest < 0.15
@@ -89,13 +89,13 @@ async def test_a_runaway_session_is_delayed_and_refused_and_others_are_neither(c
 
     async def without_end() -> None:
         while clock() < ends:
-            statuses.extend(await answers(rates.call(runaway.id)))
+            statuses.extend(await answers(rates.count_call(runaway.id)))
             await later(0.1)
 
     running = [asyncio.create_task(without_end()) for _ in range(100)]
     while clock() < ends:
         at = clock()
-        await rates.call(other.id)
+        await rates.count_call(other.id)
         slowest, most = max(slowest, clock() - at), max(most, rates._sessions[runaway.id].waiting)
         await later(0.05)
     await asyncio.gather(*running)
@@ -109,7 +109,7 @@ async def test_what_waits_is_served_in_the_order_in_which_it_came(clock: FakeClo
     rates, session, served = rates_of(Store(clock), PER_SESSION), a_session(clock), list[tuple[int, float]]()
 
     async def call(number: int) -> None:
-        await rates.call(session.id)
+        await rates.count_call(session.id)
         served.append((number, clock()))
 
     await asyncio.gather(*(call(number) for number in range(1_000)))
@@ -125,10 +125,10 @@ async def test_what_waits_is_served_in_the_order_in_which_it_came(clock: FakeClo
 async def test_a_turn_that_would_come_later_than_a_second_is_refused_at_once(clock: FakeClock) -> None:
     rates, session = rates_of(Store(clock), SLOW), a_session(clock)
     at = clock()
-    assert await answers(*(rates.call(session.id) for _ in range(5))) == [200, 200, 200, 429, 429]
+    assert await answers(*(rates.count_call(session.id) for _ in range(5))) == [200, 200, 200, 429, 429]
     assert clock() - at == pytest.approx(1.0, abs=0.01)
     at = clock()
-    found = [asyncio.create_task(rates.call(session.id)) for _ in range(3)]
+    found = [asyncio.create_task(rates.count_call(session.id)) for _ in range(3)]
     with pytest.raises(Refused) as refusal:
         await found[2]
     assert refusal.value.status == 429 and refusal.value.headers["Retry-After"] == "2" and clock() - at < 0.1
@@ -142,8 +142,8 @@ async def test_a_call_that_is_cancelled_waits_no_more_and_takes_no_place(clock: 
     assert rates._sessions is not None
     account = rates._sessions[session.id]
     for pause in (0.0, ROUND_TRIP_S / 2, ROUND_TRIP_S * 2):  # not begun, in the queue, with its turn
-        await rates.call(session.id)
-        call = asyncio.create_task(rates.call(session.id))
+        await rates.count_call(session.id)
+        call = asyncio.create_task(rates.count_call(session.id))
         await later(pause)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -157,26 +157,26 @@ async def test_everything_goes_on_at_once_when_the_process_drains_or_the_store_f
     store = Store(clock)
     rates, session, other = rates_of(store, SLOW), a_session(clock), a_session(clock)
     for _ in range(2):
-        waiting = [asyncio.create_task(rates.call(session.id)) for _ in range(2)]
+        waiting = [asyncio.create_task(rates.count_call(session.id)) for _ in range(2)]
         await later(0.1)
         at = clock()
         rates.release_waiting()
         assert await answers(*waiting) == [200, 200] and clock() == at
         await later(2)
-    waiting = [asyncio.create_task(rates.call(session.id)) for _ in range(2)]
+    waiting = [asyncio.create_task(rates.count_call(session.id)) for _ in range(2)]
     await later(0.1)
     store.fails, at = StoreUnavailable("away"), clock()
-    assert await answers(rates.call(other.id), *waiting) == [200] * 3 and clock() - at < 0.01
+    assert await answers(rates.count_call(other.id), *waiting) == [200] * 3 and clock() - at < 0.01
     store.fails = ValueError("a fault")
     with pytest.raises(ValueError, match="a fault"):
-        await rates.call(session.id)
+        await rates.count_call(session.id)
 
 
 @requirement("wall.bystander")
 async def test_bodies_of_a_client_that_waits_for_each_answer_are_slowed_down(clock: FakeClock) -> None:
     rates, session, at = rates_of(Store(clock), PER_SESSION), a_session(clock), clock()
     for _ in range(40):  # 64 each
-        await rates.call(session.id, 4 << 20)
+        await rates.count_call(session.id, 4 << 20)
     assert clock() - at == pytest.approx((40 * 64 - 1_000) / 100, abs=0.5)
 
 
@@ -184,7 +184,7 @@ async def test_calls_within_the_rate_do_not_wait_for_the_store(clock: FakeClock)
     store = Store(clock)
     rates, session = rates_of(store, PER_SESSION), a_session(clock)
     for _ in range(200):
-        at_once(rates.call(session.id))
+        at_once(rates.count_call(session.id))
         await later(0.011)
     assert store.asked <= 40
 
@@ -194,19 +194,19 @@ async def test_openings_are_counted_for_each_principal(clock: FakeClock) -> None
     rates = rates_of(MemoryRates(clock), {"opening_rate": {"per_s": 0.001, "burst": 1}})
     alices, bobs = (a_session(clock, principal=principal) for principal in (ALICE, BOB))
     for session in (alices, bobs):
-        await rates.opening(session)
+        await rates.count_opening(session)
     with pytest.raises(Refused, match="sessions opened"):
-        await rates.opening(alices)
+        await rates.count_opening(alices)
 
 
 @requirement("wall.bystander")
 async def test_anonymous_clients_are_counted_by_their_addresses(clock: FakeClock) -> None:
     rates = rates_of(Store(clock), {"principal_rate": {"per_s": 0.001, "burst": 2}})
     for client in ("192.0.2.1", "192.0.2.2"):
-        await rates.message(ANONYMOUS, client)
-        await rates.body(ANONYMOUS, client, 65 << 10)  # counts as one more
-        assert await answers(rates.message(ANONYMOUS, client)) == [429]
-    assert await answers(rates.message(ALICE, "192.0.2.1")) == [200]
+        await rates.count_message(ANONYMOUS, client)
+        await rates.count_body(ANONYMOUS, client, 65 << 10)  # counts as one more
+        assert await answers(rates.count_message(ANONYMOUS, client)) == [429]
+    assert await answers(rates.count_message(ALICE, "192.0.2.1")) == [200]
 
 
 async def test_a_call_is_spent_at_hand_of_both_accounts_or_of_none(clock: FakeClock) -> None:
@@ -227,7 +227,7 @@ async def test_a_call_is_spent_at_hand_of_both_accounts_or_of_none(clock: FakeCl
     await later(0.1)
     assert store.asked == 1 and session.left > 0, "the store was asked behind the calls"
     assert rates.spend_at_hand(ANONYMOUS, "192.0.2.1", "s") and rates._addresses["192.0.2.1"].left == -1
-    waiting = [asyncio.create_task(rates.call("s")) for _ in range(60)]
+    waiting = [asyncio.create_task(rates.count_call("s")) for _ in range(60)]
     await later(0.05)
     left = alice.left
     assert session.waiting and not rates.spend_at_hand(ALICE, "", "s"), "others wait for it"

@@ -47,7 +47,7 @@ class TakingEndpoint:
             raise self.error
         self.calls.append(call)
 
-    async def call(self, session_id: str, size: int = 0) -> None:
+    async def count_call(self, session_id: str, size: int = 0) -> None:
         """Count a call."""
 
     def begin(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:

@@ -220,7 +220,7 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
     live = a_live(context=WEAK)
 
     class Counting(TakingEndpoint):
-        async def call(self, session_id: str, size: int = 0) -> None:
+        async def count_call(self, session_id: str, size: int = 0) -> None:
             """Another request of the session, with a stronger credential, is resolved meanwhile."""
             live.replace_record(msgspec.structs.replace(live.session, context=STRONG))
 
@@ -240,7 +240,7 @@ class Rated(TakingEndpoint):
         super().__init__()
         self.turn = asyncio.Event()
 
-    async def call(self, session_id: str, size: int = 0) -> None:
+    async def count_call(self, session_id: str, size: int = 0) -> None:
         await self.turn.wait()
 
 

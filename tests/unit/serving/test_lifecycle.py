@@ -208,8 +208,8 @@ async def test_sessions_are_released_as_their_calls_end_and_those_that_are_claim
 async def test_what_waits_for_its_rate_goes_on_at_once(clock: FakeClock) -> None:
     policy = PolicySettings.model_validate({"session_rate": {"per_s": 1.1, "burst": 1}})
     rates = RateLimits(policy, MemoryBackend().rates)
-    await rates.call("s")
-    waiting = asyncio.ensure_future(rates.call("s"))
+    await rates.count_call("s")
+    waiting = asyncio.ensure_future(rates.count_call("s"))
     assert await goes_on(waiting)
     await draining(FakeSessions(rounds=1), rates=rates).drain()
     await asyncio.wait_for(waiting, 0.5)

@@ -428,7 +428,7 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
             comparable=dict,
             overriding=lambda _: frozenset(),
         ),
-        "quotas": SimpleNamespace(process=returning(lambda: None)),
+        "quotas": SimpleNamespace(hold_process=returning(lambda: None)),
         "take_prestarted": lambda _: prestarted,
         "sandboxed": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(now)),
     }

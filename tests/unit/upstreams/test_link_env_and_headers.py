@@ -105,7 +105,7 @@ async def test_the_file_of_a_process_gets_no_token_of_other_rights_or_of_a_later
         "environment": SimpleNamespace(
             of=of, facts=SimpleNamespace(all_of=lambda *_: {}), overriding=lambda _: frozenset()
         ),
-        "quotas": SimpleNamespace(process=returning(lambda: None)),
+        "quotas": SimpleNamespace(hold_process=returning(lambda: None)),
         "take_prestarted": lambda _: None,
     }
     server = Enclosed(folders, "standard")
@@ -164,7 +164,7 @@ async def test_a_process_gets_no_file_for_a_variable_that_a_rule_replaces(folder
         "environment": SimpleNamespace(
             of=of, facts=SimpleNamespace(all_of=lambda *_: {}), overriding=lambda _: frozenset(replaced)
         ),
-        "quotas": SimpleNamespace(process=returning(lambda: None)),
+        "quotas": SimpleNamespace(hold_process=returning(lambda: None)),
         "take_prestarted": lambda _: None,
     }
     settings = UpstreamSettings(command="cat", env={"A": "${secret_file:first}", "B": "${secret_file:second}"})

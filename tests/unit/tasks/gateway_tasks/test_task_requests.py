@@ -134,7 +134,7 @@ class One:
         self.handle = handle_of(running.task)
         self.who = RequestContext(running.task.principal, None, "c")
 
-    async def call(self, session_id: str, size: int = 0) -> None:
+    async def count_call(self, session_id: str, size: int = 0) -> None:
         """Any number of requests is allowed."""
         self.counted.append(session_id)
 
