@@ -45,7 +45,7 @@ from gateway.admin.timelines_and_history import Insights
 from gateway.config.settings import Settings
 from gateway.context.consented_tokens import Connection, ConsentedTokens, Grant
 from gateway.observability.audit import Audit
-from gateway.sessions.client_return_tracking import ClientWarning, together
+from gateway.sessions.client_return_tracking import ClientWarning, merge_warnings
 from gateway.sessions.lifecycle import ENDED
 from gateway.tasks.task_handles import TaskHandle, claimed
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable, Task, TaskStore
@@ -178,7 +178,7 @@ class Operations:
         return await self._replicas.reports()
 
     async def warnings(self) -> list[ClientWarning]:
-        return together(client for report in await self._replicas.reports() for client in report.warnings)
+        return merge_warnings(client for report in await self._replicas.reports() for client in report.warnings)
 
     async def drain(self, prefix: str, by: str = "") -> str:
         name = await self._replicas.order(Replica.drain, prefix)
@@ -317,7 +317,7 @@ class _StoreEnding:
             return False
         await self._backend.bus.publish(ENDED, session_id.encode())
         audit = Audit(self._backend.audit, time.time)
-        audit.over("ended", session, reason, calls)
+        audit.ended("ended", session, reason, calls)
         await audit.flush()
         return True
 

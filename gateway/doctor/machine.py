@@ -10,7 +10,13 @@ from gateway.config.addresses import is_loopback
 from gateway.config.secrets import KEYS_FILE, UnusableSecret, key_file, key_ring, others_can_read, secret_in
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.sandbox.sandbox_checks import ServerSandbox, configured_sandboxes, refuse_cgroup, refuse_open, told
+from gateway.sandbox.sandbox_checks import (
+    ServerSandbox,
+    configured_sandboxes,
+    describe_cgroups,
+    refuse_cgroup,
+    refuse_open,
+)
 from session_store import backend_for
 from transports.upstream.cgroup_delegation import look
 
@@ -140,7 +146,7 @@ def _cgroups(setting: str | None) -> Finding:
         return failure(
             "cgroups", str(error), "name the folder of a cgroup that the gateway's user may write to, or off"
         )
-    return ok("cgroups", told(delegation))
+    return ok("cgroups", describe_cgroups(delegation))
 
 
 def _finding(found: ServerSandbox) -> Iterator[Finding]:

@@ -161,7 +161,7 @@ class Audit:
             return ""
         return shown_arguments(arguments, with_values=self.arguments == "values")
 
-    def over(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
+    def ended(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
         """Record the end of a session. `calls`: the number of calls answered in it; None if unknown."""
         lasted_s = round(max(0.0, self._clock() - session.created_at), 3)
         self.counts[how] += 1

@@ -217,7 +217,7 @@ class MergedServers:
         if not isinstance(page, dict):
             return None
         if method in LISTS:
-            upstream.server_lists.seen(method, answer.conversation, page)
+            upstream.server_lists.add_page(method, answer.conversation, page)
         if method == "tools/list":
             tools = listed_items(method, page)
             contested = len(self._apps.contested)

@@ -481,7 +481,7 @@ class Admission:
         def filtered(exchange: Exchange, result: Object) -> Object:
             page = msgspec.json.decode(encode(result))
             if method in LISTS:
-                upstream.server_lists.seen(method, conversation, page)
+                upstream.server_lists.add_page(method, conversation, page)
             listed = page.get(key)
             self.show(upstream, exchange, method, page)
             # Else it stays as the server has written it. Of a locked server, clients get what was compared: a key that

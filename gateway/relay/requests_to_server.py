@@ -228,7 +228,7 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
         if era is None or live is None or call.era is MODERN or not plain:
             return None
         is_first = is_unused(live, upstream.open_with(live), method)
-        return upstream.first_answers.asked(method, params, live, call.exchange.context) if is_first else None
+        return upstream.first_answers.cache_key(method, params, live, call.exchange.context) if is_first else None
     caller, is_public = caller_in(call.exchange), plain
     declared = object_of(b"{}" if caller is None else caller.capabilities)
     extensions = b"".join(bytes(declared.get(name, b"")) for name in ("experimental", "extensions"))

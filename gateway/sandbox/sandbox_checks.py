@@ -64,7 +64,7 @@ class ServerSandbox:
         return " ".join((self.server, *(f"({trust})" for trust in self.trusts)))
 
 
-def told(delegation: Delegation) -> str:
+def describe_cgroups(delegation: Delegation) -> str:
     """Return in words where the cgroups of sandboxed servers are and what they limit, or why there are none."""
     if not delegation.root:
         return f"none, limits are those of each process ({delegation.lacks})"
@@ -216,7 +216,7 @@ def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None 
     grant."""
     walled = [one for one in found if one.sandbox.has_walls]
     if walled and delegation is not None:
-        logger.info("cgroups of sandboxes: %s", told(delegation))
+        logger.info("cgroups of sandboxes: %s", describe_cgroups(delegation))
     if walled:
         logger.info("sandboxes: %s", ", ".join(f"{one.title} {one.sandbox.profile}" for one in walled))
     for sentence in dict.fromkeys(sentence for one in walled for sentence in one.missing):
@@ -279,7 +279,7 @@ def explained(
             "total_memory_mb": sandbox.total_memory_mb if "memory" in delegation.controllers else 0,
             "processors": sandbox.processors if "cpu" in delegation.controllers else 0,
         },
-        "cgroup": told(delegation),
+        "cgroup": describe_cgroups(delegation),
         "watch": sandbox.watch,
         "variables": {
             **enclosure.env,

@@ -92,7 +92,7 @@ class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
         return f"{who} has opened {self.sessions} sessions and returned to none"
 
 
-def together(clients: Iterable[ClientWarning]) -> list[ClientWarning]:
+def merge_warnings(clients: Iterable[ClientWarning]) -> list[ClientWarning]:
     """Merge the reports of several replicas into one list of clients, those with the most sessions first."""
     found: dict[tuple[str, str, str, bool], ClientWarning] = {}
     for one in clients:
@@ -270,7 +270,7 @@ class ReturnTracker:
 
     def warnings(self) -> list[ClientWarning]:
         """Return the clients that come back to no session or share one, those with the most sessions first."""
-        return together(self._described(*one) for one in self._reportable())
+        return merge_warnings(self._described(*one) for one in self._reportable())
 
     async def tell(self) -> None:
         """Report each client that never comes back or shares a session, once, in the log, and in the audit trail for

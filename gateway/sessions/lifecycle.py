@@ -91,7 +91,7 @@ class SessionLifecycle:
             if found is None:
                 self.audit.record("ended", session=session_id, reason=reason)
             else:
-                self.audit.over("ended", found, reason, calls)
+                self.audit.ended("ended", found, reason, calls)
                 await self.quotas.release_session(found)
         closing = self._close_soon(session_id)
         if ended:
@@ -151,7 +151,7 @@ class SessionLifecycle:
             if live is None:
                 self.audit.record(gone.reason, session=gone.session_id)
             else:
-                self.audit.over(gone.reason, live.session, "", live.calls)
+                self.audit.ended(gone.reason, live.session, "", live.calls)
                 await self.quotas.release_session(live.session)
             self._close_soon(gone.session_id)
             await self._announce(gone.session_id)

@@ -28,7 +28,9 @@ class FirstAnswers:
         self._results = results
         self._fresh_ms = int(fresh_s * 1_000) if results.takes("tools/list") else 0
 
-    def asked(self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context) -> CacheKey | None:
+    def cache_key(
+        self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context
+    ) -> CacheKey | None:
         """Return the cache key for a request of a legacy client; None if its result must not be cached."""
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
@@ -39,8 +41,8 @@ class FirstAnswers:
 
     def handshake(self, live: LiveSession) -> bytes | None:
         """Return the cached `initialize` result that a new process would give this session; None if there is none."""
-        asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
-        found = None if asked is None or live.session.links else self._results.find(asked)
+        key = self.cache_key(_HANDSHAKE, {}, live, live.session.context)
+        found = None if key is None or live.session.links else self._results.find(key)
         if found is not None:
             self._results.hits[_HANDSHAKE] += 1
         return found
@@ -51,10 +53,10 @@ class FirstAnswers:
 
     def keep_handshake(self, live: LiveSession, conversation: Conversation, version: int) -> None:
         """Cache the `initialize` result of the session's process, if the process was asked for nothing else yet."""
-        asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
-        if asked is not None and is_unused(live, conversation, _HANDSHAKE):
+        key = self.cache_key(_HANDSHAKE, {}, live, live.session.context)
+        if key is not None and is_unused(live, conversation, _HANDSHAKE):
             assert conversation.initialize_result is not None
-            self._results.keep(asked, msgspec.Raw(conversation.initialize_result), version)
+            self._results.keep(key, msgspec.Raw(conversation.initialize_result), version)
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:

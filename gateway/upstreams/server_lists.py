@@ -112,7 +112,7 @@ class ServerLists:
             lists.keep(method, found)
         return found
 
-    def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
+    def add_page(self, method: str, conversation: Conversation | None, page: Any) -> None:
         """Add the items of a list page, which the server has sent for a client's request, to the known list."""
         items = listed_items(method, page)
         if self.has_lock and method == "tools/list":

@@ -141,7 +141,7 @@ class TaskRecovery:
             ttl_s=now - task.created_at + self.table.settings.outcome_ttl_s(task.kept_s),
         )
         if await self.table.store.replace(failed):
-            self.table.reported(failed, "unknown")
+            self.table.report(failed, "unknown")
             logger.warning("the outcome of a task is unknown: its gateway is gone", extra=log_fields_of(task))
 
     # -- tasks about which no client asks

@@ -86,7 +86,7 @@ class TaskContinuation:
         )
         if running is None:
             return True
-        self.table.reported(running.task, "followed")
+        self.table.report(running.task, "followed")
         logger.info("the task of a server is followed again: its gateway is gone", extra=log_fields_of(task))
         exchange.move_to(live)
         go_on(conversation, exchange)
@@ -141,7 +141,7 @@ class TaskContinuation:
             await self._send(running, call)
 
     def _runs_again(self, running: RunningTask) -> None:
-        self.table.reported(running.task, "run again")
+        self.table.report(running.task, "run again")
         logger.warning("a task runs again: its gateway is gone", extra=log_fields_of(running.task))
 
     async def _send(self, running: RunningTask, call: StoredCall) -> None:

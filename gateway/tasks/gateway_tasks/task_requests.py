@@ -233,9 +233,9 @@ class MadeTasks:
             heads += await self.table.store.heads(names[:room])
             if len(names) > room:
                 more = _ELSEWHERE + (names[room - 1] if room else past)
-        return await self.seen(heads, endpoint, who), more
+        return await self.visible(heads, endpoint, who), more
 
-    async def seen(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
+    async def visible(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
         """Return the tasks among `heads` that belong to this endpoint and that the request may see. The request is not
         counted. Raises `StoreUnavailable`."""
         own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]

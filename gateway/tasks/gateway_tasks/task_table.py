@@ -105,7 +105,7 @@ class TaskTable:
                 len(left) - ended,
             )
 
-    def reported(self, task: Task, what: str) -> None:
+    def report(self, task: Task, what: str) -> None:
         """Count and publish a change that was written directly to the store. `what` is one of `TASK_EVENTS`."""
         self.noted(task, what)
         self._publish(task)

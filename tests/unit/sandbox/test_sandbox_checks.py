@@ -12,13 +12,13 @@ from gateway.config.settings import GatewaySettings, Settings
 from gateway.sandbox.sandbox_checks import (
     ServerSandbox,
     configured_sandboxes,
+    describe_cgroups,
     lines_of,
     log_sandboxes,
     refuse_cgroup,
     refuse_open,
     refuse_unheld,
     server_sandboxes,
-    told,
 )
 from gateway.sandbox.sandboxes_by_trust import opened, own_files, sandboxes_of
 from gateway.sandbox.system_paths import system_grants
@@ -109,7 +109,7 @@ def test_limits_of_all_processes_that_a_setting_has_need_a_cgroup() -> None:
 def test_where_servers_have_cgroups_is_logged_or_why_they_have_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     none, some = Delegation(lacks="it is not delegated"), Delegation(root="/x", controllers=("memory", "pids"))
-    assert told(some) == "one for each in /x, with memory, process limits"
+    assert describe_cgroups(some) == "one for each in /x, with memory, process limits"
     log_sandboxes(found(NEW, a="standard"), none)
     assert caplog.messages[0] == ("cgroups of sandboxes: none, limits are those of each process (it is not delegated)")
     caplog.clear()

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession
-from gateway.sessions.client_return_tracking import GRACE_S, TOLD_AFTER, ClientWarning, together
+from gateway.sessions.client_return_tracking import GRACE_S, TOLD_AFTER, ClientWarning, merge_warnings
 from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, request
 from transports.era import Era
@@ -132,7 +132,7 @@ def test_what_replicas_know_of_a_client_is_put_together() -> None:
             client=name, agent="node", principal="anonymous", sessions=sessions, since=at, last=at + 1, line="line"
         )
 
-    assert together([client("a", 5, 10.0), client("b", 7, 1.0), client("a", 6, 5.0)]) == [
+    assert merge_warnings([client("a", 5, 10.0), client("b", 7, 1.0), client("a", 6, 5.0)]) == [
         replace(client("a", 11, 5.0), last=11.0),
         client("b", 7, 1.0),
     ]

@@ -171,7 +171,7 @@ def test_metadata_and_credential_are_facts_of_a_process() -> None:
     found = FirstAnswers(ResultCache(1 << 20), 60)
 
     def key(**fields: Any) -> bytes:
-        asked = found.asked("tools/list", {}, live_of(**fields), SESSION.context)
+        asked = found.cache_key("tools/list", {}, live_of(**fields), SESSION.context)
         assert asked is not None
         return asked.private
 

@@ -149,7 +149,7 @@ class One:
     async def listed(self) -> list[str]:
         task = self.running.task
         heads = await self.store.tasks.of_session(task.session_id)
-        return [each.status for each in await self.made.seen(heads, task.endpoint, self.who)]
+        return [each.status for each in await self.made.visible(heads, task.endpoint, self.who)]
 
 
 @pytest.fixture
