@@ -56,7 +56,7 @@ class LegacyTaskBridge(LegacyServerBridge):
             exchange.fail(OUTCOME_UNKNOWN, f"server {self._conversation.name!r} has made a task that has no id")
             return None
         if self._conversation.is_remote:
-            exchange.has_become(TaskAtServer(self._own_id, created_at(task), self._conversation.era))
+            exchange.task_created(TaskAtServer(self._own_id, created_at(task), self._conversation.era))
         exchange.when_done(lambda: self._done(exchange))
         self._await_result(exchange)
         return None
@@ -111,7 +111,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         self._conversation.own_task(self._own_id, owned)
         owned.await_result(exchange)
         exchange.use_bridge(self, "tasks/result")
-        self._conversation.wait(exchange, ExchangeEvent.REQUEUE)
+        self._conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE)
         self._conversation.start_in_background(exchange, {"taskId": msgspec.Raw(encode(self._own_id))}, {})
 
     def _over(self) -> None:

@@ -171,7 +171,7 @@ def answer_suspended(exchange: Exchange, responses: Object) -> None:
     """Send the client's answers to the server. Ask the client again for missing answers."""
     suspended = exchange.suspended
     assert suspended is not None
-    exchange.resumed()
+    exchange.client_answered()
     suspended.take_answers(responses)
     _go_on(exchange, suspended)
 
@@ -180,7 +180,7 @@ def refuse_suspended(exchange: Exchange, key: str, error: Message) -> None:
     """Answer one question of the server with the client's error. Ask the client again for the other answers."""
     suspended = exchange.suspended
     assert suspended is not None
-    exchange.resumed()
+    exchange.client_answered()
     suspended.take_error(key, error)
     _go_on(exchange, suspended)
 

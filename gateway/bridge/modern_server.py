@@ -54,7 +54,7 @@ class ModernServerBridge:
         if isinstance(message.error, msgspec.Raw):
             if self._list_tools is not None and error_code(message.error) == HEADER_MISMATCH:
                 list_tools, self._list_tools = self._list_tools, None
-                self._conversation.wait(exchange, ExchangeEvent.REQUEUE)
+                self._conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE)
                 self._conversation.in_background(self._send_with_new_headers(exchange, list_tools))
                 return None
             return Message(jsonrpc="2.0", id=0, error=legacy_error(exchange.method, self._params, message.error))

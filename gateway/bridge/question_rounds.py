@@ -98,7 +98,7 @@ class RoundTrips(ABC):
             return
         self._state = {"requestState": result["requestState"].copy()} if "requestState" in result else {}
         self._answers, self._wanted = {}, len(questions)
-        self._conversation.wait(exchange, ExchangeEvent.REQUEUE if live is None else ExchangeEvent.ASK)
+        self._conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE if live is None else ExchangeEvent.ASK)
         if live is None:
             asyncio.get_running_loop().call_later(self.poll_s, self._send, self._state)
         else:
@@ -114,7 +114,7 @@ class RoundTrips(ABC):
     def _repeat(self) -> None:
         if not self._exchange.is_over:
             self._since = monotonic()
-            self._conversation.wait(self._exchange, ExchangeEvent.REQUEUE)
+            self._conversation.move_to_waiting(self._exchange, ExchangeEvent.REQUEUE)
             self._send(self._state | {"inputResponses": msgspec.Raw(encode(self._answers))})
 
     def _send(self, more: Object) -> None:

@@ -69,7 +69,7 @@ def go_on(conversation: Conversation, exchange: Exchange) -> None:
     """Register a call as sent in this conversation, without sending it: an earlier gateway process has sent it, and the
     server works on it as a task. Restart the call's deadline."""
     exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
-    conversation.wait(exchange, ExchangeEvent.REQUEUE)
+    conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE)
     exchange.step(ExchangeEvent.SEND)
 
 
@@ -127,9 +127,9 @@ class TaskFollower(ABC):
         if self._conversation.is_process:
             self._process = self._conversation.link
         elif self._conversation.is_remote:
-            self._exchange.has_become(TaskAtServer(self._own_id, created_at(created), self._conversation.era))
+            self._exchange.task_created(TaskAtServer(self._own_id, created_at(created), self._conversation.era))
         self._exchange.when_done(self._done)
-        self._conversation.wait(self._exchange, ExchangeEvent.REQUEUE)
+        self._conversation.move_to_waiting(self._exchange, ExchangeEvent.REQUEUE)
         self._exchange.step(ExchangeEvent.SEND)  # the server has the call, as a task: the call's deadline runs
         self._conversation.in_background(self._follow())
 
@@ -383,4 +383,4 @@ def ask_legacy_client(
 
     for key, question in asked.items():
         method, params = for_legacy_client(question)
-        questions.ask_for_result(exchange, method, params, functools.partial(receive, key))
+        questions.ask_from_result(exchange, method, params, functools.partial(receive, key))

@@ -185,7 +185,7 @@ class Conversation:
     def is_open_to(self, live: LinkSession | None) -> bool:
         """Return True if a call of this session can be sent at once: the link is open and renews no tokens before each
         call, and the session has joined (`join`)."""
-        return self.links.is_open and live in self.users and not self.links.renews
+        return self.links.is_open and live in self.users and not self.links.renews_tokens
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
         """Return True if a call of this session can be sent at once, no operator watches, and the session's next result
@@ -213,7 +213,7 @@ class Conversation:
             return
         if not self.is_open_to(exchange.live):
             exchange.queue_at(self)
-            self.calls.wait(exchange)
+            self.calls.add_waiting(exchange)
             self._watch.begin()
         try:
             if exchange.method not in LISTS or not self._source.session:  # else a restart of the server loses nothing
@@ -292,7 +292,7 @@ class Conversation:
         if self.frames is not None:
             self.frames.to_server(self.name, frame)
         exchange.sent_as(self, number, request if link.may_forget else None, written_at)
-        self.calls.send(exchange)
+        self.calls.add_sent(exchange)
         self._watch.begin()
         return None
 
@@ -314,10 +314,10 @@ class Conversation:
             self._watch.begin()
         return True
 
-    def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
+    def move_to_waiting(self, exchange: Exchange, event: ExchangeEvent) -> None:
         """Move a sent call to those that wait: for their client (event `ASK`), or to be sent again (`REQUEUE`)."""
         exchange.step(event)
-        self.calls.wait(exchange)
+        self.calls.add_waiting(exchange)
         exchange.restart_deadline()
         self._watch.begin()
 
@@ -376,14 +376,14 @@ class Conversation:
     async def ask(self, method: str, params: bytes | None) -> Message:
         """Send a request of the gateway itself, and return the answer. Raises `LinkClosed` if the link ends first."""
         try:
-            answer = self.answer_to(method, params)
+            answer = self.future_answer(method, params)
         except LinkClosed as closed:
             if not self.is_process:
                 raise
-            raise await self._own.end_after(closed, self.next_number()) from None
+            raise await self._own.exit_error(closed, self.next_number()) from None
         return await answer
 
-    def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
+    def future_answer(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
         """Send a request of the gateway itself, and return a future for the answer. Raises `LinkClosed` if the link is
         closed. If the link ends before the answer, the future fails with `LinkClosed`."""
         self.links.require()
@@ -503,7 +503,7 @@ class Conversation:
             self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
             return
         exchange.step(ExchangeEvent.REQUEUE)
-        self.calls.wait(exchange)
+        self.calls.add_waiting(exchange)
         self.start_in_background(exchange, *request, again=True)
 
     def closed(self, reason: str) -> None:
@@ -528,7 +528,7 @@ class Conversation:
     def restarted(self, reason: str) -> None:
         self.users.restarted(reason)
 
-    def turned(self) -> None:
+    def link_changed(self) -> None:
         """Invalidate the decisions cached for calls of the users, and drop the list of tools of a process that has
         ended."""
         if self.known_lists is not None and not self.links.is_open:

@@ -81,7 +81,7 @@ class ExchangeSession(LinkSession, Protocol):
     def frames(self) -> WatchedMessages | None: ...
     def exchange_begins(self, exchange: "Exchange") -> None: ...
     def exchange_ended(self, exchange: "Exchange") -> None: ...
-    def in_use(self) -> Use: ...
+    def open_use(self) -> Use: ...
     def count(self, failure: Failure | None) -> None: ...
     def withdraw_questions(self, exchange: "Exchange") -> None: ...
 
@@ -193,7 +193,7 @@ class Exchange(ObservedCall):
         self.live = live
         live.exchange_begins(self)
         self.when_done(lambda: live.exchange_ended(self))
-        self.when_done(live.in_use().release)
+        self.when_done(live.open_use().release)
 
     # -- to the server
 
@@ -202,7 +202,7 @@ class Exchange(ObservedCall):
         the method to send to the server; if empty, the client's method."""
         self.bridge, self.sent_method = bridge, method
 
-    def forward(self, headers: Mapping[str, str]) -> None:
+    def forward_headers(self, headers: Mapping[str, str]) -> None:
         """Set HTTP headers of the client to send along to a server behind a URL."""
         self.forwarded = headers or None
 
@@ -268,7 +268,7 @@ class Exchange(ObservedCall):
         follows it."""
         return False
 
-    def has_become(self, task: TaskAtServer) -> None:
+    def task_created(self, task: TaskAtServer) -> None:
         """React to a task that the server has created for the call. Subclasses override this."""
 
     # -- to the client
@@ -336,7 +336,7 @@ class Exchange(ObservedCall):
         self.progress_token = progress_token
         self.replies.rewrite(rewritten_ids(client_id, progress_token))
 
-    def resumed(self) -> None:
+    def client_answered(self) -> None:
         """Return to the state in which the server works on the call: the client has sent the answers."""
         if self.is_suspended:
             self.step(ExchangeEvent.RESUME)
@@ -473,7 +473,7 @@ class Exchange(ObservedCall):
         forwarded: `then` is called in its place."""
         self._on_acknowledged = then
 
-    def takes_acknowledgement(self) -> bool:
+    def take_acknowledgement(self) -> bool:
         """Handle the server's acknowledgement of the stream. Return False if it must be forwarded to the client."""
         if self._on_acknowledged is None:
             return False

@@ -102,13 +102,13 @@ class CallsInFlight:
         self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
-    def send(self, exchange: Exchange) -> None:
+    def add_sent(self, exchange: Exchange) -> None:
         """Record that the call was sent to the server."""
         if self._waiting:
             self._waiting.pop(exchange, None)
         self._sent[exchange.number] = exchange
 
-    def wait(self, exchange: Exchange) -> None:
+    def add_waiting(self, exchange: Exchange) -> None:
         """Record that the call waits for its client, or to be sent to the server."""
         if self._sent.get(exchange.number) is exchange:
             del self._sent[exchange.number]
@@ -250,7 +250,7 @@ class OwnRequests:
         if not self._waiting:
             self._waiting = {}  # a dict that was in use keeps its size
 
-    async def end_after(self, closed: LinkClosed, number: int) -> LinkClosed:
+    async def exit_error(self, closed: LinkClosed, number: int) -> LinkClosed:
         """Wait for the exit of a process that has closed its input. Return an error that describes the exit; return
         `closed` if it does not exit soon. `number` must be an unused request id."""
         end = self.expect(number)

@@ -160,7 +160,7 @@ class LinkUser(LinkEvents, Protocol):
     def stopped(self) -> None:
         """React to the closing of an idle link."""
 
-    def turned(self) -> None:
+    def link_changed(self) -> None:
         """React to the opening or closing of the link."""
 
 
@@ -202,7 +202,7 @@ class LinkLifecycle:
         self.state, was_open = step(LINK, self.state, event), self.is_open
         self.is_open = self.state is LinkState.OPEN
         if self.is_open is not was_open:
-            self._user.turned()
+            self._user.link_changed()
 
     def require(self) -> Link:
         """Return the present link, even during its handshake. Raises `LinkClosed` if there is none."""
@@ -227,7 +227,7 @@ class LinkLifecycle:
         return self._source.secrets(self.resources.given) | self.resources.file_values
 
     @property
-    def renews(self) -> bool:
+    def renews_tokens(self) -> bool:
         """Return True if `ready` renews tokens of the process even while the link is open."""
         return self.resources.files is not None and bool(self.resources.files.renewed)
 

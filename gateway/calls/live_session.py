@@ -230,11 +230,11 @@ class LiveSession(Usage):
         if claims is not None and claims.token is not None and claims.token.token:
             self.token = claims.token
 
-    def show(self, shown: ShownTools) -> None:
+    def record_shown_tools(self, shown: ShownTools) -> None:
         """Record the tools that the session's client has seen, in place of the former ones."""
         self.shown = shown
 
-    def lose_tool(self, server: str, name: str) -> bool:
+    def record_lost_tool(self, server: str, name: str) -> bool:
         """Record that calls of a tool that the client has seen are refused. Return False if it is recorded already."""
         lost = self._lost_tools = self._lost_tools or set()
         is_new = (server, name) not in lost
@@ -375,7 +375,7 @@ class LiveSession(Usage):
 
     # -- its end
 
-    async def renew(self, *, finish_calls: bool) -> None:
+    async def close_outdated_links(self, *, finish_calls: bool) -> None:
         """Close the links, because their servers got an earlier context of the session. The next call opens new links.
         With `finish_calls`, servers first answer the calls in flight."""
         self.renewals += 1
@@ -438,7 +438,7 @@ class LiveSession(Usage):
             with contextlib.suppress(StoreUnavailable):  # the log expires with the session's time to live
                 await self._events.drop(self.session.id)
         else:
-            await self.leave_events()
+            await self.flush_events()
 
     def lose(self) -> None:
         """End the calls in flight at once, with an unknown outcome: another replica has owned the session since they
@@ -457,7 +457,7 @@ class LiveSession(Usage):
         if self._questions is not None:
             self._questions.end(reason)
 
-    async def leave_events(self) -> None:
+    async def flush_events(self) -> None:
         """Write all recorded events to the store, for the process that serves the session next."""
         await self._events.release(self.session.id)
 

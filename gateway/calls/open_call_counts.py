@@ -7,7 +7,7 @@ class Usage:
     """Counts the uses (open calls and streams) of one session. Its idle time starts when the last use ends.
 
     `busy` counts the uses, `held_bytes` the bytes of large request bodies, `open_streams` the standalone streams, and
-    `movable` the uses that another replica can continue. Only `in_use`, `begin_use` and their ends change them.
+    `movable` the uses that another replica can continue. Only `open_use`, `begin_use` and their ends change them.
     """
 
     # A base class, so that a session needs no second object for it.
@@ -20,7 +20,7 @@ class Usage:
         self.movable = 0
         self._was_used = False  # since `take_use`
 
-    def in_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
+    def open_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
         """Begin a use, and return it. The caller must release it.
 
         `held` is the bytes of a request body that stay in memory during the use. `is_stream`: the use is a standalone

@@ -90,7 +90,7 @@ class Questions:
         if not self._put(question, params):
             server.refuse(server_id, UNREAD, "The client does not read its messages.")
 
-    def ask_for_result(
+    def ask_from_result(
         self, exchange: Exchange, method: str, params: Object | None, answered: Callable[[Message], None]
     ) -> None:
         """Send a legacy client a question that came in the result of a call. Cancel the call if that is impossible.

@@ -39,7 +39,7 @@ class Lists:
             self.known[method] = found
             self._on_change()
 
-    def ask(self, method: str) -> None:
+    def list_requested(self, method: str) -> None:
         """Record that a list is being requested. Its answer is outdated only if the server announces a change after
         this."""
         if method in self.changed:

@@ -373,7 +373,7 @@ def _relay_subscribed(conversation: Conversation, method: str, params: Object) -
     if SUBSCRIPTION_ID not in meta:
         return False
     exchange = conversation.calls.find(decode_id(meta[SUBSCRIPTION_ID]))
-    if exchange is None or (method == ACKNOWLEDGED and exchange.takes_acknowledgement()):
+    if exchange is None or (method == ACKNOWLEDGED and exchange.take_acknowledgement()):
         return True
     if exchange.listens_for(method):
         exchange.emit(encode_notification(method, splice(encode(with_subscription_id(params, exchange.client_id)))))

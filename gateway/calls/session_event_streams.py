@@ -155,7 +155,7 @@ class LostStreams:
             for stream, is_kept in (await events.unfinished(session_id)).items():
                 request_id = call_of_stream(stream)
                 if is_kept:
-                    self.wait(stream)
+                    self.mark_waiting(stream)
                 elif request_id is not None:
                     await end_lost(events, session_id, stream, request_id)
         except BaseException:
@@ -165,18 +165,18 @@ class LostStreams:
             self._looked.set()
         return bool(self._waiting or self._going_on)
 
-    async def looked(self) -> None:
+    async def wait_until_looked(self) -> None:
         """Wait until `look` has ended. Raises `StoreUnavailable` if it has failed."""
         await self._looked.wait()
         if self._has_failed:
             raise StoreUnavailable("the streams that an earlier process has left open could not be found")
 
-    def wait(self, stream: str) -> None:
+    def mark_waiting(self, stream: str) -> None:
         """Mark a stream as waiting for its client."""
         self._going_on.discard(stream)
         self._waiting.add(stream)
 
-    def go_on(self, stream: str) -> bool:
+    def mark_continued(self, stream: str) -> bool:
         """Mark a waiting stream as continued by this process. Return False if it was not waiting."""
         if stream not in self._waiting:
             return False

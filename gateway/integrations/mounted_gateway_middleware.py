@@ -68,7 +68,7 @@ class GatewaySessionMiddleware:
         live = resolved.live
         session = self._gateway.tool_session(structs.replace(live.session, context=resolved.context))
         scope[SCOPE_KEY] = session
-        with live.in_use(), bound_session(session):
+        with live.open_use(), bound_session(session):
             await self._app(scope, receive, telling)
 
     async def _resolve(self, scope: Scope) -> Any:

@@ -41,8 +41,8 @@ class ShownSession(Protocol):
     def session(self) -> Session: ...
     @property
     def shown(self) -> ShownTools: ...
-    def show(self, shown: ShownTools) -> None: ...
-    def lose_tool(self, server: str, name: str) -> bool: ...
+    def record_shown_tools(self, shown: ShownTools) -> None: ...
+    def record_lost_tool(self, server: str, name: str) -> bool: ...
 
 
 class ChangedTools:
@@ -125,7 +125,7 @@ class ChangedTools:
         if form == before and form != b"":
             return "same"
         self._tell(server, name, form or b"")
-        if live.lose_tool(server, name):
+        if live.record_lost_tool(server, name):
             self._happened(live, server, name)
         raise self._audit.refused(
             changed_tool(name),
@@ -150,7 +150,7 @@ class ChangedTools:
 
     def _show(self, live: ShownSession, shown: ShownTools) -> None:
         if shown is not live.shown:
-            live.show(shown)
+            live.record_shown_tools(shown)
         if self._mode != "allow" and shown.text != live.session.shown:
             self._remember(live)
 

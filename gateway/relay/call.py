@@ -330,7 +330,7 @@ class Intake:
     async def count_message(self, live: LiveSession) -> None:
         """Count a message that is no call against its session's rate. Beyond the rate, first wait. Raises `Refused`:
         429, too many messages; 404, the session has ended meanwhile."""
-        with live.in_use():
+        with live.open_use():
             await self._turn(live)
 
     async def _turn(self, live: LiveSession, size: int = 0) -> None:
@@ -342,7 +342,7 @@ class Intake:
     def in_flight(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
         """Count a request as in flight during the `with` block. The client can cancel it meanwhile if `exchange` is
         given. Raises `Refused`: 429, as `accept`."""
-        with live.in_use(held=self._room_for(live, request.body_bytes)):
+        with live.open_use(held=self._room_for(live, request.body_bytes)):
             if exchange is None:
                 yield
                 return
@@ -447,7 +447,7 @@ class Intake:
         """Repeat a call that may have been executed before, if its tool allows that; else answer with an error."""
         if call.live is not None and (lost := call.live.lost) is not None:
             # Else a client that resumes one of the lost streams would have the call repeated once more.
-            await lost.looked()
+            await lost.wait_until_looked()
             await lost.end(self.events, call.live.session.id, call.exchange.client_id)
         is_repeatable = False
         with contextlib.suppress(*UNREACHED):

@@ -371,7 +371,7 @@ class FastPath:
         # A lost link may be the one that has forgotten the session. Then the call is sent again over the next link.
         sent = (params, meta) if link is None or link.may_forget else None
         exchange.sent_as(call.conversation, call.number, sent, call.began)
-        call.conversation.calls.send(exchange)
+        call.conversation.calls.add_sent(exchange)
         if call.progress is not None:
             exchange.restart_deadline()
             for frame in call.progress:

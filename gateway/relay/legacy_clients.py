@@ -116,7 +116,7 @@ class CallRecovery:
             await self._events.append(session_id, stream, b"")
             kept = await self._events.take_request(session_id, stream)
         except BaseException:
-            lost.wait(stream)
+            lost.mark_waiting(stream)
             raise
         self._tasks.spawn(self._answer(stream, lost, kept, resolved, request, who))
 
@@ -140,7 +140,7 @@ class CallRecovery:
                 await end_lost(self._events, session_id, stream, call, _NOT_AGAIN.format(why=why))
                 return
         except StoreUnavailable:
-            lost.wait(stream)  # the next client that asks finds no request, so the stream is ended
+            lost.mark_waiting(stream)  # the next client that asks finds no request, so the stream is ended
             return
         logger.warning("a call is made again: its gateway is gone", extra=fields)
         await _record(reply)
@@ -203,7 +203,7 @@ class LegacyHandshake:
         facts = client_facts(info, version, splice(encode(params)))
         resolved = await self.initializer.initialize(request, who, facts)
         live = resolved.live
-        with live.in_use():
+        with live.open_use():
             resolved, said = await self.initializer.apply_announced(request, who, resolved)
             meta = meta_of(params)
             agreed = self.announcements.agreed(meta, resolved.context)
@@ -383,9 +383,9 @@ class LegacyClients:
         after: str | None = None
         if last_event_id is not None:
             if (lost := live.lost) is not None:
-                await lost.looked()
+                await lost.wait_until_looked()
             stream, after = await self._resumed(live, lost, last_event_id)
-            if lost is not None and lost.go_on(stream):
+            if lost is not None and lost.mark_continued(stream):
                 await self._recovery.go_on(stream, lost, resolved, request, who)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()

@@ -265,7 +265,7 @@ class ModernClients:
             resolved = await self.resolver.resume_or_open(request, who)
         live = resolved.live
         live.client_sent(message)
-        with live.in_use():
+        with live.open_use():
             await self.intake.count_message(live)
             meta = self.intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
             asker = Asker(live, MODERN, caller, who.correlation)

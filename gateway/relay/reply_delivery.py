@@ -52,7 +52,7 @@ class CallReply:
         self._kept = kept
         self._cluster = cluster
         self.live = live  # that of the request: the call may move to a child session
-        self._use = None if live is None else live.in_use(held=held)
+        self._use = None if live is None else live.open_use(held=held)
         if live is not None:
             live.exchange_begins(exchange)
 
@@ -179,7 +179,7 @@ class StreamReply:
         self._stream = stream
         self._after = after
         self._events = events
-        self._use = live.in_use(is_stream=self.is_standalone)
+        self._use = live.open_use(is_stream=self.is_standalone)
 
     @property
     def is_standalone(self) -> bool:

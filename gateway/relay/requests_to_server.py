@@ -92,7 +92,7 @@ def for_server(
     bridge: Bridge | None = None
     if era is MODERN and call.headers is not None and upstream.settings.is_remote:
         try:
-            exchange.forward(param_headers(call.headers))
+            exchange.forward_headers(param_headers(call.headers))
         except ValueError as error:
             raise Refused(400, HEADER_MISMATCH, str(error)) from None
     if era is call.era:

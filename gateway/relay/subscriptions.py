@@ -392,7 +392,7 @@ class ServerSubscriptions:
         for uri in sorted(part.uris):
             self._subscribed.append((conversation, uri))
             with contextlib.suppress(LinkClosed):
-                answers.add(conversation.answer_to("resources/subscribe", encode({"uri": uri})))
+                answers.add(conversation.future_answer("resources/subscribe", encode({"uri": uri})))
         self._ask_for(upstream)
         self._answers |= answers
 

@@ -198,7 +198,7 @@ class SessionLifecycle:
             self.cluster.mark_released(live.session)
         # The next owner may start its processes before the old ones have ended: the old ones get no calls any more.
         await asyncio.gather(*(self._leave(live) for live in idle))
-        await asyncio.gather(*(live.leave_events() for live in idle))
+        await asyncio.gather(*(live.flush_events() for live in idle))
         await asyncio.gather(*(self.cluster.release(live.session) for live in idle))
         for live in idle:
             self._tasks.spawn(live.close(over=False))

@@ -171,7 +171,7 @@ class SessionAttacher:
             else:
                 raise StoreUnavailable(_BUSY)
             live.act_for(who.claims)
-        await live.renew(finish_calls=_grant_alike(before, known, context))
+        await live.close_outdated_links(finish_calls=_grant_alike(before, known, context))
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
         return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
 
@@ -191,7 +191,7 @@ class SessionAttacher:
             else:
                 raise StoreUnavailable(_BUSY)
             live.act_for(granted)  # in the same step as the context: no server gets one without the other
-        await live.renew(finish_calls=_grant_alike(before, known, context))
+        await live.close_outdated_links(finish_calls=_grant_alike(before, known, context))
         return context
 
     def _context_lock(self, live: LiveSession) -> asyncio.Lock:

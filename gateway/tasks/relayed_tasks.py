@@ -109,7 +109,7 @@ class _KnownTask:
         """Change the state by the table `KNOWN`. In the state `KEPT`, keep the session and the link alive."""
         before, self.state = self.state, step(KNOWN, self.state, event)
         if self.state is KnownState.KEPT and before is not KnownState.KEPT:
-            self._use = self._live.in_use(is_movable=not self.link.is_process)
+            self._use = self._live.open_use(is_movable=not self.link.is_process)
             self.link.hold_link()
         elif self._use is not None and self.state is not KnownState.KEPT:
             use, self._use = self._use, None

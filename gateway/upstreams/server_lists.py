@@ -99,7 +99,7 @@ class ServerLists:
         try:
             async with asyncio.timeout(self.timeout_s):
                 await conversation.ready()
-                lists.ask(method)
+                lists.list_requested(method)
                 items, missing = await read_list(method, conversation, self.results)
         except TimeoutError:
             waited = f"did not start and answer {method} within {self.timeout_s:g} s"

@@ -44,7 +44,7 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
         exchange.suspendable().ask_until(monotonic() + work.answer_s)
         work.asks()
     elif not exchange.suspendable().questions:
-        exchange.resumed()
+        exchange.client_answered()
         exchange.restart_deadline()
     for question, answer in known:
         question.answer(msgspec.Raw(answer.encode()))

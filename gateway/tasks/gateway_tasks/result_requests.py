@@ -164,7 +164,7 @@ class WaitingCalls:
     def add(self, exchange: Exchange) -> None:
         """Begin a call's event stream, and send keepalives on it until its reply has ended."""
         exchange.queue_at(self, next(self._numbers))
-        self.calls.wait(exchange)
+        self.calls.add_waiting(exchange)
 
         def end() -> None:
             self.calls.end(exchange)
@@ -306,7 +306,7 @@ class _Waiting:
             self._asked.names.add(name)
             self._own[key] = name
             answered = functools.partial(self._answered, running, key)
-            self._live.questions.ask_for_result(self._call, method, with_related(params, self._text), answered)
+            self._live.questions.ask_from_result(self._call, method, with_related(params, self._text), answered)
 
     def _answered(self, running: RunningTask, key: str, message: Message) -> None:
         self._forget(key)

@@ -135,7 +135,7 @@ class TaskContinuation:
             running.give_up("another gateway has taken the task over")
         elif not exchange.is_over:
             assert isinstance(exchange.conversation, Conversation)
-            exchange.conversation.wait(exchange, ExchangeEvent.REQUEUE)
+            exchange.conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE)
             exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
             self._runs_again(running)
             await self._send(running, call)

@@ -144,7 +144,7 @@ class RunningTask:
     def is_followed_elsewhere(self) -> bool:
         return self.is_left and bool(self.task.upstream_id)
 
-    def has_become(self, task: TaskAtServer) -> None:
+    def task_created(self, task: TaskAtServer) -> None:
         """Store the task that the server has created for the call, so that the next owner can follow it. No change that
         results from this task is stored earlier."""
         exchange = self.exchange
@@ -160,7 +160,7 @@ class RunningTask:
         if self.exchange.suspended.questions:
             self.asks()
         else:
-            self.exchange.resumed()
+            self.exchange.client_answered()
             self._step(TaskEvent.RESUME, questions=b"")
 
     def _over(self, frame: Frame) -> None:

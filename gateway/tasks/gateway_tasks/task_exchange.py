@@ -89,7 +89,7 @@ class TaskWork(Protocol):
     def is_followed_elsewhere(self) -> bool:
         """Return True if another process will follow the task that the server has created for the call."""
 
-    def has_become(self, task: TaskAtServer) -> None:
+    def task_created(self, task: TaskAtServer) -> None:
         """Record that the server has created this task for the call, so that a later process can follow it."""
 
     def withdrawn(self) -> None:
@@ -151,10 +151,10 @@ class TaskExchange(Exchange):
     def keeps_task_at_server(self) -> bool:
         return self.work is not None and self.work.is_followed_elsewhere
 
-    def has_become(self, task: TaskAtServer) -> None:
+    def task_created(self, task: TaskAtServer) -> None:
         self.task_at_server = task
         if self.work is not None:
-            self.work.has_become(task)
+            self.work.task_created(task)
 
     def suspendable(self) -> SuspendedCall:
         if self.suspended is None:
@@ -207,7 +207,7 @@ class TaskExchange(Exchange):
             result = object_of(message.result)
             if is_input_required(result) and self._holds_questions:
                 self._held = message
-                conversation_of(self).calls.wait(self)  # the server has answered, but the call has not ended
+                conversation_of(self).calls.add_waiting(self)  # the server has answered, but the call has not ended
                 return
             if is_input_required(result) and self.work is not None:
                 self.work.rounds(result)
@@ -226,7 +226,7 @@ class TaskExchange(Exchange):
         self.shape = None  # it may add a session token, and the outcome is stored, which a token must not be
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
         if self.task_at_server is not None:
-            work.has_become(self.task_at_server)
+            work.task_created(self.task_at_server)
         if self._progress is not None:
             try:
                 work.receive(Frame(self._progress))

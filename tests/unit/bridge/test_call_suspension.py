@@ -57,7 +57,7 @@ class Server(parts.Server):
         exchange = a_call(live or self.live)
         exchange.caller = caller_of_meta(META)
         exchange.sent_as(self.conversation, self._last, None, 1.0)
-        self.calls.send(exchange)
+        self.calls.add_sent(exchange)
         return exchange
 
     def asks(self, method: str = "elicitation/create", call: Exchange | None = None, **more: Any) -> None:

@@ -145,7 +145,7 @@ async def test_the_end_of_a_server_is_logged_once_more_only_for_its_calls(caplog
 async def test_a_conversation_that_closes_tells_which_calls_the_server_had() -> None:
     (upstream, in_flight), waiting = await sent(), a_call()
     waiting.queue_at(upstream.conversation)
-    upstream.conversation.calls.wait(waiting)
+    upstream.conversation.calls.add_waiting(waiting)
     await upstream.conversation.close("the session's context has changed")
     errors = [(await answer_of(exchange))["error"] for exchange in (in_flight, waiting)]
     assert [error["code"] for error in errors] == [OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE]
@@ -253,7 +253,7 @@ def test_a_call_waits_for_its_client_and_releases_what_it_holds_at_its_end() -> 
     call.suspend({})
     assert call.replies is not first and first.is_closed
     for _ in range(2):
-        call.resumed()
+        call.client_answered()
         assert call.state is S.SENT
     call.suspend({})
     assert call.is_suspended and not released

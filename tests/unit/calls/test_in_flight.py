@@ -38,7 +38,7 @@ class Fast:
         assert self.calls.fast.pop(self.number) is self, "it leaves once"
         self.exchange = a_call()
         self.exchange.sent_as(FakeUpstream().conversation, self.number, None, 0.0)
-        self.calls.send(self.exchange)
+        self.calls.add_sent(self.exchange)
 
 
 @requirement("fast.falls-back")
@@ -46,7 +46,7 @@ def test_calls_on_the_fast_path_are_counted_and_stay_there() -> None:
     calls = CallsInFlight()
     assert not calls and len(calls) == 0
     fast = [Fast(calls, number) for number in (1, 2)]
-    calls.wait(a_call())
+    calls.add_waiting(a_call())
     assert calls and len(calls) == 3
     calls.free_memory()
     assert calls.take(1) is None and not calls.is_sent(a_call()) and not calls.end(a_call())
@@ -71,7 +71,7 @@ def test_who_asks_for_one_call_gets_that_one_alone_and_who_looks_at_slow_ones_ge
     assert calls.find(1) is one.exchange is not None and calls.find(1) is one.exchange
     assert other.exchange is None and calls.fast == {2: other}
     slow, waiting = Fast(calls, 3, falls_back_at=4.9), a_call()
-    calls.wait(waiting)
+    calls.add_waiting(waiting)
     other.falls_back_at = 5.0
     assert {*calls.slow(5.0)} == {one.exchange, slow.exchange, waiting}, "and those that are slow leave"
     assert other.exchange is None and calls.fast == {2: other} and len(calls) == 4
@@ -135,7 +135,7 @@ def test_the_oldest_token_of_a_task_is_forgotten_and_no_session_is_kept_alive() 
         call = a_call(live)
         call.sent_as(conversation, number, None, 0.0)
         call.progress_token, call.makes_task = msgspec.Raw(b"%d" % number), True
-        calls.send(call)
+        calls.add_sent(call)
         assert calls.take(number) is call
     assert calls.of_task(0) is None and calls.of_task("1") is None and calls.of_task(None) is None
     kept = calls.of_task(MOST_TOKENS)

@@ -81,7 +81,7 @@ class User:
     def restarted(self, reason: str) -> None:
         self.reasons.append(reason)
 
-    def turned(self) -> None:
+    def link_changed(self) -> None:
         self.turns.append(self.links.is_open)
 
     def stopped(self) -> None:

@@ -79,7 +79,7 @@ async def test_servers_of_a_former_context_answer_the_calls_that_they_have(monke
     for exchange in (stream, call):
         await busy.conversation.start(exchange, {}, {})
     await idle.conversation.ready()
-    await live.renew(finish_calls=True)
+    await live.close_outdated_links(finish_calls=True)
     assert not live.conversations and idle.conversation.link is None
     assert (await answer_of(stream))["error"]["code"] == OUTCOME_UNKNOWN
     assert busy.conversation.is_open and not call.is_over
@@ -90,12 +90,14 @@ async def test_servers_of_a_former_context_answer_the_calls_that_they_have(monke
 
 
 @requirement("ctx.announce-late")
-@pytest.mark.parametrize("ends", [lambda live: live.close(), lambda live: live.renew(finish_calls=False)])
+@pytest.mark.parametrize(
+    "ends", [lambda live: live.close(), lambda live: live.close_outdated_links(finish_calls=False)]
+)
 async def test_calls_of_a_former_context_end_with_their_session_and_with_what_it_may(ends: Any) -> None:
     live, upstream, call = a_live(Events()), FakeUpstream(), a_call()
     live.conversations["busy", Era.MODERN, b""] = upstream.conversation
     await upstream.conversation.start(call, {}, {})
-    await live.renew(finish_calls=True)
+    await live.close_outdated_links(finish_calls=True)
     await ends(live)
     assert (await answer_of(call))["error"]["code"] == OUTCOME_UNKNOWN and upstream.conversation.link is None
 
@@ -136,11 +138,11 @@ def test_an_announcement_is_a_change_and_so_is_the_question_that_ends_it(kind: s
     changes = list[str]()
     lists = Lists(lambda: changes.append("change"))
     lists.keep(TOOLS, Tools([]))
-    lists.ask(TOOLS)
+    lists.list_requested(TOOLS)
     assert len(changes) == 1, "nothing was announced"
     lists.forget(kind)
     assert len(changes) == 2 and (TOOLS in lists.known) is (kind != "tools") and kind in lists.announced
-    lists.ask(TOOLS)
+    lists.list_requested(TOOLS)
     assert len(changes) == (3 if kind == "tools" else 2) and TOOLS not in lists.changed
 
 

@@ -7,7 +7,7 @@ from gateway.calls.open_call_counts import Usage
 
 def test_a_use_counts_until_it_is_released_and_no_longer() -> None:
     live = Usage()
-    call, stream, task = live.in_use(held=100), live.in_use(is_stream=True), live.in_use(is_movable=True)
+    call, stream, task = live.open_use(held=100), live.open_use(is_stream=True), live.open_use(is_movable=True)
     assert (live.busy, live.held_bytes, live.open_streams, live.movable, live.is_busy) == (3, 100, 1, 2, True)
     assert not live.is_movable, "its call ends here"
     for _ in range(2):
@@ -22,15 +22,15 @@ def test_a_use_counts_until_it_is_released_and_no_longer() -> None:
 def test_the_idle_time_restarts_once_after_the_last_use() -> None:
     live = Usage()
     assert not live.take_use()
-    with live.in_use():
+    with live.open_use():
         assert live.take_use()
         assert live.take_use()
     assert live.take_use()
     assert not live.take_use()
     live.keep_use()
     assert live.take_use(), "a restart that failed is tried again"
-    live.in_use(is_movable=True).release()
+    live.open_use(is_movable=True).release()
     assert live.take_use(), "a task is a use"
-    with pytest.raises(KeyError), live.in_use():
+    with pytest.raises(KeyError), live.open_use():
         raise KeyError
     assert not live.is_busy, "a use ends with its block"

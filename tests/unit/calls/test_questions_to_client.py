@@ -102,7 +102,7 @@ async def test_questions_of_a_link_that_is_gone_are_withdrawn_and_those_of_resul
     questions.ask(server.conversation, request("roots/list"), None)
     questions.ask(other.conversation, request("roots/list"), None)
     for exchange in (stays, over):
-        questions.ask_for_result(exchange, "roots/list", {}, answers.append)
+        questions.ask_from_result(exchange, "roots/list", {}, answers.append)
     questions.closed(server.conversation)
     questions.withdraw_for(over)
     assert [questions.answered(answer(number)) for number in range(1, 5)] == [False, True, True, False]
@@ -142,7 +142,7 @@ async def test_a_server_withdraws_its_own_questions_only_and_gets_no_answer_to_t
     exchange.suspended.give_up()
     assert exchange.suspended.requests() == {} and exchange.suspended.size == 0
     assert server.answers == server.refusals == [] and other.answers == [(b"1", {"action": "cancel"})]
-    exchange.resumed()
+    exchange.client_answered()
     assert not questions.has_suspended, "its client has come back"
 
 

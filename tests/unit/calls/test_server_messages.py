@@ -57,7 +57,7 @@ class Server(parts.Server):
         exchange = a_call(live, method)
         exchange.sent_as(self.conversation, len(self.calls) + 1, None, 1.0)
         exchange.progress_token = None if token is None else msgspec.Raw(encode(token))
-        self.calls.send(exchange)
+        self.calls.add_sent(exchange)
         return exchange
 
 

@@ -68,10 +68,14 @@ def test_streams_differ_by_epoch_and_number_and_a_long_id_of_a_call_is_left_out(
 def test_a_lost_stream_goes_on_once_unless_it_waits_again_and_is_found_by_the_id_of_its_call() -> None:
     lost = LostStreams()
     for stream in ("1/2/files/7", '1/3/files/"7"', "2/2/files/7", "9/9/files/9", "9/10/files/9"):
-        lost.wait(stream)
-    assert lost.go_on("2/2/files/7") and not lost.go_on("2/2/files/7") and not lost.go_on("1/3/files/8")
-    lost.wait("2/2/files/7")
-    assert lost.go_on("2/2/files/7")
+        lost.mark_waiting(stream)
+    assert (
+        lost.mark_continued("2/2/files/7")
+        and not lost.mark_continued("2/2/files/7")
+        and not lost.mark_continued("1/3/files/8")
+    )
+    lost.mark_waiting("2/2/files/7")
+    assert lost.mark_continued("2/2/files/7")
     assert (lost.newest_of(7), lost.newest_of("7"), lost.newest_of(8)) == ("2/2/files/7", '1/3/files/"7"', None)
     assert lost.newest_of(9) == "9/10/files/9", "numbers, not texts, are compared"
 
@@ -79,10 +83,10 @@ def test_a_lost_stream_goes_on_once_unless_it_waits_again_and_is_found_by_the_id
 async def test_a_call_that_another_request_makes_again_is_not_made_for_its_streams() -> None:
     log, lost = MemoryEventLog(), LostStreams()
     for stream in ("1/2/files/7", "1/3/files/8", "1/4/files/7"):
-        lost.wait(stream)
-    assert lost.go_on("1/4/files/7")
+        lost.mark_waiting(stream)
+    assert lost.mark_continued("1/4/files/7")
     await lost.end(log, "s", 7)
-    assert not lost.go_on("1/2/files/7") and lost.go_on("1/3/files/8")
+    assert not lost.mark_continued("1/2/files/7") and lost.mark_continued("1/3/files/8")
     (ended,) = [event.frame async for event in log.follow("s", "1/2/files/7", None)]
     assert json.loads(ended)["error"]["code"] == -32014 and await log.unfinished("s") == {}
 
@@ -94,7 +98,7 @@ async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found_or_cann
     for stream in ("1/3/files/8", "standalone"):
         await log.append("s", stream, b"")
     log.fails = fails
-    waiting = asyncio.create_task(lost.looked())
+    waiting = asyncio.create_task(lost.wait_until_looked())
     if fails:
         for failing in (lost.look(log, "s"), waiting):
             with pytest.raises(StoreUnavailable):
@@ -102,7 +106,7 @@ async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found_or_cann
         return
     assert await lost.look(log, "s")
     await waiting
-    assert lost.go_on("1/2/files/7") and not lost.go_on("1/3/files/8")
+    assert lost.mark_continued("1/2/files/7") and not lost.mark_continued("1/3/files/8")
     assert await log.unfinished("s") == {"1/2/files/7": True, "standalone": False}
 
 

@@ -106,7 +106,7 @@ class Parts:
     def subscribe(self, server: Server) -> None:
         """The server has the subscription of the session."""
         relay = self.live.gateway_subscriptions[server.name] = gateway_subscription_for(self.live)
-        relay.takes_acknowledgement()
+        relay.take_acknowledgement()
 
     def call(self, method: str = "tools/call", *, era: Era = Era.LEGACY, **params: Any) -> Call:
         call = a_call(method, live=self.live, **(params or {"name": "count"}))

@@ -128,7 +128,7 @@ CHANGES: dict[str, Change] = {
     "the server was restarted": lambda fast, _: fast.conversation.users.restarted("crash"),
     "the session has news": lambda fast, _: fast.conversation.users.notify(fast.live, "gateway_restart"),
     "its credential is to be verified anew": lambda fast, _: setattr(fast.path, "until", monotonic()),
-    "its link has opened or closed": lambda fast, _: fast.conversation.turned(),
+    "its link has opened or closed": lambda fast, _: fast.conversation.link_changed(),
 }
 """What ends a path: it is never asked again."""
 

@@ -266,7 +266,7 @@ class Heard(OneServer):
     async def start(self, exchange: Exchange, params: Any, meta: Any) -> None:
         self.pending.put_nowait(exchange)
 
-    def answer_to(self, method: str, params: bytes) -> asyncio.Future[Message]:
+    def future_answer(self, method: str, params: bytes) -> asyncio.Future[Message]:
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.pending.put_nowait(answer)
         return answer
@@ -276,7 +276,7 @@ class Heard(OneServer):
 
     def confirm(self, pending: Any) -> None:
         if self.era is Era.MODERN:
-            assert pending.takes_acknowledgement()
+            assert pending.take_acknowledgement()
         else:
             pending.set_result(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}")))
 

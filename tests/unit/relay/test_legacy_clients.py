@@ -101,7 +101,7 @@ class Replica:
     async def resume(self, stream: str) -> bool:
         """Whether it goes on with the stream."""
         await self.live.recover()
-        if (lost := self.live.lost) is None or not lost.go_on(stream):
+        if (lost := self.live.lost) is None or not lost.mark_continued(stream):
             return False
         resolved = Resolved(live=self.live, context=self.live.session.context)
         await self._recovery.go_on(stream, lost, resolved, a_request(endpoint="/other"), WHO)

@@ -164,14 +164,16 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
 def test_a_list_of_another_process_accuses_no_tool_that_the_session_was_shown() -> None:
     server, live = Listing(), a_live()
     server.server_lists.asked.append("tools/list")
-    live.show(NOTHING.with_page("s", (("drop", form_of(DROP | {"description": "other"})), ("secret", b"0" * 20))))
+    live.record_shown_tools(
+        NOTHING.with_page("s", (("drop", form_of(DROP | {"description": "other"})), ("secret", b"0" * 20)))
+    )
     admitted = server.ask(a_call("tools/call", live=live, name="drop"))
     assert isinstance(admitted, AdmittedTool) and admitted.is_changed
     assert server.server_lists.asked == ["tools/list"] * 2, "its own process was asked"
     first = Listing()
     admitted = first.ask(a_call("tools/call", live=live, name="drop"))
     assert first.server_lists.asked == ["tools/list"] * 2, "what may come from the cache does not decide, either"
-    live.show(NOTHING.with_page("s", (("drop", form_of(DROP)),)))
+    live.record_shown_tools(NOTHING.with_page("s", (("drop", form_of(DROP)),)))
     admitted = server.ask(a_call("tools/call", live=live, name="drop"))
     assert isinstance(admitted, AdmittedTool) and not admitted.is_changed
     assert len(server.server_lists.asked) == 2, "what was shown needs no other list"

@@ -82,7 +82,7 @@ class Client:
         """A subscription that the server has."""
         calling = self.begins()
         await turns()
-        self.server.started[-1].takes_acknowledgement()
+        self.server.started[-1].take_acknowledgement()
         await calling
         return self.server.started[-1]
 
@@ -103,7 +103,7 @@ async def test_of_two_calls_at_the_same_time_one_subscribes_and_both_wait_for_th
     client.server.is_known.set()
     await turns()
     assert client.server.started == [client.live.gateway_subscriptions["s"]] and not any(call.done() for call in calls)
-    assert client.server.started[0].takes_acknowledgement()
+    assert client.server.started[0].take_acknowledgement()
     await asyncio.gather(*calls)
     await client.calls()
     assert not client.notified and len(client.server.started) == 1
@@ -126,7 +126,7 @@ async def test_what_may_have_changed_before_a_late_acknowledgement_is_notified_o
     async with asyncio.timeout(60):
         await client.calls()  # a server that never acknowledges is waited for once
     for _ in range(2):
-        client.server.started[0].takes_acknowledgement()
+        client.server.started[0].take_acknowledgement()
     assert client.notified == ["notifications/tools/list_changed"]
 
 
@@ -144,7 +144,7 @@ async def test_a_server_that_was_gone_is_subscribed_to_again_and_may_have_change
     _, second = client.server.started
     again()
     await turns()
-    second.takes_acknowledgement()
+    second.take_acknowledgement()
     assert len(client.server.started) == 2, "a call may have been faster"
     assert client.notified == ["notifications/tools/list_changed"]
 
@@ -169,7 +169,7 @@ async def test_changed_subscriptions_take_the_place_of_the_old_ones_without_a_ga
         await turns()
     _, second, third, fourth = client.server.started
     assert client.server.cancelled == [second, third], "of those that the server has not acknowledged one is open"
-    fourth.takes_acknowledgement()
+    fourth.take_acknowledgement()
     await asyncio.gather(*calls)
     assert client.server.cancelled == [second, third, first] and not client.notified
 

@@ -60,7 +60,7 @@ async def test_an_end_elsewhere_closes_what_is_held_here() -> None:
 async def test_sessions_in_use_are_kept_alive_also_after_an_outage() -> None:
     parts = Parts(store=Unreliable)
     live = await parts.create()
-    live.in_use().release()
+    live.open_use().release()
     parts.clock.pass_time(60.0)
     parts.store.is_off = True
     with pytest.raises(StoreUnavailable):
@@ -79,8 +79,8 @@ async def test_a_replica_that_drains_releases_its_idle_sessions() -> None:
     assert parts.cluster is not None
     live = await parts.create()
     assert live.session.owner == parts.cluster.replica
-    stream, task = live.in_use(is_stream=True), live.in_use(is_movable=True)
-    with live.in_use():  # by a handshake, for example
+    stream, task = live.open_use(is_stream=True), live.open_use(is_movable=True)
+    with live.open_use():  # by a handshake, for example
         assert not await parts.lifecycle.release_idle() and not live.ended
     assert await parts.lifecycle.release_idle(), "its stream and its task at a URL go on elsewhere"
     stream.release()
@@ -112,7 +112,7 @@ async def test_a_hand_over_changes_nothing_that_is_counted() -> None:
     began = parts.clock()
     parts.clock.pass_time(60.0)
     failure = Failure(1.0, "notes", "write", "tool error", "full", "c" * 32)
-    with live.in_use():
+    with live.open_use():
         live.count(None)
         live.count(failure)
     assert await parts.lifecycle.release_idle()
@@ -169,7 +169,7 @@ async def test_thousands_of_sessions_are_kept_alive_in_slices() -> None:
 
     def use() -> None:
         for live in used:
-            live.in_use().release()
+            live.open_use().release()
 
     async def turns_of(work: Coroutine[Any, Any, None]) -> int:
         turns, task = 0, asyncio.create_task(work)

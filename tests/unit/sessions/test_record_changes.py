@@ -42,9 +42,9 @@ async def test_a_link_is_told_from_a_second_one_and_from_one_after_a_loss() -> N
 async def test_what_a_session_was_shown_is_in_its_record_also_if_more_is_shown_meanwhile() -> None:
     parts = Parts()
     live = await parts.create()
-    live.show(NOTHING.with_page("s", (("one", b"1" * 20),)))
+    live.record_shown_tools(NOTHING.with_page("s", (("one", b"1" * 20),)))
     parts.records.remember_shown(live)
-    live.show(live.shown.with_page("s", (("two", b"2" * 20),)))
+    live.record_shown_tools(live.shown.with_page("s", (("two", b"2" * 20),)))
     parts.records.remember_shown(live)
     await parts.records.settled()
     record = await parts.store.peek(live.session.id)
@@ -52,7 +52,7 @@ async def test_what_a_session_was_shown_is_in_its_record_also_if_more_is_shown_m
     assert LiveSession(record, parts.backend.events).shown is live.shown
 
     await parts.store.end(live.session.id)
-    live.show(live.shown.with_page("s", (("three", b"3" * 20),)))
+    live.record_shown_tools(live.shown.with_page("s", (("three", b"3" * 20),)))
     parts.records.remember_shown(live)
     await parts.records.settled()
     assert live.session.shown == record.shown, "a session that has ended has no record"
@@ -68,7 +68,7 @@ async def test_what_was_shown_while_the_store_is_away_is_written_with_the_next_l
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable
 
-    live.show(NOTHING.with_page("s", (("one", b"1" * 20),)))
+    live.record_shown_tools(NOTHING.with_page("s", (("one", b"1" * 20),)))
     with monkeypatch.context() as patched:
         patched.setattr(parts.store, "update", away)
         parts.records.remember_shown(live)

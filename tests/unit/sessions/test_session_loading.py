@@ -131,10 +131,10 @@ async def test_calls_in_flight_go_on_unless_the_session_may_do_other_things_now(
 ) -> None:
     told, jail = [], RuleSettings(workspaces=("jail",), trust="sandboxed")
 
-    async def renew(live: LiveSession, *, finish_calls: bool) -> None:
+    async def close_outdated_links(live: LiveSession, *, finish_calls: bool) -> None:
         told.append((live.session.context.workspace, live.session.remote, finish_calls))
 
-    monkeypatch.setattr(LiveSession, "renew", renew)
+    monkeypatch.setattr(LiveSession, "close_outdated_links", close_outdated_links)
     parts = Parts(policy=PolicySettings(trust_announced_workspace=True, rules=(jail,)))
     token = await opened(parts)
     resolved = await parts.require(request(mcp_session_id=token))
@@ -150,10 +150,10 @@ async def test_calls_in_flight_end_with_the_workspace_that_a_credential_no_longe
 ) -> None:
     told: list[bool] = []
 
-    async def renew(live: LiveSession, *, finish_calls: bool) -> None:
+    async def close_outdated_links(live: LiveSession, *, finish_calls: bool) -> None:
         told.append(finish_calls)
 
-    monkeypatch.setattr(LiveSession, "renew", renew)
+    monkeypatch.setattr(LiveSession, "close_outdated_links", close_outdated_links)
     red, blue = (CredentialClaims(workspace=name, names_workspace=True) for name in ("red", "blue"))
     parts = Parts()
     store, live = parts.store, (await parts.resume_or_open(request(), RequestContext(ALICE, red, ""))).live

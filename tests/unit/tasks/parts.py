@@ -219,11 +219,11 @@ class Work:
 
     def withdrawn(self) -> None:
         if not self.exchange.suspendable().questions:
-            self.exchange.resumed()
+            self.exchange.client_answered()
 
     is_followed_elsewhere = False
 
-    def has_become(self, task: TaskAtServer) -> None:
+    def task_created(self, task: TaskAtServer) -> None:
         self.became = task
 
     def rounds(self, result: object) -> None: ...
@@ -248,7 +248,7 @@ class Server:
     def next_number(self) -> int:
         return 7
 
-    def wait(self, exchange: TaskExchange, event: ExchangeEvent) -> None:
+    def move_to_waiting(self, exchange: TaskExchange, event: ExchangeEvent) -> None:
         exchange.step(event)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:

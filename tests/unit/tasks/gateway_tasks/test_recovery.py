@@ -176,7 +176,7 @@ async def test_a_gateway_that_stops_ends_a_task_that_nobody_will_follow(is_kept:
     task = await store.task()
     replica = Replica(store, is_kept=is_kept)
     running = replica.running(task)
-    running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
+    running.exchange.task_created(TaskAtServer("own", "", Era.MODERN))
     assert await running.record.written()
     assert (await store.read(task)).upstream_id == ("own" if is_kept else "")
     replica.table.stop()
