@@ -361,7 +361,7 @@ class Forwarder:
             return True
         address, leased = await cluster.address_of(session.owner)
         if address:
-            outcome = await self.peers.look_for(session, address)
+            outcome = await self.peers.greet_owner(session, address)
         else:
             outcome = Outcome.CUT_OFF if leased else Outcome.GONE
         if outcome not in _NOT_REACHED:

@@ -24,7 +24,7 @@ _LATE_S: Final = 0.25
 _AWAY_S: Final = 0.5
 
 
-class Beats:
+class LeaseRenewal:
     """Renew this replica's lease periodically. `ask_to_hold` gets the peers' addresses by name, and asks them to claim
     no session of this replica for a while. It returns True if all have agreed."""
 
@@ -33,17 +33,17 @@ class Beats:
         self._bus = bus
         self._ask_to_hold = ask_to_hold
 
-    async def live(self) -> None:
+    async def keep_renewing(self) -> None:
         """Renew the lease until cancelled: periodically, and at once when a peer asks for it. Each renewal closes the
         sessions that other replicas have claimed."""
         while True:
             # The store may be unreachable when the gateway starts. A replica without a lease soon owns nothing.
             with contextlib.suppress(StoreUnavailable):
-                await self._live()
+                await self._renew_on_request()
             await self.renew()
             await asyncio.sleep(_AWAY_S)
 
-    async def _live(self) -> None:
+    async def _renew_on_request(self) -> None:
         """Renew the lease until cancelled. Raises `StoreUnavailable`: the bus of the store cannot be subscribed."""
         asked = asyncio.Event()
         async with self._bus.subscribed(BEAT + self._cluster.replica, lambda _: asked.set()):
@@ -91,7 +91,7 @@ class Membership:
     _: KW_ONLY
     listener: PeerListener
     peers: PeerRequests
-    beats: Beats
+    lease_renewal: LeaseRenewal
     reachability: Reachability
     listen: str
     advertise: str

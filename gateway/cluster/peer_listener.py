@@ -168,7 +168,7 @@ class DefinedHead:
             started=started,
         )
 
-    def comes(self) -> None:
+    def call_begins(self) -> None:
         """Record that a call with this HTTP head is about to begin. From the second call on, `repeated` is set."""
         if self.has_come and self.repeated is None and self.head is not None and self.endpoint is not None:
             self.head = msgspec.structs.replace(self.head, handler_cache=HandlerCache())
@@ -239,7 +239,7 @@ class ForwardedPost:
         call.attend(self.leave)
         if self._begin_fast():
             return
-        known.comes()
+        known.call_begins()
         head = known.head_of(self._facts, known.forwarded(self._facts, self.started))
         if head is None or call.goes_on or is_batch(call.body):
             self._finish()

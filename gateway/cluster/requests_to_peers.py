@@ -425,7 +425,7 @@ class PeerRequests:
                 return False
         return None
 
-    async def look_for(self, session: Session, address: str) -> Outcome:
+    async def greet_owner(self, session: Session, address: str) -> Outcome:
         """Greet a session's owner. Return the outcome that a request in this session would have. Raises as `ask`."""
         peer, greeting = Peer(session.owner, address), SharedFacts(path=GREETING, session="")
         request = ForwardedRequest(Route(session, session.principal, None), greeting, b"")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gateway.bridge.request_state import RequestStateSeal
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarding import Forwarder
-from gateway.cluster.membership import Beats, Membership
+from gateway.cluster.membership import LeaseRenewal, Membership
 from gateway.cluster.own_reachability import Reachability
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_listener import PeerListener
@@ -346,7 +346,7 @@ class Http:
                 claim=forwarder.claim_for_peer,
             ),
             peers=peers,
-            beats=Beats(cluster, self._base.backend.bus, peers.hold),
+            lease_renewal=LeaseRenewal(cluster, self._base.backend.bus, peers.hold),
             reachability=Reachability(cluster, envelopes),
             listen=options.internal or options.advertise or f"{options.host}:0",
             advertise=options.advertise,

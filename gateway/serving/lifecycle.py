@@ -192,7 +192,7 @@ class Lifecycle:
             "the figures of a second cannot be closed": self._end_seconds,
         }
         if membership is not None:
-            endless["the lease of this replica cannot be renewed"] = membership.beats.live
+            endless["the lease of this replica cannot be renewed"] = membership.lease_renewal.keep_renewing
             endless["the way from other replicas to this one cannot be checked"] = membership.reachability.keep_checking
             endless["the queries of other replicas cannot be answered"] = self._parts.operating.queries.listen
         if base.cluster is not None:

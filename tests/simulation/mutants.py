@@ -29,10 +29,10 @@ def _set(place: Any, name: str, value: Any) -> None:
 
 
 def _believes_asker() -> None:
-    async def look_for(self: Any, session: Any, address: str) -> Outcome:
+    async def greet_owner(self: Any, session: Any, address: str) -> Outcome:
         return Outcome.SILENT
 
-    _set(requests_to_peers.PeerRequests, "look_for", look_for)
+    _set(requests_to_peers.PeerRequests, "greet_owner", greet_owner)
 
 
 def _copies_executed() -> None:

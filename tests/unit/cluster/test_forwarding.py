@@ -331,7 +331,7 @@ class Store:
     async def address_of(self, _: str) -> tuple[str, bool]:
         return "a:1", False
 
-    async def look_for(self, _: Any, address: str) -> Outcome:
+    async def greet_owner(self, _: Any, address: str) -> Outcome:
         self.looked.append(address)
         self.is_leaving = self.leaves_meanwhile
         if isinstance(self.look, Exception):

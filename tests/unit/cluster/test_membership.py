@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.cluster import membership
-from gateway.cluster.membership import Beats, Membership
+from gateway.cluster.membership import LeaseRenewal, Membership
 from gateway.cluster.ownership import BEAT, Cluster
 from gateway.config.settings import ConfigurationError
 from session_store import MemoryBackend, StoreUnavailable
@@ -42,7 +42,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(membership, "own_address_towards", reached_from)
         nothing: Any = None
         parts: dict[str, Any] = {"listener": Listener(), "peers": SimpleNamespace(close=lambda: None)}
-        parts |= {"beats": nothing, "reachability": nothing, "listen": listen, "advertise": advertise}
+        parts |= {"lease_renewal": nothing, "reachability": nothing, "listen": listen, "advertise": advertise}
         await Membership(nothing, **parts, store="redis://10.0.0.9").joined().__aenter__()
 
     return joined
@@ -84,7 +84,7 @@ class Case:
             each.advertise(f"{each.replica}:1")
         self.beat = self.cluster.beat
         self.cluster.beat = self._beat  # type: ignore[method-assign]  # the store may be away
-        self.beats = Beats(self.cluster, self.backend.bus, self._ask)
+        self.lease_renewal = LeaseRenewal(self.cluster, self.backend.bus, self._ask)
 
     async def _beat(self) -> None:
         if self.away:
@@ -108,14 +108,14 @@ async def test_others_are_asked_to_hold_while_the_store_is_away_and_while_it_doe
     monkeypatch.setattr("gateway.cluster.lease_validity.TRUST_S", 0.0)
     case = Case()
     await case.other.beat()
-    assert await case.beats.renew() and not case.asked and not case.cluster.lease.is_fresh
+    assert await case.lease_renewal.renew() and not case.asked and not case.cluster.lease.is_fresh
     case.away = True
-    assert not await case.beats.renew()
+    assert not await case.lease_renewal.renew()
     assert case.asked == [{case.other.replica: case.other.address}] and case.cluster.lease.is_fresh
     assert not case.cluster.lease.trusts_expired
     case.asked.clear()
     case.away, case.stuck = False, True
-    renewing = asyncio.ensure_future(case.beats.renew())
+    renewing = asyncio.ensure_future(case.lease_renewal.renew())
     async with asyncio.timeout(60):
         while len(case.asked) < 2:  # noqa: ASYNC110 - each turn is looked at
             await asyncio.sleep(0)
@@ -132,16 +132,16 @@ async def test_a_replica_without_an_address_cannot_agree_and_who_refuses_has_not
         case.agree = agree
         case.other.advertise(address)
         await case.other.beat()
-        await case.beats.renew()
+        await case.lease_renewal.renew()
         case.away = True
-        assert not await case.beats.renew() and not case.cluster.lease.is_fresh
+        assert not await case.lease_renewal.renew() and not case.cluster.lease.is_fresh
         assert bool(case.asked) is bool(address)
 
 
 @quick
 async def test_another_replica_can_have_it_renew_its_lease_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     case, clock = Case(), skip_waits(monkeypatch)
-    living = asyncio.ensure_future(case.beats.live())
+    living = asyncio.ensure_future(case.lease_renewal.keep_renewing())
     await case.renewed.wait()
     case.renewed.clear()
     before = clock()
@@ -166,7 +166,7 @@ async def test_a_replica_that_starts_before_its_store_renews_its_lease_once_that
         return subscribed(bus, topic, receive)
 
     monkeypatch.setattr(MemoryBus, "subscribed", subscribing)
-    living = asyncio.ensure_future(case.beats.live())
+    living = asyncio.ensure_future(case.lease_renewal.keep_renewing())
     async with asyncio.timeout(60):
         await case.renewed.wait()
     assert len(tries) == 3 and not living.done()

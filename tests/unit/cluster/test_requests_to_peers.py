@@ -209,11 +209,11 @@ async def test_a_peer_says_whether_it_has_claimed_a_session() -> None:
 async def test_an_owner_is_looked_for_as_if_a_request_were_sent_to_it() -> None:
     session = a_session(FakeClock(), owner="peer")
     greeted = Call([(b"h", b""), END])
-    assert await Asked(Cluster(), greeted).requests.look_for(session, "a:1") is Outcome.ANSWERED
+    assert await Asked(Cluster(), greeted).requests.greet_owner(session, "a:1") is Outcome.ANSWERED
     assert (greeted.common.path, greeted.common.session, greeted.ends) == ("greeting", "", ["done"])
-    assert await Asked(Cluster(), PeerRefused()).requests.look_for(session, "a:1") is Outcome.GONE
+    assert await Asked(Cluster(), PeerRefused()).requests.greet_owner(session, "a:1") is Outcome.GONE
     silent = Asked(Cluster(), silent_for(LEASE_S))
-    assert await silent.requests.look_for(session, "a:1") is Outcome.CUT_OFF
+    assert await silent.requests.greet_owner(session, "a:1") is Outcome.CUT_OFF
     assert not silent.log.metrics.forwarded, "it is no client's request"
 
 
