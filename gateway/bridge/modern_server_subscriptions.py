@@ -165,7 +165,7 @@ def gateway_subscription_for(live: LiveSession) -> GatewaySubscription:
     return relay
 
 
-def child_of(
+def part_for_server(
     parent: Exchange,
     emit: Callable[[bytes], None],
     acknowledged: Callable[[], None],

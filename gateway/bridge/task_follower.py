@@ -65,7 +65,7 @@ def pause_s(failures: int) -> float:
     return float(2 ** (failures - 1))
 
 
-def go_on(conversation: Conversation, exchange: Exchange) -> None:
+def register_sent(conversation: Conversation, exchange: Exchange) -> None:
     """Register a call as sent in this conversation, without sending it: an earlier gateway process has sent it, and the
     server works on it as a task. Restart the call's deadline."""
     exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
@@ -135,8 +135,8 @@ class TaskFollower(ABC):
 
     def resume(self, task: TaskAtServer, lost: Callable[[], None]) -> None:
         """Follow a task of an earlier gateway process in the background. The caller has registered the call with
-        `go_on`. Call `lost` if the server does not know the task: `lost` must end or repeat the call. If the call has
-        already ended, cancel the task."""
+        `register_sent`. Call `lost` if the server does not know the task: `lost` must end or repeat the call. If the
+        call has already ended, cancel the task."""
         self._own_id, self._resumed = task.id, (task, lost)
         if self._exchange.is_over:
             self._cancel()

@@ -22,10 +22,10 @@ import msgspec
 
 from gateway.bridge.modern_server_subscriptions import (
     caller_of,
-    child_of,
     everything,
     gateway_subscription_for,
     gateway_subscription_of,
+    part_for_server,
 )
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
@@ -342,7 +342,7 @@ class ServerSubscriptions:
         if part or more:
             self._subscription.honour(more)
             caller, has_it = self._exchange.caller, functools.partial(self._confirm, upstream, part)
-            child = child_of(
+            child = part_for_server(
                 self._exchange,
                 self._subscription.relay,
                 has_it,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
 from gateway.bridge.modern_server_subscriptions import caller_of
-from gateway.bridge.task_follower import FollowedTask, go_on
+from gateway.bridge.task_follower import FollowedTask, register_sent
 from gateway.calls.call import IncomingCall
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import fallback_id
@@ -89,7 +89,7 @@ class TaskContinuation:
         self.table.report(running.task, "followed")
         logger.info("the task of a server is followed again: its gateway is gone", extra=log_fields_of(task))
         exchange.move_to(live)
-        go_on(conversation, exchange)
+        register_sent(conversation, exchange)
         self._resume(running, conversation, followed, lambda: lost(running))
         return True
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.bridge.call_suspension import answer_suspended
-from gateway.bridge.task_follower import go_on, pause_s
+from gateway.bridge.task_follower import pause_s, register_sent
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.suspended_call import question_digest
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
@@ -58,7 +58,7 @@ class Followed:
     def resume(self) -> "Followed":
         """Follow a task that an earlier process has followed."""
         server = cast("Any", self.server)
-        go_on(server, self.exchange)
+        register_sent(server, self.exchange)
         ServerTask(self.exchange, self.work, server).resume(TaskAtServer("t", CREATED, Era.MODERN), self._lost)
         return self
 
