@@ -38,11 +38,20 @@ class Form(Protocol):
         """Return a whole line, without a line break at its end. `fields`: the result of the method `fields`."""
 
 
+_is_plain: Final = re.compile(r"[!#-<>-~]*").fullmatch
+"""Match a value that logfmt shows as it is: without spaces, quotes, equals signs and control characters."""
+
+
 class _Logfmt:
     """The format `name=value` with spaces in between. Values are quoted where necessary."""
 
     def fields(self, fields: Mapping[str, Any]) -> str:
-        return "".join([f" {name}={_logfmt_value(name, value)}" for name, value in fields.items()])
+        return "".join(
+            [
+                f" {name}={value if isinstance(value, str) and _is_plain(value) else _logfmt_value(name, value)}"
+                for name, value in fields.items()
+            ]
+        )
 
     def line(self, at: str, level: str, event: str, fields: str) -> str:
         return f"timestamp={at} level={level} event={_logfmt_value('event', event)}{fields}"
@@ -338,17 +347,15 @@ class _LineHandler(logging.StreamHandler[LogStream]):
         self.calls = None if formatter.form is None else CallLines(formatter.form, self._write)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._flush_calls()
+        if self.calls is not None:
+            self.calls.flush()
         super().emit(record)
 
     def flush(self) -> None:
         """Write the buffered lines of calls. `logging` also calls this when the process exits."""
-        self._flush_calls()
-        super().flush()
-
-    def _flush_calls(self) -> None:
         if self.calls is not None:
             self.calls.flush()
+        super().flush()
 
     def _write(self, lines: str) -> None:
         with self.lock or contextlib.nullcontext():

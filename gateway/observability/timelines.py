@@ -6,6 +6,7 @@ without pause adds about a hundred entries to each write, because similar calls 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
@@ -126,7 +127,7 @@ class _Waiting:
         calls = [*self._failed, *self._calls]
         entries = [*self._entries, *map(_entry, calls)]
         entries += [_summed(key, some) for key, some in self._sums.items()]
-        entries = sorted((replace(entry, replica=replica) for entry in entries), key=lambda entry: entry.at)
+        entries = sorted([replace(entry, replica=replica) for entry in entries], key=attrgetter("at"))
         head = replace(
             head_of(name, self.known_session),
             ended=self.ended,
@@ -149,7 +150,7 @@ class _Waiting:
 
 
 def _failures(calls: list[EndedCall]) -> int:
-    return sum(call.outcome is not OK and call.outcome.is_failure for call in calls)
+    return sum([call.outcome is not OK and call.outcome.is_failure for call in calls])
 
 
 class Timelines:
