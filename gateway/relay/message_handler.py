@@ -5,8 +5,9 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -35,8 +36,8 @@ class MessageHandler:
     log: RequestLog
     streams: HttpSseSessions
 
-    async def call(self, request: Request) -> Answer:
-        return await self.calls.call(request)
+    def call(self, request: Request) -> Coroutine[Any, Any, Answer]:
+        return self.calls.call(request)
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         if refused.correlation:
@@ -48,8 +49,8 @@ class MessageHandler:
         self.log.refused_by_wire(refused)
         return refused
 
-    async def check_sender(self, request: Request) -> None:
-        await self.senders.check(request)
+    def check_sender(self, request: Request) -> Coroutine[Any, Any, None]:
+        return self.senders.check(request)
 
     async def join(self, request: Request) -> Carried:
         who = await self.senders.who(request)

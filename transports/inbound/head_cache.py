@@ -72,7 +72,7 @@ class Template(msgspec.Struct, frozen=True):
     @property
     def parts(self) -> tuple[bytes, ...]:
         """Return the bytes around the holes."""
-        return (*(part for part, _, _ in self.before), self.last)
+        return (*[part for part, _, _ in self.before], self.last)
 
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
         """Compare the head with the beginning of `data`. Return the size of the head, the length of the body, and the
@@ -134,11 +134,11 @@ def _cut(head: bytes) -> Template | None:
     if length is None:
         return None
     holes = sorted([(length.span(1), False)] + ([] if trace is None else [(trace.span(1), True)]))
-    ends = [0, *(end for (_, end), _ in holes)]
-    begins = [*(begin for (begin, _), _ in holes), len(head)]
-    parts = tuple(head[begin:end] for begin, end in zip(ends, begins, strict=True))
-    before = tuple((part, len(part), is_trace) for part, (_, is_trace) in zip(parts, holes, strict=False))
-    return Template(before, parts[-1], head.count(b"\r\n") - 2)
+    before, end = list[tuple[bytes, int, bool]](), 0
+    for (begin, next_end), is_trace in holes:
+        before.append((head[end:begin], begin - end, is_trace))
+        end = next_end
+    return Template(tuple(before), head[end:], head.count(b"\r\n") - 2)
 
 
 class HeldBytes:

@@ -5,9 +5,9 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 
 import functools
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -182,7 +182,11 @@ class StreamableHttp:
             await let_others_run()
         try:
             request = self.posts.request(head, message, len(body)) if started is None else started.request()
-            return await self._message(request, message, receive, send, started)
+            if not message.is_request:
+                await self._take(request, message, send)
+                return False
+            calling = self.call(request) if started is None else started.called()
+            return await self._answer(request, calling, receive, send, None if started is None else started.quiet_at)
         except Refused as refused:
             await self._refuse(send, head.headers, refused, _id_of(message), again=head.again)
         except InvalidMessage as error:
@@ -197,18 +201,13 @@ class StreamableHttp:
             await self._refuse(send, head.headers, _failed(), _id_of(message))
         return False
 
-    async def _message(
-        self, request: Request, message: Message, receive: Receive, send: Send, started: StartedPost | None
-    ) -> bool:
-        if message.is_request:
-            calling = self.call(request) if started is None else started.called()
-            return await self._answer(request, calling, receive, send, None if started is None else started.quiet_at)
+    async def _take(self, request: Request, message: Message, send: Send) -> None:
+        """Hand on a notification, or a response of the client."""
         if message.is_response:
             await self._handler.respond(request)
             await send_status(send, 202)
         else:
             await send_status(send, 202, await self._handler.notify(request))
-        return False
 
     async def _answer(
         self, request: Request, calling: Awaitable[Answer], receive: Receive, send: Send, quiet_at: float | None
@@ -246,9 +245,9 @@ class StreamableHttp:
 
     # -- for POSTs that are started where their bytes arrive (`StartedPost`)
 
-    async def call(self, request: Request) -> Answer:
+    def call(self, request: Request) -> Coroutine[Any, Any, Answer]:
         """Pass a request to the handler, and return its answer."""
-        return await self._handler.call(request)
+        return self._handler.call(request)
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
         """Send a POST to the process that owns its session, and return the answer. Return None, and send nothing, if
