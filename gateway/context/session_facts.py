@@ -69,11 +69,6 @@ def facts_of(session: Session, correlation: str) -> dict[str, str]:
     return {name: fact(session) for name, fact in _FACTS.items()} | {CORRELATION_ID: correlation}
 
 
-def built_in(session: Session, name: str) -> str:
-    """Return the value of a built-in fact, which every session has."""
-    return (_FACTS.get(name) or _FURTHER[name])(session)
-
-
 _FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
     "session_id": lambda session: session.id,
     "workspace": lambda session: session.context.workspace,
@@ -167,7 +162,9 @@ class SessionFacts:
     def value(self, session: Session, name: str) -> str:
         """Return the value of a field, built-in or defined by the operator; empty if the session has none."""
         field = self._fields.get(name)
-        return built_in(session, name) if field is None else self._added(session, name, field)[0]
+        if field is None:
+            return (_FACTS.get(name) or _FURTHER[name])(session)
+        return self._added(session, name, field)[0]
 
     def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
         """Return the value of a field that the operator has defined, and the value's source."""
@@ -195,16 +192,14 @@ class SessionFacts:
     def _variable(self, session: Session, wanted: EnvironmentValue, more: Mapping[str, str]) -> str:
         if wanted.empty_for_anonymous and session.principal.is_anonymous and wanted.field.startswith("principal"):
             return wanted.default
-        if self._has_announced_workspace(session, wanted.field) and not (wanted.announced or self._trusts_announced):
-            return wanted.default
+        if session.context.provenance.workspace == "announced" and not (wanted.announced or self._trusts_announced):
+            # Also a field with metadata that contain the workspace has what the client has only announced.
+            field = self._fields.get(wanted.field)
+            template = "" if field is None else self._templates.get(field.metadata, "")
+            if "{workspace" in template or (field is None and wanted.field == "workspace"):
+                return wanted.default
         found = more[wanted.field] if wanted.field in more else self.value(session, wanted.field)
         return found or wanted.default
-
-    def _has_announced_workspace(self, session: Session, name: str) -> bool:
-        """Return True if a field contains a workspace that the client has only announced, also as part of metadata."""
-        field = self._fields.get(name)
-        is_workspace = name == "workspace" if field is None else "{workspace" in self._templates.get(field.metadata, "")
-        return is_workspace and session.context.provenance.workspace == "announced"
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
         """Return all facts of a session, which a child process gets as JSON."""

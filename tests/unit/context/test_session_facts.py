@@ -12,7 +12,6 @@ from gateway.context.session_facts import (
     SESSION_KEY,
     TRACE_KEY,
     SessionFacts,
-    built_in,
     context_meta,
     correlation_id,
     facts_of,
@@ -50,9 +49,10 @@ def test_any_other_traceparent_is_ignored(value: Any) -> None:
 def test_a_fact_is_found_by_its_name() -> None:
     session = a_session(FakeClock(), principal=Principal(issuer="https://id", subject="ann"))
     names = ("session_id", "principal", "principal.issuer", "principal.subject", "endpoint")
-    found = [built_in(session, name) for name in names]
+    facts = SessionFacts(ContextSettings(), {})
+    found = [facts.value(session, name) for name in names]
     assert found == [session.id, "https://id:ann", "https://id", "ann", session.endpoint]
-    assert all(isinstance(built_in(session, name), str) for name in BOUND), "each field that can be named exists"
+    assert all(isinstance(facts.value(session, name), str) for name in BOUND), "each field that can be named exists"
     assert facts_of(session, "c-1")["correlation_id"] == "c-1"
 
 
