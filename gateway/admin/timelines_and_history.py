@@ -189,7 +189,7 @@ def points_of(
 
 def _point(at: int, record: FigureRecord, server: str, tool: str) -> HistoryPoint:
     wanted = [row for row in record.tools if server in ("", row.server) and tool in ("", row.name)]
-    total = _together("", "", wanted)
+    total = _together("", wanted)
     return HistoryPoint(
         at=at,
         calls=total.calls,
@@ -200,8 +200,8 @@ def _point(at: int, record: FigureRecord, server: str, tool: str) -> HistoryPoin
     )
 
 
-def _together(server: str, name: str, rows: Iterable[ToolFigures]) -> ToolFigures:
-    total = ToolFigures(server, name, counts=[])
+def _together(server: str, rows: Iterable[ToolFigures]) -> ToolFigures:
+    total = ToolFigures(server, "", counts=[])
     for row in rows:
         total.add(row)
     return total
@@ -226,7 +226,7 @@ def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> 
         tools = record.tools
         if by == "server":
             names = sorted({row.server for row in tools})
-            tools = [_together(name, "", (row for row in tools if row.server == name)) for name in names]
+            tools = [_together(name, (row for row in tools if row.server == name)) for name in names]
         rows = [
             _row(
                 one,

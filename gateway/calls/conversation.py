@@ -101,11 +101,11 @@ class Conversation:
     ) -> None:
         self.name = source.name  # the server's
         self.era: Era = source.era
-        self.links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
+        idle_stop_s = deadlines.unreturned_stop_s if unreturned else deadlines.idle_stop_s
+        self.links = LinkLifecycle(source, self, deadlines, idle_stop_s=idle_stop_s)
         self.frames: WatchedMessages | None = source.frames
-        self.calls = CallsInFlight()
+        self.calls, self.users = CallsInFlight(), LinkUsers()
         self.deadlines = deadlines
-        self.users = LinkUsers()
         self.was_used = was_used
         self.known_lists: Lists | None = None
         self._source = source

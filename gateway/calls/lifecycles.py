@@ -115,11 +115,6 @@ class Deadlines:
         """Apply these limits from now on."""
         self.start_s, self.noise_s, self.call_s = start_s, noise_s, call_s
 
-    def idle_stop(self, unreturned: bool) -> float | None:
-        """Return the seconds until a link without calls is closed. `unreturned`: the client has sent only its first
-        request."""
-        return self.unreturned_stop_s if unreturned else self.idle_stop_s
-
 
 # -- links
 

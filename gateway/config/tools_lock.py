@@ -46,9 +46,9 @@ class ToolsLock:
         """Return an approved item; None if the lock has none of this name."""
         return (self.servers.get(server) or {}).get(kind, {}).get(name)
 
-    def approved_digest(self, server: str, kind: str, name: str) -> str:
-        """Return the digest of an approved item; empty if the lock has none of this name."""
-        return self._digests.get((server, kind, name), "")
+    def digest_of_tool(self, server: str, name: str) -> str:
+        """Return the digest of an approved tool; empty if the lock has none of this name."""
+        return self._digests.get((server, "tools", name), "")
 
     def why_absent(self, server: str, kind: str, name: str, digest: str) -> str:
         """Return the reason why an item with this digest does not exist for clients; empty if it is approved."""

@@ -26,6 +26,7 @@ _META: Final = {
     "io.modelcontextprotocol/clientInfo": {"name": "mcp-session-gateway-doctor", "version": "0"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
+_DISCOVER: Final = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "server/discover"}
 _HANDSHAKE: Final = {
     "protocolVersion": "2025-11-25",
     "capabilities": {},
@@ -79,7 +80,7 @@ class _Client:
     async def reaches(self) -> Finding:
         """Check that an MCP gateway answers at the URL. Raises `_Refused` if none does."""
         message = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": _META}}
-        answer = await self._post(message, **_modern("server/discover"))
+        answer = await self._post(message, **_DISCOVER)
         if answer.status_code == 401:
             do = "give the doctor a client's credential with --token (or MCP_GATEWAY_TOKEN)"
             raise _Refused(failure("endpoint", f"{self._url} requires a credential", do))
@@ -149,7 +150,7 @@ class _Client:
         failed call."""
         params = {"_meta": _META, "padding": "x" * _BODY_BYTES}
         message = {"jsonrpc": "2.0", "id": 5, "method": "server/discover", "params": params}
-        answer = await self._post(message, **_modern("server/discover"))
+        answer = await self._post(message, **_DISCOVER)
         if "jsonrpc" not in _json(answer):
             size = f"{_BODY_BYTES >> 20} MiB"
             do = "let the proxy pass bodies of limits.body_bytes, as the gateway does (nginx: client_max_body_size 8m)"
@@ -165,10 +166,6 @@ async def _says_more(stream: httpx2.Response) -> bool:
         if seen > 1:
             return True
     return False
-
-
-def _modern(method: str) -> dict[str, str]:
-    return {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": method}
 
 
 def _json(answer: httpx2.Response) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class Policy:
     def decide_approved(self, context: Context, server: str, tool: str, operation: str) -> Decision:
         """Decide as `decide` on a tool that the lock does not hide, or did not hide when it was called."""
         lock = self._settings.lock
-        digest = "" if lock is None else lock.approved_digest(server, "tools", tool)
+        digest = "" if lock is None else lock.digest_of_tool(server, tool)
         return self.decide(context, server, tool, operation, digest)
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str, digest: str) -> Decision:

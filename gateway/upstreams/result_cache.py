@@ -93,11 +93,6 @@ class ResultCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    @property
-    def size(self) -> int:
-        """Return the bytes of all results, including the overhead of each."""
-        return int(self._kept.currsize)
-
     def takes(self, method: str) -> bool:
         return self._most_bytes > 0 and method in CACHEABLE
 
