@@ -328,8 +328,8 @@ class LinkLifecycle:
             options = replace(options, resume="")
         with bound_session(self.resources.session):
             self.link = await self._source.connect(options, self._user)
-        # Of the options, only what `secrets` reads is needed from now on. There are as many links as sessions.
-        read = ConnectOptions(env=options.env, headers=options.headers)
+        # Nothing else of the options is read from now on, by `secrets` and for operators. There are many links.
+        read = ConnectOptions(env=options.env, headers=options.headers, walls=options.walls, cwd=options.cwd)
         self.resources = dataclasses.replace(self.resources, given=read)
         params = self._source.handshake()
         if params is None or options.resume:
