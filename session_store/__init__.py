@@ -4,16 +4,7 @@ from session_store.connect import backend_for
 from session_store.current_tool_session import current_session
 from session_store.embedded.events import MemoryEventLog
 from session_store.memory import MemoryBackend, MemorySessionStore
-from session_store.ports.accounting import (
-    AuditEvent,
-    AuditTrail,
-    ExpiringFlags,
-    HistoryRecord,
-    HistoryStore,
-    Quotas,
-    Rates,
-    SealedValues,
-)
+from session_store.ports.audit import AuditEvent, AuditTrail
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.errors import (
@@ -25,9 +16,18 @@ from session_store.ports.errors import (
     UnwrittenEvent,
 )
 from session_store.ports.events import Entry, Event, EventLog, EventStreams, Reserved, id_of_event
+from session_store.ports.quotas import ExpiringFlags, Quotas, Rates, SealedValues
 from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
-from session_store.ports.timelines import Timeline, TimelineEntry, TimelineHead, TimelinePart, TimelineStore
+from session_store.ports.timelines import (
+    HistoryRecord,
+    HistoryStore,
+    Timeline,
+    TimelineEntry,
+    TimelineHead,
+    TimelinePart,
+    TimelineStore,
+)
 from session_store.ports.tool_state import InvalidState, StateStore
 from session_store.session import (
     ANONYMOUS,

@@ -24,7 +24,7 @@ from gateway.observability.queued_output import dropped_lines
 from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_opener import Start
 from gateway.version import __version__
-from session_store.ports.accounting import StepName
+from session_store.ports.audit import StepName
 
 Row = tuple[tuple[str, ...], float]
 """The values of a metric's labels, and its value."""

@@ -26,7 +26,7 @@ from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
-from session_store.ports.accounting import EventName, SessionEnd, StepName, part_of
+from session_store.ports.audit import EventName, SessionEnd, StepName, part_of
 from session_store.session import redact
 from transports.background_tasks import Tasks
 from transports.inbound_port import Refused

@@ -12,26 +12,21 @@ from time import time
 
 from msgspec.structs import replace
 
-from session_store.embedded.accounting import (
-    MemoryAuditTrail,
-    MemoryExpiringFlags,
-    MemoryHistory,
-    MemoryQuotas,
-    MemoryRates,
-    MemorySealedValues,
-    MemoryTimelines,
-)
+from session_store.embedded.audit import MemoryAuditTrail
 from session_store.embedded.events import MemoryEventLog
+from session_store.embedded.quotas import MemoryExpiringFlags, MemoryQuotas, MemoryRates, MemorySealedValues
 from session_store.embedded.records_port import Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.embedded.tasks import MemoryTasks
-from session_store.ports.accounting import AuditTrail, HistoryStore, Quotas, SealedValues
+from session_store.embedded.timelines import MemoryHistory, MemoryTimelines
+from session_store.ports.audit import AuditTrail
 from session_store.ports.backend import Observation
 from session_store.ports.cluster import ConfigurationNumbers, next_epoch
 from session_store.ports.errors import StoreError
 from session_store.ports.events import EventLog
+from session_store.ports.quotas import Quotas, SealedValues
 from session_store.ports.tasks import TaskStore
-from session_store.ports.timelines import TimelineStore
+from session_store.ports.timelines import HistoryStore, TimelineStore
 from session_store.session import Session
 from session_store.token_signing import KeyRing
 

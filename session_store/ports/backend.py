@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from session_store.ports.accounting import AuditTrail, ExpiringFlags, HistoryStore, Quotas, Rates, SealedValues
+from session_store.ports.audit import AuditTrail
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
+from session_store.ports.quotas import ExpiringFlags, Quotas, Rates, SealedValues
 from session_store.ports.sessions import SessionStore
 from session_store.ports.tasks import TaskStore
-from session_store.ports.timelines import TimelineStore
+from session_store.ports.timelines import HistoryStore, TimelineStore
 from session_store.ports.tool_state import StateStore
 from session_store.token_signing import KeyRing
 

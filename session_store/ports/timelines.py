@@ -1,7 +1,8 @@
-"""Define the store of timelines: the events of each session, kept for a day after the last one, for operators."""
+"""Define the stores of what operators see of the last day: the timeline of each session, which has its events, and the
+history of metrics."""
 
-from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -136,3 +137,28 @@ def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:
     """Return the timeline with this head and these encoded entries, in order of time."""
     entries = sorted((_entries.decode(line) for line in lines if line), key=lambda entry: entry.at)
     return Timeline(head=head, entries=entries)
+
+
+STEPS: Final[Mapping[int, float]] = {60: 7_200.0, 600: 90_000.0}
+"""The length of a record → how long it is kept, both in seconds. To read a whole day of one-minute records would take
+too long."""
+
+
+class HistoryRecord(NamedTuple):
+    """The metrics of one replica for one period, which begins at `at` (Unix time, a multiple of its length). The store
+    does not read `body`."""
+
+    at: int
+    replica: str
+    body: bytes
+
+
+class HistoryStore(Protocol):
+    """Store history records by length, time and replica. Every method may raise `StoreUnavailable`."""
+
+    async def write(self, step_s: int, record: HistoryRecord) -> None:
+        """Store a record whose length `step_s` is one of `STEPS`. It replaces the replica's earlier record for that
+        time."""
+
+    async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
+        """Return the records of all replicas with `since` <= `at` < `until`, in order of time and replica."""

@@ -5,7 +5,7 @@ import hashlib
 import zlib
 from typing import Final, Literal
 
-from session_store.ports.accounting import Part
+from session_store.ports.audit import Part
 
 SHARDS: Final = 16
 """The number of shards of the session index: enough to spread over the nodes of a cluster, few enough to query them

@@ -18,16 +18,12 @@ from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreMissing
 from session_store.ports.sessions import SessionStatus
 from session_store.session import Session
-from session_store.sqlite.accounting import (
-    SqliteAuditTrail,
-    SqliteHistory,
-    SqliteQuotas,
-    SqliteSealedValues,
-    SqliteTimelines,
-)
+from session_store.sqlite.audit import SqliteAuditTrail
 from session_store.sqlite.database import FORMAT, Database, check_is_ours, no_folder
 from session_store.sqlite.events import SqliteEventLog, drop_log
+from session_store.sqlite.quotas import SqliteQuotas, SqliteSealedValues
 from session_store.sqlite.tasks import SqliteTasks
+from session_store.sqlite.timelines import SqliteHistory, SqliteTimelines
 from session_store.token_signing import InvalidKeyRing, KeyRing, generate_key
 
 __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import time
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from session_store.ports.accounting import PARTS, Part
+from session_store.ports.audit import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
 
 TIMEOUT_S: Final = 2.5

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from session_store.ports.accounting import STEPS, AuditEvent, HistoryRecord
+from session_store.ports.audit import AuditEvent
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import count_of
 from session_store.ports.tasks import Task
@@ -14,6 +14,8 @@ from session_store.ports.timelines import (
     KEPT_S,
     MAX_ENTRIES,
     MAX_TIMELINE_BYTES,
+    STEPS,
+    HistoryRecord,
     TimelineEntry,
     TimelineHead,
     TimelinePart,

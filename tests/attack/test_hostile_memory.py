@@ -21,7 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from session_store import AuditEvent, backend_for
-from session_store.ports.accounting import MAX_AUDIT_EVENTS
+from session_store.ports.audit import MAX_AUDIT_EVENTS
 from session_store.ports.timelines import MAX_SESSIONS, TimelineEntry, TimelineHead, TimelinePart
 from session_store.redis.keys import SHARDS
 from tests.requirements import requirement

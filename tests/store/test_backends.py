@@ -27,7 +27,7 @@ from session_store import (
     TimelinePart,
     UnknownEvent,
 )
-from session_store.ports.accounting import MAX_AUDIT_EVENTS
+from session_store.ports.audit import MAX_AUDIT_EVENTS
 from session_store.ports.errors import StoreMissing
 from session_store.ports.events import Entry, id_of_event
 from session_store.redis import RedisBackend, RedisEventLog, connection, keys

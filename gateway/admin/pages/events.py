@@ -8,7 +8,7 @@ from starlette.requests import Request
 from gateway.admin.pages.page import ConsolePage, hours_of
 from gateway.admin.query_types import DayHours, is_part
 from gateway.admin.verb_handlers import Operations
-from session_store.ports.accounting import EventName
+from session_store.ports.audit import EventName
 from session_store.session import redact
 
 _ROWS: Final = 100

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from session_store import AuditEvent
-from session_store.ports.accounting import PARTS, by_part, newest, part_of
+from session_store.ports.audit import PARTS, by_part, newest, part_of
 from tests.requirements import requirement
 
 

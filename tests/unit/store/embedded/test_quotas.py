@@ -7,7 +7,7 @@ from time import time
 
 import pytest
 
-from session_store.embedded.accounting import MemoryExpiringFlags, MemoryQuotas, MemoryRates
+from session_store.embedded.quotas import MemoryExpiringFlags, MemoryQuotas, MemoryRates
 from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement

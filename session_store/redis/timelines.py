@@ -1,28 +1,19 @@
-"""Keep rates, quotas, expiring flags, sealed values, audit trail, history and timelines in Redis, for all replicas."""
+"""Keep timelines, and the history of metrics, in Redis, for all replicas."""
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from session_store.ports.accounting import (
-    MAX_AUDIT_EVENTS,
-    PARTS,
-    STEPS,
-    AuditEvent,
-    HistoryRecord,
-    Part,
-    by_part,
-    newest,
-)
 from session_store.ports.timelines import (
     KEPT_S,
     MAX_ENTRIES,
     MAX_SESSIONS,
     MAX_TIMELINE_BYTES,
+    STEPS,
+    HistoryRecord,
     Timeline,
     TimelineHead,
     TimelinePart,
@@ -30,111 +21,6 @@ from session_store.ports.timelines import (
 )
 from session_store.redis import keys
 from session_store.redis.commands import Commands, in_parts, prepared, script
-from session_store.redis.sessions import RedisSessionStore
-
-_RATE: Final = script("rate")
-
-
-class RedisRates:
-    """Limit rates. Each key has one number, which a Lua script reads and changes."""
-
-    def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
-        self._commands = commands
-        self._sessions = sessions
-
-    async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
-        limits = (repr(1.0 / per_s), burst, times, within_s)
-        reply = await self._commands.call(_RATE, [keys.hashed("rate", key)], self._sessions.now(), *limits)
-        return float(reply)
-
-
-_HOLD: Final = script("hold")
-
-
-class RedisQuotas:
-    """Limit quotas. One Redis set for each key has the names that are held under it."""
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
-
-    async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
-        reply = await self._commands.call(_HOLD, [keys.hashed("quota", key)], name, most, math.ceil(for_s * 1_000))
-        return sorted(held.decode() for held in reply)
-
-    async def give_back(self, key: str, names: Sequence[str]) -> None:
-        if names:
-            await self._commands.run("SREM", keys.hashed("quota", key), *names)
-
-
-class RedisExpiringFlags:
-    """Store flags as Redis keys that expire."""
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
-
-    async def set(self, name: str, for_s: float) -> None:
-        await self._commands.run("SET", keys.hashed("mark", name), "1", "PX", math.ceil(for_s * 1_000))
-
-    async def has(self, name: str) -> bool:
-        return await self._commands.run("GET", keys.hashed("mark", name)) is not None
-
-    async def drop(self, name: str) -> None:
-        await self._commands.run("DEL", keys.hashed("mark", name))
-
-
-_REPLACE: Final = script("replace")
-
-
-class RedisSealedValues:
-    """Store values as Redis keys that expire. A name stays listed until its value would expire: the list is in another
-    slot, so removing the name with the value could hit a newer value of that name."""
-
-    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
-        self._commands = commands
-        self._clock = clock
-
-    async def get(self, name: str) -> bytes | None:
-        found: bytes | None = await self._commands.run("GET", keys.hashed("sealed", name))
-        return found
-
-    async def replace(self, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0) -> bool:
-        if after is not None:
-            now = self._clock()
-            await self._commands.run("ZREMRANGEBYSCORE", keys.SEALED, "-inf", now)
-            await self._commands.run("ZADD", keys.SEALED, "GT", now + for_s, name)
-        key, for_ms = keys.hashed("sealed", name), math.ceil(for_s * 1_000)
-        return bool(await self._commands.call(_REPLACE, [key], before or b"", after or b"", for_ms))
-
-    async def names(self) -> list[str]:
-        return [name.decode() for name in await self._commands.run("ZRANGE", keys.SEALED, 0, -1)]
-
-
-_KEPT_S: Final = 30 * 86_400
-_AT_ONCE: Final = 200
-_RECORD: Final = script("record")
-
-
-class RedisAuditTrail:
-    """Store the newest audit events of all replicas, in one Redis stream of limited length for each part of the
-    trail."""
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
-
-    async def record(self, events: Sequence[AuditEvent]) -> None:
-        for part, found in by_part(events).items():
-            bodies = [msgspec.json.encode(event) for event in found]
-            for start in range(0, len(bodies), _AT_ONCE):
-                some = bodies[start : start + _AT_ONCE]
-                await self._commands.call(_RECORD, [keys.audit(part)], MAX_AUDIT_EVENTS, _KEPT_S, *some)
-
-    async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        return newest(await asyncio.gather(*(self._newest(part, limit) for part in PARTS)), limit)
-
-    async def _newest(self, part: Part, limit: int) -> list[AuditEvent]:
-        entries = await self._commands.run("XREVRANGE", keys.audit(part), "+", "-", "COUNT", limit)
-        return [msgspec.json.decode(body, type=AuditEvent) for _, (_, body) in entries]
-
 
 _STEPS_A_HASH: Final = 60
 
