@@ -25,7 +25,7 @@ from gateway.observability.escaped_text import as_json, visible_line
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.sandbox.package_command import parse
 from gateway.sandbox.packages import package_folder
-from gateway.sandbox.profile_learning import Learnt, united
+from gateway.sandbox.profile_learning import Learnt, merge_tables
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from transports.upstream.cgroup_delegation import look
@@ -70,7 +70,7 @@ def learn(
     entry: dict[str, Any] = {"command": settings.command, "args": [*settings.args]}
     if settings.env:
         entry["env"] = dict.fromkeys(settings.env, "...")  # values are often secrets
-    table = united(earlier, found.table)
+    table = merge_tables(earlier, found.table)
     shown = as_json({"mcpServers": {name: {**entry, "sandbox": table}}}, indent=2)
     aside = not sys.stdin.isatty()
     for remark in (*found.remarks, *said_of(found.table, by_hand=not aside, code=code)):
@@ -87,7 +87,7 @@ def _table_in(file: Path) -> Mapping[str, Any]:
         found = json.loads(file.read_bytes() or b"{}")
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
-        united(found, {"profile": "strict"})
+        merge_tables(found, {"profile": "strict"})
     except FileNotFoundError:
         if not os.access(file.parent, os.W_OK):
             raise ConfigurationError(
@@ -146,14 +146,14 @@ def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> lis
 
 async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
     """Run and watch the server. Return the learnt grants, and the exit code if the server ended by itself."""
-    from gateway.sandbox.profile_learning import watched  # other commands need not wait for what it loads
+    from gateway.sandbox.profile_learning import run_watched  # other commands need not wait for what it loads
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     by_hand = sys.stdin.isatty()
     sink = _Output(stop.set, shows=not by_hand)
-    async with watched(settings, sink, lambda line: _put(sys.stderr.buffer, line)) as (process, lesson):
+    async with run_watched(settings, sink, lambda line: _put(sys.stderr.buffer, line)) as (process, lesson):
         if by_hand:
             typer.echo("The server runs and is watched. End with Ctrl-C.", err=True)
             _ask(process)

@@ -60,13 +60,13 @@ class RequestLog:
     def begin(self, exchange: ObservedCall, request: Request, meta: Object, correlation: str) -> Object:
         """Begin to record a call that is about to be sent. Return the `_meta` to send, with the trace context added."""
         exchange.watch(self._finished)
-        span, meta = None, self.carried(meta, request)
+        span, meta = None, self.meta_with_trace(meta, request)
         if self.tracing is not None:
             span, meta = _call_span(exchange, meta)
         exchange.begin(request.arrived_at or monotonic(), correlation, span)
         return meta
 
-    def carried(self, meta: Object, request: Request) -> Object:
+    def meta_with_trace(self, meta: Object, request: Request) -> Object:
         """Return the `_meta` of a call. Add the trace context from the request's headers, unless the gateway's own span
         replaces it."""
         headers = request.headers
@@ -78,11 +78,11 @@ class RequestLog:
         """Return True if tracing is off, or if the request's `traceparent` alone decides if its trace is recorded."""
         return self.tracing is None or not carries_more(request.headers)
 
-    def carried_unsampled(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
+    def meta_with_unsampled_trace(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
         """Return the `_meta` of a call whose trace is not recorded, with the trace context added, and the `traceparent`
         in it (empty if there is none). `correlation`: the trace id."""
         if self.tracing is None:
-            meta = self.carried(meta, request)
+            meta = self.meta_with_trace(meta, request)
             return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
         unsampled = UnsampledRequest(int(correlation, 16), 0)
         return unsampled.call(None, meta)[1], unsampled.parent.decode()

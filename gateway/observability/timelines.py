@@ -116,7 +116,7 @@ class _Waiting:
         if len(self._entries) > 2 * MAX_ENTRIES:
             del self._entries[:-MAX_ENTRIES]
 
-    def uncounted(self) -> tuple[int, int]:
+    def take_uncounted(self) -> tuple[int, int]:
         """Return how many calls were added since the last call of this method, and how many of these failed."""
         total, failed = self.total + len(self._calls), self.failed + _failures(self._calls)
         before, self._counted = self._counted, (total, failed)
@@ -230,7 +230,7 @@ class Timelines:
 
     def _count_of(self, some: Iterable[_Waiting]) -> None:
         for waiting in some:
-            calls, failed = waiting.uncounted()
+            calls, failed = waiting.take_uncounted()
             if calls and (session := waiting.known_session) is not None:
                 self._count(session, calls, failed)
 

@@ -9,8 +9,8 @@ A request comes in at `Calls.call`. Read this file from there downwards:
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
 5. May it: `_send` asks `gateway.relay.policy_admission`, which requests the server's lists if its decision needs them.
-6. Send: `start` (`gateway.relay.requests_to_server`) makes the request for the server, in the form of the server's era,
-   and sends it in the session's conversation with the server.
+6. Send: `send_call` (`gateway.relay.requests_to_server`) makes the request for the server, in the form of the server's
+   era, and sends it in the session's conversation with the server.
 7. Answer: the link passes each message to `Conversation.message`, which finds the call by its request id.
    `Exchange.finish` has a bridge translate it; `finish_translated` gives it the client's id and form, and pushes it to
    the reply (`gateway.relay.reply_delivery`). The wire sends it, unless another replica owns the session by now
@@ -74,7 +74,7 @@ from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
 from gateway.relay.policy_admission import AdmittedTool, CallTarget, checked
 from gateway.relay.reply_delivery import CallReply
-from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, start, waits
+from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, send_call, waits
 from gateway.relay.subscriptions import open_stream
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_loading import Resolved
@@ -492,7 +492,7 @@ class Intake:
         conversation, upstream = target.held_conversation, target.upstream
         assert conversation is not None
         meta = self._meta(request.params, exchange, who.correlation)
-        meta, trace = self._log.carried_unsampled(meta, request, who.correlation)
+        meta, trace = self._log.meta_with_unsampled_trace(meta, request, who.correlation)
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
         call = self.endpoints[request.endpoint].merged.named(upstream, call, target.named)
@@ -572,7 +572,7 @@ async def _send(
         exchange.answered_from(cache=True)
         answer_with(call, cached)
     elif conversation is not None:
-        await start(upstream, conversation, call, cache_key)
+        await send_call(upstream, conversation, call, cache_key)
         if isinstance(admitted, AdmittedTool) and not (settings.shared or settings.handles or admitted.is_changed):
             return CallTarget(upstream, conversation, admitted, named)
     return None

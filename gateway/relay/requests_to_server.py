@@ -53,7 +53,7 @@ class ServerAnswer:
 # -- calls of clients
 
 
-async def start(
+async def send_call(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
 ) -> None:
     """Send a call in this conversation. `cache_key` is the key of its result; None if the result must not be cached."""

@@ -101,7 +101,7 @@ def learnt(
     return found
 
 
-def united(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two tables that were learnt in different runs.
 
     Raises:
@@ -239,7 +239,7 @@ class Lesson:
 
 
 @asynccontextmanager
-async def watched(
+async def run_watched(
     settings: UpstreamSettings, sink: LineSink, stderr: Callable[[bytes], None]
 ) -> AsyncIterator[tuple[Process, Lesson]]:
     """Start a server without restrictions, but with a folder of its own, as under `strict`. Yield its process and a

@@ -18,7 +18,7 @@ from gateway.context.state_api import StateAccess, state_api
 from gateway.serving.composition import Parts
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.reload import Reload
-from gateway.upstreams.configuration_review import asking
+from gateway.upstreams.configuration_review import settings_for_asking
 from session_store import Backend, KeyRing, MemoryBackend, Session
 from session_store.tool_session import ToolSession
 
@@ -78,7 +78,7 @@ class Gateway:
     @classmethod
     def to_ask(cls, settings: Settings) -> "Gateway":
         """Build a gateway that serves no client, and through which commands ask the servers of these settings."""
-        return cls(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+        return cls(settings_for_asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def counted_apart(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
+def make_loop(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
     """Make an event loop. If this process is root, have the kernel count the loop's epoll watches for another user.
 
     The kernel counts watches for the real user of the process that made the epoll. A sandboxed server of the same user
@@ -156,7 +156,7 @@ class _Config(uvicorn.Config):
             return factory
         from gateway.serving.epoll_reserve import GuardedLoop  # where there is uvloop
 
-        return partial(counted_apart, GuardedLoop)
+        return partial(make_loop, GuardedLoop)
 
 
 class _Beside(uvicorn.Server):
@@ -271,7 +271,9 @@ def serve(
         if siblings is not None:
             stack.callback(siblings.close)
         try:
-            server, listener = stack.enter_context(opened(gateway, app, serves, welcome=welcome, siblings=siblings))
+            server, listener = stack.enter_context(
+                open_listeners(gateway, app, serves, welcome=welcome, siblings=siblings)
+            )
             server.run(sockets=[listener])
         except SystemExit:
             if not refused:
@@ -295,7 +297,7 @@ async def _tell(gateway: Gateway, welcome: Welcome, url: str) -> None:
 
 
 @contextlib.contextmanager
-def opened(
+def open_listeners(
     gateway: Gateway,
     app: Any,
     serves: Callable[[str], None],

@@ -103,7 +103,7 @@ class LegacyTasks:
 
         def shape(exchange: Exchange, result: Object) -> Object:
             if is_result:
-                self.relayed.known.over(live, handle)
+                self.relayed.known.release(live, handle)
                 return with_related(result, text) if related_id(result) else result
             if "taskId" in result:
                 self.relayed.note(exchange, handle, text, result, "ttl")

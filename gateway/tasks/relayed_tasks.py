@@ -200,7 +200,7 @@ class KnownTasks:
             logger.info("a session has more than %d tasks", MAX_KEPT, extra={"session": redact(live.session.id)})
             kept[0].step(KnownEvent.RELEASE)
 
-    def over(self, live: LiveSession, handle: TaskHandle) -> None:
+    def release(self, live: LiveSession, handle: TaskHandle) -> None:
         """Stop keeping the session and link of a task alive, because its client has got the result."""
         known = self._known.get(live, {}).get(handle)
         if known is not None:

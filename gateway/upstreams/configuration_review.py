@@ -60,7 +60,7 @@ class Reviewed:
         self.unasked: list[str] = []
 
 
-def asking(settings: Settings) -> Settings:
+def settings_for_asking(settings: Settings) -> Settings:
     """Return the settings without tracing, and with unmatched patterns allowed. For commands that only ask servers for
     their lists, and report the findings themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})

@@ -20,7 +20,7 @@ import pytest
 from gateway.observability import event_loop_watch
 from gateway.observability.event_loop_watch import BEAT_S, LoopWatch
 from gateway.observability.metrics import PAUSES_S, Histogram, Metrics
-from gateway.serving.uvicorn_server import counted_apart
+from gateway.serving.uvicorn_server import make_loop
 from tests.requirements import requirement
 
 # The timeout of other tests takes the process's alarm clock.
@@ -232,9 +232,9 @@ def test_the_loop_of_root_is_counted_for_another_user(monkeypatch: pytest.Monkey
         raise OSError(errno.EMFILE, "too many")
 
     with pytest.raises(OSError, match="too many"):
-        counted_apart(fail)
+        make_loop(fail)
     assert seen == [(65_533, -1, -1), "made", (0, -1, -1)]
     monkeypatch.setattr(os, "getresuid", lambda: (1_000, 1_000, 1_000))
     with pytest.raises(OSError, match="too many"):
-        counted_apart(fail)
+        make_loop(fail)
     assert seen[3:] == ["made"]

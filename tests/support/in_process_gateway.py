@@ -19,7 +19,7 @@ from gateway.config.difference import Difference
 from gateway.config.settings import GatewaySettings, Settings, load
 from gateway.observability.logs import configure_logging
 from gateway.serving.startup_greeting import Welcome
-from gateway.serving.uvicorn_server import opened
+from gateway.serving.uvicorn_server import open_listeners
 from session_store import KeyRing
 from tests.support.gateway_process import DEMO, server, with_patience
 from tests.support.waiting import GIVE_UP_S, eventually
@@ -85,7 +85,7 @@ def in_process_gateway(
 
         app = create_app(settings, gateway=gateway)
         # Not uvloop: libuv would end this process where a descriptor of its loop is gone.
-        opening = opened(gateway, app, serves, welcome=Welcome(), loop="asyncio")
+        opening = open_listeners(gateway, app, serves, welcome=Welcome(), loop="asyncio")
         serving, listener = stack.enter_context(opening)
         log.thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]}, daemon=True)
         log.thread.start()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sandbox.profile_learning import Learnt, learnt, united
+from gateway.sandbox.profile_learning import Learnt, learnt, merge_tables
 from tests.requirements import requirement
 from transports.upstream.walls.wall_specification import Grant
 
@@ -74,9 +74,9 @@ def test_what_was_learnt_in_several_runs_adds_up() -> None:
     first = {"profile": "strict", "read": ["/srv/a", "/srv/b/x"], "reach": ["localhost:1"], "listen": [80]}
     second = {"profile": "strict", "read": ["/srv/b", "/srv/c/y"], "write": ["/srv/c"], "listen": [80, 443]}
     both = first | {"read": ["/srv/a", "/srv/b"], "write": ["/srv/c"], "listen": [80, 443]}
-    assert united(first, second) == both == united(second, first) == united(both, second)
-    assert united({}, first) == first
+    assert merge_tables(first, second) == both == merge_tables(second, first) == merge_tables(both, second)
+    assert merge_tables({}, first) == first
     wrong: dict[str, Any]
     for wrong in ({"mcpServers": {}}, {"read": "/srv"}, {"listen": ["80"]}):
         with pytest.raises(ValueError):
-            united(wrong, first)
+            merge_tables(wrong, first)
