@@ -269,8 +269,8 @@ def head_of(name: str, session: Session | None) -> TimelineHead:
         return TimelineHead(session=name)
     return TimelineHead(
         session=name,
-        principal=_short(str(session.principal)),
-        client=_short(session.client.name),
+        principal=shortened_line(str(session.principal), _NAME_CHARS),
+        client=shortened_line(session.client.name, _NAME_CHARS),
         endpoint=session.endpoint,
         era=session.era,
         workspace=session.context.workspace,
@@ -304,10 +304,5 @@ def _summed(key: tuple[str, str, Outcome], calls: _Sum) -> TimelineEntry:
 
 
 def _harmless(entry: TimelineEntry) -> TimelineEntry:
-    return replace(
-        entry, name=_short(entry.name), why=shortened_line(scrubbed_start(entry.why, _WHY_CHARS), _WHY_CHARS)
-    )
-
-
-def _short(text: str) -> str:
-    return shortened_line(text, _NAME_CHARS)
+    why = entry.why and shortened_line(scrubbed_start(entry.why, _WHY_CHARS), _WHY_CHARS)
+    return replace(entry, name=shortened_line(entry.name, _NAME_CHARS), why=why)

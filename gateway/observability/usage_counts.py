@@ -117,7 +117,7 @@ class _Counted:
         if found is None:
             name = shortened_line(name, _NAME_CHARS)
             if name not in self.clients:
-                if sum(by == principal for by in self.brought.values()) >= MOST_CLIENTS_EACH:
+                if list(self.brought.values()).count(principal) >= MOST_CLIENTS_EACH:
                     name = OTHERS
                 elif len(self.clients) < MOST_WHO:
                     self.brought[name] = principal
