@@ -1,6 +1,7 @@
 """Keep the background tasks of one owner: hold a reference, log a failure, cancel them when the owner closes."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final, TypeVar
@@ -63,7 +64,7 @@ class Tasks:
             if self._shared is None:
                 self._shared = {}
             self._shared[key] = task
-            task.add_done_callback(lambda ended: self._forget(key, ended))
+            task.add_done_callback(functools.partial(self._forget, key))
         return task
 
     async def share(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -117,14 +118,10 @@ class Tasks:
             self._shared = self._shared or None
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running = _without(self._running, task)
         error = None if task.cancelled() else task.exception()  # marks the exception as retrieved
         if error is not None and (self._awaited is None or task not in self._awaited):
             logger.error("%s: task %s failed", self._owner, task.get_name(), exc_info=error)
-        self._awaited = _without(self._awaited, task)
-
-
-def _without(tasks: set[asyncio.Task[Any]] | None, task: asyncio.Task[Any]) -> set[asyncio.Task[Any]] | None:
-    if tasks is not None:
-        tasks.discard(task)
-    return tasks or None
+        for tasks in (self._running, self._awaited):
+            if tasks is not None:
+                tasks.discard(task)
+        self._running, self._awaited = self._running or None, self._awaited or None
