@@ -2,8 +2,9 @@
 
 import asyncio
 import difflib
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,14 +89,9 @@ def item_difference(
     if before is not None and now is not None and digest_of(before) == digest_of(now):
         return []
     what = "is new" if before is None else "is gone" if now is None else "has changed"
-    return [f"{TITLES[kind]} {server}/{revealed(name)} {what}", *(f"  {line}" for line in _diff(before, now))]
-
-
-def _diff(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Iterator[str]:
     old, new = ([] if item is None else revealed_lines(item) for item in (before, now))
-    for number, line in enumerate(difflib.unified_diff(old, new, lineterm="", n=2)):
-        if number > 1:  # the first two lines name files
-            yield line
+    lines = itertools.islice(difflib.unified_diff(old, new, lineterm="", n=2), 2, None)  # the first two name files
+    return [f"{TITLES[kind]} {server}/{revealed(name)} {what}", *(f"  {line}" for line in lines)]
 
 
 def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:

@@ -4,7 +4,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass
 from time import time
 from typing import Any, Final, Literal, Protocol
@@ -88,9 +88,9 @@ class UpstreamLinks:
         self.remote_session_changed = self.records.remote_session_changed
         self.known_handshake = self.known.handshake
 
-    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+    def connect(self, options: ConnectOptions, events: LinkEvents) -> Coroutine[Any, Any, Link]:
         """Open a link. Raises `UpstreamUnavailable`."""
-        return await self.upstream.connect(replace(options, schemas=self.known.mirrored_schemas), events)
+        return self.upstream.connect(replace(options, schemas=self.known.mirrored_schemas), events)
 
     def when_started(self, live: LiveSession | None, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once the next link of a session is open; with `live` None, the next link that belongs to no
@@ -197,33 +197,22 @@ class SessionLinks:
     modern client for which a legacy server gets a handshake; None if the session's own client has sent `initialize`.
     `correlation` is the id of the request for which the first link is opened."""
 
-    __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
+    __slots__ = """_caller _context _correlation _key _links _live _renewals
+        era is_gateway name quotes_output""".split()
 
     def __init__(
         self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
     ) -> None:
         self._links = links
+        self.name = links.name
+        self.era = key[1]
+        self.quotes_output = links.quotes != "none"
+        self.is_gateway = links.is_gateway
         self._live = live
         self._context, self._renewals = live.session.context, live.renewals
         self._key = key
         self._caller = caller
         self._correlation = correlation
-
-    @property
-    def name(self) -> str:
-        return self._links.name
-
-    @property
-    def quotes_output(self) -> bool:
-        return self._links.quotes != "none"
-
-    @property
-    def is_gateway(self) -> bool:
-        return self._links.is_gateway
-
-    @property
-    def era(self) -> Era:
-        return self._key[1]
 
     @property
     def _is_former(self) -> bool:
@@ -254,8 +243,8 @@ class SessionLinks:
     def secrets(self, given: ConnectOptions) -> set[str]:
         return self._links.resources.secrets(given)
 
-    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
-        return await self._links.connect(options, events)
+    def connect(self, options: ConnectOptions, events: LinkEvents) -> Coroutine[Any, Any, Link]:
+        return self._links.connect(options, events)
 
     def handshake(self) -> bytes | None:
         if self.era is not Era.LEGACY:

@@ -141,7 +141,9 @@ class Probe:
         era depends on it, test if the server accepts a handshake."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
-        if era is None and not facts.needs_credentials:
+        if era is not None:
+            return era
+        if not facts.needs_credentials:
             with contextlib.suppress(TasksClosed):
                 await self._tasks.share(_TRIAL, self._try_handshake)
         # A failed trial decides nothing. The handshake of the first client will.
