@@ -61,6 +61,8 @@ class ChildEnvironment:
             for name, (value, where) in self._configured(session).items()
             if where != own_setting(self.server) or is_template(value)
         }
+        if not configured:
+            return variables
         return variables | await self.secrets.fill(with_paths(configured, files), session.principal, token)
 
     def without_session(self) -> dict[str, str]:
@@ -71,6 +73,8 @@ class ChildEnvironment:
 
     def overriding(self, session: Session) -> frozenset[str]:
         """Return the variables of the server's own `env` whose values other settings replace for the session."""
+        if not self.own:
+            return frozenset()
         configured, own = self._configured(session), own_setting(self.server)
         return frozenset(name for name in self.own if configured[name][1] != own)
 

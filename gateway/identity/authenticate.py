@@ -156,7 +156,7 @@ class Identity:
                 §5.1).
         """
         who = self._known(headers, peer)
-        return None if who is None else self.with_fields(who, headers, peer)
+        return who if who is None or not self._header_fields else self.with_fields(who, headers, peer)
 
     def _known(self, headers: Mapping[str, str], peer: str) -> Authenticated | None:
         """Return the caller as `known` does, but without the context fields that headers of trusted proxies set."""
@@ -180,7 +180,7 @@ class Identity:
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
         """Return `who` with the context fields that a trusted proxy sets in headers. Raises `Refused` (401)."""
-        if not self._header_fields or peer not in self.proxies:
+        if peer not in self.proxies:
             return who
         try:
             fields = fields_in_headers(headers, self._header_fields)

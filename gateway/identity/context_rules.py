@@ -188,6 +188,8 @@ class ContextRules:
         ]
 
     def _applied_to(self, principal: Principal, context: Context) -> Rules:
+        if not self._rules:
+            return []
         return self._applied(self._matching(principal), context.workspace, context.provenance.workspace)
 
     def _values(
