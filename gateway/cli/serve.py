@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -112,20 +112,15 @@ def stdio(
         settings = with_url(loaded.settings, url, command) if url else with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         _log(loaded.notes)
-        if url:
-            _say_what_is_unset(url, settings.mcpServers["gateway"].headers)
+        headers = settings.mcpServers["gateway"].headers if url else {}
+        if url and "Authorization" not in headers:
+            logger.info("the gateway at %s gets no credential, because %s is not set", url, CREDENTIAL_VARIABLE)
+        if url and KEY_HEADER not in headers:
+            text = "the gateway at %s gets no session key, because %s is not set: the session ends with this program"
+            logger.info(text, url, KEY_VARIABLE)
         serve_stdio(settings, strict=strict)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
-
-
-def _say_what_is_unset(url: str, headers: Mapping[str, str]) -> None:
-    """Log which variables of `stdio --url` are not set, because its requests lack their headers."""
-    if "Authorization" not in headers:
-        logger.info("the gateway at %s gets no credential, because %s is not set", url, CREDENTIAL_VARIABLE)
-    if KEY_HEADER not in headers:
-        text = "the gateway at %s gets no session key, because %s is not set: the session ends with this program"
-        logger.info(text, url, KEY_VARIABLE)
 
 
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":

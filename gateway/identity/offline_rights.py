@@ -48,7 +48,12 @@ class OfflineRights:
             today = self._rules.context(principal, None, announced, announced_fields_of(granted))
         except Refused:
             return _FEWER
-        return "" if _covers(today, granted) else _FEWER
+        # Trust, workspace and fields must be equal: they have no order.
+        if (today.workspace, today.trust, today.fields) != (granted.workspace, granted.trust, granted.fields):
+            return _FEWER
+        if not set(granted.permissions) <= set(today.permissions):
+            return _FEWER
+        return _FEWER if today.read_only and not granted.read_only else ""
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
         """Return the reason why work that a principal has begun with the context `granted` must stop; empty if it may
@@ -65,13 +70,3 @@ class OfflineRights:
         if principal.issuer == API_KEY_ISSUER:
             return principal.subject in self._api_keys
         return principal.issuer in self._is_claimed
-
-
-def _covers(today: Context, granted: Context) -> bool:
-    """Return True if `today` grants all rights of `granted`. Trust, workspace and fields must be equal: they have no
-    order."""
-    return (
-        (today.workspace, today.trust, today.fields) == (granted.workspace, granted.trust, granted.fields)
-        and set(granted.permissions) <= set(today.permissions)
-        and (granted.read_only or not today.read_only)
-    )

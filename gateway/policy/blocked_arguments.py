@@ -113,8 +113,9 @@ def _texts(arguments: Any) -> tuple[list[str], list[str]]:
         value = waiting.pop()
         if isinstance(value, str):
             texts.append(value)
-            if number := _spelling(value):
-                texts.extend(_spelled(value, number))
+            plain = value.strip() if len(value) <= _MOST_SPELLED else ""
+            if plain and (not plain.isascii() or plain[0] in _BEGINS):  # else no server reads a number or truth value
+                texts.extend(_spelled(value, plain))
         elif isinstance(value, dict):
             names.extend(value)
             waiting.extend(value.values())
@@ -137,12 +138,6 @@ def _number(value: float) -> Iterator[str]:
         yield repr(value)
         if value.is_integer():
             yield _digits(int(value))
-
-
-def _spelling(text: str) -> str:
-    """Return the stripped text if a server may read it as a number or a truth value; else an empty string."""
-    plain = text.strip() if len(text) <= _MOST_SPELLED else ""
-    return "" if plain and plain.isascii() and plain[0] not in _BEGINS else plain
 
 
 def _spelled(text: str, plain: str) -> Iterator[str]:

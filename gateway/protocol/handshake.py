@@ -221,9 +221,12 @@ def _merged(results: Sequence[Object], *, incomplete: bool) -> dict[str, Any]:
     return {"capabilities": capabilities, **_instructions(results)}
 
 
+_UNSET: Final = (b"false", b"null", b"0", b'""', b"{}", b"[]")
+
+
 def _flagged(first: Object, value: Object) -> Object:
     """Merge two objects. A flag such as `listChanged`, `subscribe` or `directoryRead` is set if either sets it."""
-    return {**value, **{key: raw for key, raw in first.items() if key not in value or _is_set(raw)}}
+    return {**value, **{key: raw for key, raw in first.items() if key not in value or bytes(raw) not in _UNSET}}
 
 
 def _by_name(first: Object, value: Object) -> Object:
@@ -231,7 +234,3 @@ def _by_name(first: Object, value: Object) -> Object:
     if SKILLS in first and SKILLS in value:
         joined[SKILLS] = msgspec.Raw(encode(_flagged(object_of(first[SKILLS]), object_of(value[SKILLS]))))
     return joined
-
-
-def _is_set(raw: msgspec.Raw) -> bool:
-    return bytes(raw) not in (b"false", b"null", b"0", b'""', b"{}", b"[]")

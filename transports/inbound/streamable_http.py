@@ -185,7 +185,7 @@ class StreamableHttp:
             if not message.is_request:
                 await self._take(request, message, send)
                 return False
-            calling = self.call(request) if started is None else started.called()
+            calling = self._handler.call(request) if started is None else started.called()
             return await self._answer(request, calling, receive, send, None if started is None else started.quiet_at)
         except Refused as refused:
             await self._refuse(send, head.headers, refused, _id_of(message), again=head.again)

@@ -155,9 +155,8 @@ class HeldBody:
         self._taken = 0
 
     def grows_to(self, size: int) -> None:
-        """Record that `size` bytes of the body were read so far. Raises `Refused` (429): there is no room for them."""
-        if size <= SMALL_BODY_BYTES:
-            return
+        """Record that `size` bytes of the body were read so far, more than `SMALL_BODY_BYTES`. Raises `Refused` (429):
+        there is no room for them."""
         if not self._taken:
             self._counted_as = self._network()
         self._body_budget.take(self._counted_as, size - self._taken, self._taken)

@@ -100,7 +100,10 @@ class _Starter:
     """Receive the requests of the gateway, and fork a reaper for each."""
 
     def __init__(self, requests: socket.socket, groups: Groups, oom_score: _OomScore) -> None:
-        self.gateway = _open_parent()
+        self.gateway: int | None = None
+        """A descriptor that becomes readable when the gateway dies, even if a forked copy of it keeps sockets open."""
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or older than 5.3: the sockets' end has to do
+            self.gateway = os.pidfd_open(os.getppid())
         self.wakeups = Wakeups()
         self.reapers: dict[int, bool] = {}  # True: the server has walls, and its processes may have to be counted
         self.prototypes = Prototypes()
@@ -205,15 +208,6 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
         if _collect_reapers(reapers, groups) or orphans:
             orphans = _kill_orphans(reapers) | groups.clean()
     groups.close()
-
-
-def _open_parent() -> int | None:
-    """Return a descriptor that becomes readable when the gateway dies, even if a forked copy of the gateway keeps its
-    sockets open."""
-    try:
-        return os.pidfd_open(os.getppid())
-    except (AttributeError, OSError):  # not Linux, or older than 5.3: the end of the sockets has to do
-        return None
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
