@@ -28,7 +28,7 @@ from tests.support.mcp_clients import Legacy
 from tests.support.openid_provider import log_in, running_provider
 from tests.tools.obtain import node, npm_packages
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent
 CALLBACK = "http://localhost:9/callback"
 TOKEN_TTL_S = 4

@@ -20,7 +20,6 @@ from tests.matrix.run import Heard
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway
 
-pytestmark = pytest.mark.anyio
 Era = Literal["legacy", "2026-07-28"]
 ERAS = pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
 

@@ -23,8 +23,6 @@ from tests.support.free_ports import free_port
 from tests.support.mcp_clients import Legacy, events
 from tests.support.redis_server import RunningRedis
 
-pytestmark = pytest.mark.anyio
-
 
 def an_app(store: SdkEventStore) -> Any:
     server = MCPServer("on-its-own")

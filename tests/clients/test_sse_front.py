@@ -5,7 +5,6 @@ from typing import Any
 
 import anyio
 import httpx
-import pytest
 from mcp.client import Client
 from mcp.client.sse import sse_client
 
@@ -14,8 +13,6 @@ from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, replicas, running_gateway, server
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
-
-pytestmark = pytest.mark.anyio
 
 
 @requirement("spec.sse", "proc.gone")

@@ -23,8 +23,6 @@ from tests.support.redis_server import RunningRedis
 from tests.support.stdio_client import Typed
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.anyio
-
 
 def command(*more: str, child: Any = DEMO) -> list[str]:
     return [sys.executable, "-m", "gateway", "stdio", *more, "--", *child]

@@ -17,8 +17,6 @@ from transports.peer_frames import frame
 from transports.peer_server import Call, PeerServer, Rules
 from transports.peer_tls import PeerTls
 
-pytestmark = pytest.mark.anyio
-
 KEYS = [b"k" * 32]
 ANSWER = b"\0\x04head"
 

@@ -51,7 +51,6 @@ def test_a_mapped_port_may_be_that_of_clients_on_another_host() -> None:
     assert not is_same_place("127.0.0.1:0", "127.0.0.1:0")
 
 
-@pytest.mark.anyio
 async def test_a_store_on_this_machine_means_gateways_on_this_machine() -> None:
     for url in ("redis://127.0.0.1:6379/0", "redis://localhost", "redis://[::1]:6379", "redis://nowhere.invalid:1"):
         assert await own_address_towards(url) == "", url

@@ -64,7 +64,6 @@ def test_a_replica_with_an_older_file_has_a_newer_one_claim_the_sessions_of_a_de
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.anyio
 async def test_reloads_of_three_replicas_under_load_lose_nothing() -> None:
     rows: dict[str, dict[str, object]] = {}
     with running_redis() as redis:

@@ -122,7 +122,6 @@ async def counted(client: httpx.AsyncClient, session: str) -> httpx.Response:
 
 
 @requirement("rep.fence")
-@pytest.mark.anyio
 async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
     redis_server: RunningRedis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,7 +149,6 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
     assert len(told) == 1 and "do not find each other" in told[0] and "gateway.advertise" in told[0]
 
 
-@pytest.mark.anyio
 async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_lease_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,7 +180,6 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     assert await other.another() is None, "nothing is handed to it"
 
 
-@pytest.mark.anyio
 async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) -> None:
     ring = KeyRing(["k" * 40])
     async with inside(redis_server) as (one, _), inside(redis_server) as (other, _):

@@ -136,7 +136,6 @@ async def visits(request: Request) -> JSONResponse:
 
 
 @requirement("app.middleware", "app.small-store")
-@pytest.mark.anyio
 async def test_any_app_has_sessions_in_a_store_of_its_own() -> None:
     store = DictSessions()
     routes = [Route("/visits", visits, methods=["GET", "DELETE"])]

@@ -22,7 +22,6 @@ from tests.support.gateway_process import TOOL, running_gateway, server
 from tests.support.mcp_clients import Modern, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 
-pytestmark = pytest.mark.anyio
 KEYS = "k" * 40
 
 

@@ -307,7 +307,6 @@ def test_a_failed_tool_names_its_request(keyed: RunningGateway, http: httpx.Clie
     assert "io.github.mcp-session-gateway/trace" not in messages(good)[-1]["result"].get("_meta", {})
 
 
-@pytest.mark.anyio
 @requirement("pol.errors", "ops.redact")
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
 async def test_a_fault_of_ours_is_an_error_like_others(

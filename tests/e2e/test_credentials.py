@@ -206,7 +206,6 @@ def test_the_doctor_looks_at_the_files_modes(secret: Path, tmp_path: Path) -> No
 
 
 @requirement("wall.secrets", "ctx.credentials")
-@pytest.mark.anyio
 async def test_a_command_that_prints_a_secret_is_given_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_KEYS", KEY)
     monkeypatch.setenv("CLOUD_SECRET", "cloud")

@@ -64,7 +64,6 @@ def is_general_once(gateway: InProcessGateway, raw: Raw) -> None:
 # -- who takes it
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 @pytest.mark.parametrize("arguments", [{"n": 1}, None], ids=["arguments", "none"])
 async def test_calls_of_the_sdk_take_it(gateway: InProcessGateway, mode: Any, arguments: Any) -> None:

@@ -338,7 +338,6 @@ def test_a_connection_that_closes_does_not_end_the_session_of_a_key(
 
 
 @requirement("cli.session-key", "cli.session-key-lasts")
-@pytest.mark.anyio
 async def test_a_client_of_http_sse_names_its_session_by_a_key(pair: list[RunningGateway]) -> None:
     key, counts = secrets.token_hex(4), []
     for gateway in (*pair, pair[0]):

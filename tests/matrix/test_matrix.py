@@ -11,7 +11,6 @@ from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway, running_gateway
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("cell", CELLS, ids=" ".join)
 @requirement("spec.bridge", "spec.complete", "ctx.isolated")
 async def test_every_feature_passes(cell: tuple[str, str, str]) -> None:
@@ -42,7 +41,6 @@ def gateway() -> Iterator[RunningGateway]:
             yield running
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("era", CLIENTS)
 @requirement("spec.bridge", "spec.complete", "ctx.isolated")
 async def test_one_endpoint_serves_all_of_them(gateway: RunningGateway, era: str) -> None:

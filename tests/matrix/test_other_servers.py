@@ -13,7 +13,6 @@ from tests.requirements import requirement
 from tests.support.gateway_process import running_gateway, server
 from tests.tools.obtain import node, npm_packages
 
-pytestmark = pytest.mark.anyio
 EVERYTHING = {"@modelcontextprotocol/server-everything": "2026.8.31"}
 
 

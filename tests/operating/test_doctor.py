@@ -206,7 +206,6 @@ def behind_nginx(how: str, *bases: str) -> Iterator[str]:
 # -- the doctor measures the start of each server by itself, and says what a server that fails wrote last
 
 
-@pytest.mark.anyio
 @requirement("ops.config", "proc.last-words")
 async def test_each_start_is_measured_by_itself() -> None:
     good, ignoring = table_server(GOOD), 'grep --line-buffered -v server/discover | "$@"'

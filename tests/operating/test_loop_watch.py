@@ -24,7 +24,7 @@ from gateway.serving.uvicorn_server import make_loop
 from tests.requirements import requirement
 
 # The timeout of other tests takes the process's alarm clock.
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60, method="thread")]
+pytestmark = pytest.mark.timeout(60, method="thread")
 
 STALL_S = 0.2
 

@@ -27,7 +27,6 @@ from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.walls.wall_specification import Limits, Reach, Walls
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(bool(why_no_subtree()), reason=why_no_subtree() or "nothing is missing"),
 ]
 

@@ -28,7 +28,6 @@ from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.walls.kernel_support import probe
 from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
-pytestmark = pytest.mark.anyio
 PROGRAM = Path(tests.support.connecting_program.__file__).read_text(encoding="utf-8")
 NAMES = {"many.test": [f"2600::{n:x}" for n in range(30)], "api.test": ["127.0.0.1"], "rebound.test": ["10.0.0.5"]}
 

@@ -21,7 +21,6 @@ from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 KERNEL = ask_kernel()
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(bool(KERNEL.namespaces), reason=f"here, {KERNEL.namespaces}"),
 ]
 

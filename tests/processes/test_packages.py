@@ -28,8 +28,6 @@ from tests.tools.obtain import npx, python_with
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 SHOW = "#!/usr/bin/env node\nconsole.log(JSON.stringify([process.argv.slice(2), process.env, VERSION]))\n"
 SHOW_PYTHON = "import json, os, sys\ndef main():\n    print(json.dumps([sys.argv[1:], dict(os.environ), VERSION]))\n"
 DAY_S = 86_400.0

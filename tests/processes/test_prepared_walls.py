@@ -21,7 +21,7 @@ from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.prepared_walls import IDLE_S
 from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
-pytestmark = [pytest.mark.anyio, needs_walls, requirement("box.prepared")]
+pytestmark = [needs_walls, requirement("box.prepared")]
 
 LOOKS: Final = """
 import errno, json, os, sys

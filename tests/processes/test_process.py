@@ -31,8 +31,6 @@ from tests.requirements import requirement
 from transports.upstream.child_process import Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
 
-pytestmark = pytest.mark.anyio
-
 ROOT = Path(__file__).parents[2]
 
 

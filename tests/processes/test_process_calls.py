@@ -21,7 +21,6 @@ from transports.upstream.walls.system_call_gate import ProcessCalls
 from transports.upstream.walls.system_calls import NUMBERS, numbers
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(
         sys.platform != "linux" or os.uname().machine not in NUMBERS, reason="the gate is made for two machines"
     ),

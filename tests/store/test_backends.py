@@ -140,7 +140,6 @@ class TestSqliteEvents(EventLogContract):
         assert ours == theirs
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("table", ["users (id TEXT)", "sessions (id TEXT, cookie TEXT)"])
 async def test_a_sqlite_file_of_another_program_is_refused_and_left_as_it_is(table: str, tmp_path: Path) -> None:
     path = tmp_path / "other.db"
@@ -158,7 +157,6 @@ async def test_a_sqlite_file_of_another_program_is_refused_and_left_as_it_is(tab
     assert sorted(os.listdir(tmp_path)) == ["notes.txt", "other.db"]
 
 
-@pytest.mark.anyio
 async def test_a_missing_sqlite_file_is_made_only_for_those_who_want_it(tmp_path: Path) -> None:
     with pytest.raises(StoreMissing):
         await SqliteBackend(tmp_path / "sessions.db", create=False).open()

@@ -93,7 +93,6 @@ async def moving(cluster: RunningCluster) -> AsyncIterator[tuple[RedisBackend, s
     move.end()
 
 
-@pytest.mark.anyio
 async def test_a_slot_that_moves_loses_no_increment(
     cluster: RunningCluster, moving: tuple[RedisBackend, str, Move]
 ) -> None:
@@ -116,7 +115,6 @@ async def test_a_slot_that_moves_loses_no_increment(
     assert cluster.node(move.target).exists(state)
 
 
-@pytest.mark.anyio
 async def test_a_script_is_given_to_the_node_that_a_slot_moves_to(
     cluster: RunningCluster, moving: tuple[RedisBackend, str, Move]
 ) -> None:
@@ -128,7 +126,6 @@ async def test_a_script_is_given_to_the_node_that_a_slot_moves_to(
     move.end()
 
 
-@pytest.mark.anyio
 async def test_a_command_of_keys_of_which_some_have_moved_waits_for_the_others(
     cluster: RunningCluster, moving: tuple[RedisBackend, str, Move]
 ) -> None:
@@ -147,7 +144,6 @@ async def test_a_command_of_keys_of_which_some_have_moved_waits_for_the_others(
     assert await increment == 1 and refusals() > before
 
 
-@pytest.mark.anyio
 async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
     with running_cluster(replicas=True) as cluster:
         backend = RedisBackend(cluster.url)
@@ -178,7 +174,6 @@ async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
 
 
 @requirement("rep.failover")
-@pytest.mark.anyio
 @pytest.mark.parametrize("learns", ["from the node that was the master", "from the slot table"])
 async def test_a_copy_that_becomes_a_master_behind_an_open_connection_counts_as_newly_connected(learns: str) -> None:
     with running_cluster(replicas=True) as cluster:
@@ -201,7 +196,6 @@ async def test_a_copy_that_becomes_a_master_behind_an_open_connection_counts_as_
 
 
 @requirement("spec.stream-log")
-@pytest.mark.anyio
 async def test_a_node_that_does_not_answer_delays_nothing_of_the_others(patient: RunningCluster) -> None:
     backend = RedisBackend(patient.url)
     await backend.open()
@@ -238,7 +232,6 @@ async def test_a_node_that_does_not_answer_delays_nothing_of_the_others(patient:
 
 
 @requirement("spec.stream-log")
-@pytest.mark.anyio
 async def test_streams_are_followed_although_the_node_of_the_bus_does_not_answer(patient: RunningCluster) -> None:
     backend = RedisBackend(patient.url)
     await backend.open()
@@ -277,7 +270,6 @@ def patient(cluster: RunningCluster) -> Iterator[RunningCluster]:
     cluster.wait(lambda: all(cluster.state(port) == "ok" for port in cluster.masters))
 
 
-@pytest.mark.anyio
 async def test_a_single_server_is_told_to_be_no_cluster(redis_server: RunningRedis) -> None:
     backend = RedisBackend(redis_server.url.replace("redis://", "redis+cluster://").removesuffix("/0"))
     with pytest.raises(StoreError, match="cluster"):

@@ -15,7 +15,7 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.redis_server import RunningRedis, running_redis
 
-pytestmark = [pytest.mark.anyio, requirement("rep.redis")]
+pytestmark = requirement("rep.redis")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.sentinels import Sentinels, running_sentinels
 
-pytestmark = [pytest.mark.anyio, requirement("rep.redis")]
+pytestmark = requirement("rep.redis")
 
 
 @pytest.fixture

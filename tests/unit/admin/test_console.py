@@ -56,9 +56,6 @@ from tests.support.credentials import bearer, sha256
 from tests.unit.admin.test_verb_handlers import FakeEnding, FakeReplicas, an_environment, operations_of
 from transports.inbound.host_and_origin import Guard
 
-pytestmark = pytest.mark.anyio
-
-
 HOSTILE = "\u202e<script>alert(1)</script>"
 SESSION = "abcdefgh-the-secret-rest"
 TASK = "ijklmnop-the-secret-rest"

@@ -23,7 +23,7 @@ from tests.requirements import requirement
 from transports.era import LEGACY, MODERN
 from transports.inbound.modern_request_checks import VERSION_HEADER
 
-pytestmark = [pytest.mark.anyio, requirement("ops.try-tools")]
+pytestmark = requirement("ops.try-tools")
 
 CORRELATION = "0af7651916cd43dd8448eb211c80319c"
 ANSWER = {"id": "x", "result": {"content": []}}

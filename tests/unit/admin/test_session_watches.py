@@ -16,7 +16,7 @@ from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.unit.admin.test_verb_handlers import FakeReplicas, operations_of
 
-pytestmark = [pytest.mark.anyio, requirement("ops.frames-reason")]
+pytestmark = requirement("ops.frames-reason")
 
 THEIRS, OWN = "aaaaaaaa-of-a-client", "bbbbbbbb-of-olga"
 FRAME = SeenFrame(number=1, at=1.0, direction="client to gateway", kind="request", body="an argument")

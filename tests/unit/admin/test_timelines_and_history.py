@@ -18,7 +18,6 @@ from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
 FAST, SLOW = [0] * 5 + [10], [0] * 12 + [10]
 
 

@@ -37,8 +37,6 @@ from session_store.session import redact
 from session_store.testing import BOB, FakeClock, a_session, a_task
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
-
 
 def an_environment(session: Session, *servers: ServerEnvironment, why: str = "") -> SessionEnvironment:
     return SessionEnvironment(

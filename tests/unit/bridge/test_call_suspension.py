@@ -27,7 +27,7 @@ from tests.unit.calls import parts
 from tests.unit.calls.parts import until
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, encode, parse
 
-pytestmark = [pytest.mark.anyio, requirement("spec.unnamed-question")]
+pytestmark = requirement("spec.unnamed-question")
 
 META = b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"sampling":{}}}'
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}

@@ -30,8 +30,6 @@ from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object,
 from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 
 async def sent() -> tuple[FakeUpstream, Exchange]:
     """A call that its server has."""

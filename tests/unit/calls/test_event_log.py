@@ -13,7 +13,7 @@ from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from tests.requirements import requirement
 from tests.unit.calls.parts import turns
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30), requirement("spec.stream-log")]
+pytestmark = [pytest.mark.timeout(30), requirement("spec.stream-log")]
 
 A: LoggedFrame = (b"a", False)
 LAST: LoggedFrame = (b"last", True)

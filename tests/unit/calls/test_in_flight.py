@@ -15,8 +15,6 @@ from session_store.session import redact
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live
 
-pytestmark = pytest.mark.anyio
-
 
 class Fast:
     """A call on the fast path, which leaves it as an exchange with its number."""

@@ -28,8 +28,6 @@ from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 
 class HeldLink(FakeLink):
     """Closes once it may."""

@@ -21,8 +21,6 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode, parse
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_streams_of_an_earlier_process_are_ended_once_the_store_answers() -> None:
     events = Events()

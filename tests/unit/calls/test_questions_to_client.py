@@ -18,8 +18,6 @@ from tests.support.fake_upstream import a_call, a_live
 from tests.unit.calls.parts import Server, request
 from transports.jsonrpc import Message, encode, parse
 
-pytestmark = pytest.mark.anyio
-
 
 class Client:
     """The session's own stream."""

@@ -29,8 +29,6 @@ from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, Object, encode
 from transports.upstream_port import STANDALONE
 
-pytestmark = pytest.mark.anyio
-
 TOO_DEEP_PARAMS = {"_meta": {RELATED: msgspec.Raw(TOO_DEEP)}}
 """Params that are nested too deep where a message names its task."""
 VENDOR = "notifications/com.acme/changed"

@@ -26,7 +26,7 @@ from tests.unit.calls.parts import Events, until
 from transports.jsonrpc import encode
 from transports.reply_queue import MAX_QUEUED_BYTES
 
-pytestmark = [pytest.mark.anyio, requirement("spec.stream-log")]
+pytestmark = requirement("spec.stream-log")
 
 SESSION = a_session(FakeClock(), epoch=3)
 

@@ -46,7 +46,6 @@ class Fetching:
         self.known.latest = self
 
 
-@pytest.mark.anyio
 async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise the fetch would end with `check`, and no `check` would ever find the server."""
     gateway = Fetching(ends=True)
@@ -58,7 +57,6 @@ async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFi
     assert late == {"notes": "package-of-notes"}, "the wait is bounded"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("is_fetched", "line"),
     [

@@ -24,7 +24,7 @@ from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import OwnedByPeer, Refused
 
-pytestmark = [pytest.mark.anyio, requirement("rep.no-retry")]
+pytestmark = requirement("rep.no-retry")
 
 
 class Call:

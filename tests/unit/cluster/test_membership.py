@@ -18,7 +18,6 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.virtual_time import skip_waits
 
-pytestmark = pytest.mark.anyio
 anywhere, quick = requirement("rep.any"), requirement("rep.quick", "rep.store-down")
 
 

@@ -20,7 +20,7 @@ from tests.requirements import requirement
 from tests.unit.calls.parts import turns
 from transports.inbound_port import OwnedByPeer
 
-pytestmark = [pytest.mark.anyio, requirement("rep.fence")]
+pytestmark = requirement("rep.fence")
 
 
 async def replicas() -> tuple[Cluster, Cluster, Session]:

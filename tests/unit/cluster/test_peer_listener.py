@@ -31,7 +31,7 @@ from transports.peer_channel import PeerCall, PeerChannel, PeerConnectionLost, o
 from transports.peer_frames import SMALL_BYTES
 from transports.reply_queue import Frame, ReplyQueue
 
-pytestmark = [pytest.mark.anyio, requirement("rep.honest")]
+pytestmark = requirement("rep.honest")
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 PIECE = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}

@@ -31,8 +31,6 @@ from transports.peer_channel import (
 )
 from transports.peer_frames import MAX_CALLS
 
-pytestmark = pytest.mark.anyio
-
 LOST, TIMED_OUT = PeerConnectionLost(), PeerTimedOut()
 HEAD = (b"h", msgspec.msgpack.encode((200, [(b"content-type", b"application/json")])))
 END = (b"e", b"")

@@ -14,7 +14,7 @@ from gateway.context import authorization_server_client
 from gateway.context.authorization_server_client import AuthorizationServerClient, BadAnswer
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
+pytestmark = requirement("cred.consent")
 
 _MORE_THAN_AT_ONCE = 20
 

@@ -22,7 +22,7 @@ RESOURCE, ISSUER = "https://files.example/mcp", "https://login.example"
 PROTECTED = "https://files.example/.well-known/oauth-protected-resource/mcp"
 METADATA = f"{ISSUER}/.well-known/oauth-authorization-server"
 
-pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
+pytestmark = requirement("cred.consent")
 
 
 class Web(AuthorizationServerClient):

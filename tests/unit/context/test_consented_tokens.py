@@ -21,7 +21,7 @@ BOB = Principal(issuer="api-key", subject="bob")
 SETTINGS = ConsentSettings(resource="https://files.example/mcp")
 RING = KeyRing(["k" * 40])
 
-pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
+pytestmark = requirement("cred.consent")
 
 
 class Endpoint(AuthorizationServerClient):

@@ -10,7 +10,6 @@ from transports.upstream_port import UpstreamUnavailable
 
 
 @requirement("wall.secrets")
-@pytest.mark.anyio
 async def test_a_name_reaches_no_variable_of_the_gateways_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_KEYS", "the signing keys")
     monkeypatch.setenv("MCP_GATEWAY_alice", "hers")
@@ -29,7 +28,6 @@ def test_a_process_does_not_start_without_a_file_that_its_variables_name() -> No
 
 
 @requirement("wall.secrets")
-@pytest.mark.anyio
 async def test_a_placeholder_after_a_dollar_is_text_and_so_is_one_in_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORD", "${secret:other} $${secret:word}")
     monkeypatch.setenv("OTHER", "other")

@@ -13,7 +13,6 @@ from transports.upstream_port import UpstreamUnavailable
 
 
 @requirement("cred.refresh")
-@pytest.mark.anyio
 async def test_a_launcher_gets_no_folder_of_files_that_its_process_does_not_have() -> None:
     parts: list[Any] = [None, None, Limits(), None]
     with pytest.raises(UpstreamUnavailable, match=r"its launcher names \{secret_dir\}"):

@@ -17,7 +17,7 @@ from tests.requirements import requirement
 from tests.unit.calls.parts import turns, until
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = [pytest.mark.anyio, requirement("cred.refresh")]
+pytestmark = requirement("cred.refresh")
 
 REFUSED = UpstreamUnavailable("refused")
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.context.session_folders import SessionFolders
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("ctx.temp-dir")]
+pytestmark = requirement("ctx.temp-dir")
 
 
 @pytest.fixture

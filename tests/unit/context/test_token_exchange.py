@@ -15,8 +15,6 @@ from gateway.identity.credential_claims import CallerToken
 from tests.requirements import requirement
 from tests.support.http_thread import Handler, answering
 
-pytestmark = pytest.mark.anyio
-
 NOW = 1_000.0
 ADA = CallerToken("adas.own.token", NOW + 600, "all")
 

@@ -21,9 +21,6 @@ from gateway.upstreams.server_facts import ServerState
 from tests.requirements import requirement
 from tests.support.http_thread import Handler, answering
 
-pytestmark = pytest.mark.anyio
-
-
 UNREADABLE = {"gateway": {"port": "x"}}
 
 

@@ -18,7 +18,7 @@ from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.support.issuer import Issuer
 
-pytestmark = [pytest.mark.anyio, requirement("pol.auth")]
+pytestmark = requirement("pol.auth")
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,6 @@ def test_a_proxys_names_are_usable_and_utf_8() -> None:
 
 
 @requirement("pol.auth")
-@pytest.mark.anyio
 async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     honest = hmac.compare_digest
@@ -70,7 +69,6 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
 
 
 @requirement("wall.authority")
-@pytest.mark.anyio
 async def test_a_head_from_one_address_is_one_callers_while_its_credential_is_valid() -> None:
     auth = trusting_issuer({}, proxies=PROXIES)
     identity = Identity(api_keys={"ada": (sha256("key"),)}, allow_anonymous=True, auth=auth)

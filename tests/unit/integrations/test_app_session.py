@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import pytest
-
 from gateway.integrations.app_session import AppSession
 from session_store import StoreUnavailable
 from tests.requirements import requirement
 from tests.unit.integrations.apps import Client, FailingStore, app_of
 
-pytestmark = [pytest.mark.anyio, requirement("app.rotate")]
+pytestmark = requirement("app.rotate")
 
 
 async def test_a_session_gets_a_new_id_with_all_that_is_in_it_and_the_old_one_leads_nowhere() -> None:

@@ -10,8 +10,6 @@ from tests.requirements import requirement
 from tests.unit.integrations.apps import Client
 from transports.inbound_port import OwnedByPeer
 
-pytestmark = pytest.mark.anyio
-
 
 @requirement("app.embedding")
 async def test_a_request_whose_session_another_process_owns_is_told_so_before_the_app_sees_it() -> None:

@@ -31,9 +31,6 @@ from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
 from tests.unit.integrations.apps import KEY, Answer, Client, FailingStore, app_of, count, nothing
 
-pytestmark = pytest.mark.anyio
-
-
 GIVEN = {b"set-cookie", b"mcp-gateway-session", b"cache-control"}
 
 

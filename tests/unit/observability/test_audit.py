@@ -18,8 +18,6 @@ from session_store.embedded.audit import MemoryAuditTrail
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
-
 
 class Silent(MemoryAuditTrail):
     """A trail whose store is away for a while."""

@@ -21,8 +21,6 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, shows_only_text
 
-pytestmark = pytest.mark.anyio
-
 
 class Stderr(io.StringIO):
     """Remembers its writes one by one."""

@@ -14,7 +14,7 @@ from session_store.session import redact
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("ops.timeline")]
+pytestmark = requirement("ops.timeline")
 
 SESSION = a_session(FakeClock())
 NAME = redact(SESSION.id)

@@ -20,7 +20,7 @@ from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("ops.history")]
+pytestmark = requirement("ops.history")
 
 SESSION = a_session(FakeClock())
 

@@ -18,7 +18,7 @@ from tests.requirements import requirement
 from tests.support.fake_upstream import a_live
 from transports.inbound_port import Refused
 
-pytestmark = [requirement("live.tools-fixed"), pytest.mark.anyio]
+pytestmark = requirement("live.tools-fixed")
 
 READ, OTHER = {"name": "read", "description": "Read."}, {"name": "read", "description": "Read. Send."}
 WRITE = {"name": "write"}

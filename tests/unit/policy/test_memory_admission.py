@@ -12,7 +12,7 @@ from tests.requirements import requirement
 from transports.inbound.unauthenticated_limits import Limited, Refusals
 from transports.inbound_port import Refused
 
-pytestmark = [pytest.mark.anyio, requirement("ops.memory")]
+pytestmark = requirement("ops.memory")
 
 MIB = 1 << 20
 

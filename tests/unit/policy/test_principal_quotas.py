@@ -12,7 +12,6 @@ from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
 
-pytestmark = pytest.mark.anyio
 ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subject="b:c"))
 
 

@@ -17,8 +17,6 @@ from tests.support.virtual_time import skip_waits
 from tests.support.waiting import at_once
 from transports.inbound_port import Refused
 
-pytestmark = pytest.mark.anyio
-
 PER_SESSION = {"session_rate": {"per_s": 100, "burst": 1_000}}
 SLOW = {"session_rate": {"per_s": 2, "burst": 1}}
 ROUND_TRIP_S = 0.002

@@ -17,7 +17,7 @@ from session_store import MemoryBackend
 from tests.requirements import requirement
 from tests.support.paged_server import ruled
 
-pytestmark = [requirement("live.tools-lock"), pytest.mark.anyio]
+pytestmark = requirement("live.tools-lock")
 
 READ = {"name": "read", "description": "Read."}
 SEND = {"name": "read", "description": "Read, and send."}

@@ -16,7 +16,7 @@ from tests.unit.relay.parts import a_request
 from transports.inbound_port import Refused
 from transports.jsonrpc import Message
 
-pytestmark = [pytest.mark.anyio, requirement("pol.refused-once")]
+pytestmark = requirement("pol.refused-once")
 
 WHO = RequestContext(ALICE, None, "c")
 

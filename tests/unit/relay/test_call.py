@@ -56,8 +56,6 @@ from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.reply_queue import Frame
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 TOOLS = Tools([{"name": "count"}])
 
 

@@ -27,7 +27,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, encode
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = [pytest.mark.anyio, requirement("ext.relay")]
+pytestmark = requirement("ext.relay")
 
 ANYONE = Context(trust="direct")
 ACME: Any = {"extensions": {"com.acme/a": {}}}

@@ -36,7 +36,7 @@ from transports.jsonrpc import encode
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import Link, LinkClosed
 
-pytestmark = [pytest.mark.anyio, requirement("fast.same", "fast.falls-back")]
+pytestmark = requirement("fast.same", "fast.falls-back")
 
 OK = {"content": [{"type": "text", "text": "found"}], "resultType": "complete"}
 RESERVED = "io.github.mcp-session-gateway/session"

@@ -29,7 +29,7 @@ from transports.jsonrpc import Message, Object, encode, encode_notification
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = [pytest.mark.anyio, requirement("proc.late")]
+pytestmark = requirement("proc.late")
 
 WAIT_S = 0.05
 TOOLS = [{"name": "x"}]

@@ -33,7 +33,7 @@ from transports.inbound_port import Request
 from transports.jsonrpc import Message, Object, encode, parse
 from transports.reply_queue import Frame
 
-pytestmark = [pytest.mark.anyio, requirement("rep.honest")]
+pytestmark = requirement("rep.honest")
 
 WHO = RequestContext(ALICE, None, "c")
 PARAMS: Object = {"name": msgspec.Raw(b'"nap"'), "arguments": msgspec.Raw(b'{"n":1}')}

@@ -24,8 +24,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Message, encode
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 
 def tools(*names: str, **more: Any) -> dict[str, Any]:
     return {"tools": [{"name": name} for name in names], **more}

@@ -24,8 +24,6 @@ from transports.inbound_port import Refused
 from transports.upstream_port import UpstreamUnavailable
 from transports.work_steps import run_steps
 
-pytestmark = pytest.mark.anyio
-
 
 class ServerLists:
     """`lists` are those of the server, `asked` has the requests for them. It knows what was asked for before."""

@@ -10,7 +10,7 @@ from tests.requirements import requirement
 from tests.support.paged_server import NamedSession, PagedServer, a_call, merged, ruled
 from transports.inbound_port import Refused
 
-pytestmark = [pytest.mark.anyio, requirement("ext.apps")]
+pytestmark = requirement("ext.apps")
 
 APP = "ui://clock/app.html"
 SHOW = {"name": "show", "_meta": {"ui": {"resourceUri": APP}}}

@@ -22,7 +22,7 @@ from tests.unit.relay.parts import a_live
 from transports.jsonrpc import parse
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = [pytest.mark.anyio, requirement("spec.legacy")]
+pytestmark = requirement("spec.legacy")
 
 
 class Server(OneServer):

@@ -18,7 +18,7 @@ from gateway.sandbox.refusals import Refusals, SessionRefusals
 from tests.requirements import requirement
 from transports.upstream.walls.wall_specification import Reach
 
-pytestmark = [pytest.mark.anyio, requirement("box.names")]
+pytestmark = requirement("box.names")
 
 
 def asked(gates: SandboxGates, opened: contextlib.ExitStack, principal: str, name: str) -> socket.socket:

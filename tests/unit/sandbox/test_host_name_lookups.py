@@ -11,7 +11,7 @@ from gateway.sandbox.host_name_lookups import MAX_THREADS, MAX_WAITING, Found, L
 from tests.requirements import requirement
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, requirement("box.names")]
+pytestmark = requirement("box.names")
 
 
 class Names:

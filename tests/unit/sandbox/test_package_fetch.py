@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
 from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.package_fetch import places_of, registries_of
 from tests.requirements import requirement
 from transports.upstream.walls.network_rules import destination
 
-pytestmark = [pytest.mark.anyio, requirement("box.package-registries")]
+pytestmark = requirement("box.package-registries")
 
 
 def test_registries_are_found_in_words_variables_and_files(tmp_path: Path) -> None:

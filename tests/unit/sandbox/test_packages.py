@@ -14,7 +14,7 @@ from tests.requirements import requirement
 from transports.upstream.child_process import Command, ProcessFailed
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = [pytest.mark.anyio, requirement("box.package-errors")]
+pytestmark = requirement("box.package-errors")
 
 
 class Endless:

@@ -29,8 +29,6 @@ from tests.support.virtual_time import skip_waits
 from tests.unit.tasks.parts import a_task
 from transports.reply_queue import ReplyQueue
 
-pytestmark = pytest.mark.anyio
-
 
 @requirement("task.durable")
 async def test_no_failure_ends_the_upkeep(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from transports.inbound.connection_handover import MOST_MOVES
 from transports.inbound.connections import Connections
 from transports.inbound.unauthenticated_limits import Limits
 
-pytestmark = [pytest.mark.anyio, requirement("rep.workers")]
+pytestmark = requirement("rep.workers")
 
 
 VARIABLE = "MCP_GATEWAY_WORKER_SIBLINGS"

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession
@@ -12,8 +11,6 @@ from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, reques
 from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import Message
-
-pytestmark = pytest.mark.anyio
 
 
 def asked(agent: str = "node", **headers: Any) -> Request:

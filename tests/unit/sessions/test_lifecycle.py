@@ -19,8 +19,6 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts, Unreliable, refused, replicas
 from transports.work_steps import SCANNED_AT_ONCE, SENT_AT_ONCE
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_session_is_created_once_for_its_alias_and_counted_once() -> None:
     parts = Parts(policy=PolicySettings(principal_sessions=1))

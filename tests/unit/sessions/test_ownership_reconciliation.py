@@ -20,7 +20,7 @@ from tests.requirements import requirement
 from tests.support.virtual_time import skip_waits
 from tests.unit.sessions.parts import Parts, replicas
 
-pytestmark = [pytest.mark.anyio, requirement("rep.failover")]
+pytestmark = requirement("rep.failover")
 
 ROUNDS = 3
 """Within a lease: a part of the sessions with each beat."""

@@ -12,8 +12,6 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.inbound_port import Refused
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_change_is_in_the_store_and_in_the_cached_record_until_the_session_has_ended() -> None:
     parts = Parts()

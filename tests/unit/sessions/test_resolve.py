@@ -28,8 +28,6 @@ from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB, NOBODY, Parts, Unrelia
 from transports.era import Era
 from transports.inbound_port import HandlerCache, OwnedByPeer, Refused, Request
 
-pytestmark = pytest.mark.anyio
-
 MODERN = Era.MODERN
 KEY: dict[str, Any] = {"mcp_gateway_session_key": "agent-1"}
 KEYED = request(MODERN, **KEY)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from gateway.cluster.ownership import Forwarded
@@ -14,8 +13,6 @@ from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB, Parts, refused, request
 from transports.inbound_port import Request
-
-pytestmark = pytest.mark.anyio
 
 KEYED: dict[str, Any] = {"mcp_gateway_session_key": "agent-1"}
 

@@ -50,7 +50,6 @@ async def has_default(asked: Request, **settings: Any) -> bool:
     return await Parts(**settings).aliases.of_default(asked, ALICE) is not None
 
 
-@pytest.mark.anyio
 @requirement("cli.isolated", "cli.default")
 async def test_only_a_client_that_certainly_brings_nothing_back_has_a_default_session() -> None:
     for agent in ("node", "curl/8.5.0", "Go-http-client/2.0"):
@@ -65,7 +64,6 @@ async def test_only_a_client_that_certainly_brings_nothing_back_has_a_default_se
     assert not await has_default(request(MODERN, cookie="lang=en")), "it keeps cookies"
 
 
-@pytest.mark.anyio
 @requirement("cli.default-shared")
 async def test_a_client_that_would_share_is_refused_with_its_line_if_the_operator_says_so() -> None:
     with pytest.raises(Refused) as refusal:
@@ -76,7 +74,6 @@ async def test_a_client_that_would_share_is_refused_with_its_line_if_the_operato
     assert not await has_default(request(MODERN, mcp_gateway_session="new"), default_session="refuse")
 
 
-@pytest.mark.anyio
 @requirement("cli.default")
 async def test_an_operator_adds_clients_that_bring_nothing_back() -> None:
     asked = request(MODERN, client="agent", user_agent="somebody's own/1")

@@ -20,8 +20,6 @@ from tests.unit.sessions.parts import FOR_ALICE, Parts, replicas, request
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import encode
 
-pytestmark = pytest.mark.anyio
-
 
 class SlowToWrite:
     """A store whose updates wait for `may_write`; reads do not wait for them."""

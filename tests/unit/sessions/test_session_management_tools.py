@@ -3,15 +3,12 @@
 import itertools
 from typing import Final
 
-import pytest
-
 from gateway.sessions.session_management_tools import own_sessions
 from session_store import MemoryBackend, Principal
 from session_store.current_tool_session import bound_session, tool_session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
 ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subject="b:c"))
 
 

@@ -19,7 +19,7 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
 
-pytestmark = [requirement("id.carriers", "id.bound"), pytest.mark.anyio]
+pytestmark = requirement("id.carriers", "id.bound")
 
 READ = {"name": "read", "inputSchema": {"type": "object", "properties": {"file": {"type": "string"}}}}
 OWN = {"name": "own", "inputSchema": {"type": "object", "properties": {"session": {"type": "integer"}}}}

@@ -10,7 +10,7 @@ from session_store.ports.tool_state import MAX_VALUE_BYTES
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("app.small-store")]
+pytestmark = requirement("app.small-store")
 
 
 class Documents:

@@ -8,8 +8,6 @@ from session_store.session import origin_of
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
-
 
 @requirement("life.bounded")
 async def test_a_full_store_evicts_the_least_recently_used_idle_session() -> None:

@@ -26,7 +26,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.reply_queue import ReplyQueue
 
-pytestmark = [pytest.mark.anyio, requirement("task.relay")]
+pytestmark = requirement("task.relay")
 
 
 class Parts:

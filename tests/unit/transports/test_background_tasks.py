@@ -8,8 +8,6 @@ import pytest
 
 from transports.background_tasks import Tasks, TasksClosed, first_of
 
-pytestmark = pytest.mark.anyio
-
 
 class Work:
     """A run that waits for the test, and counts how often it was started."""

@@ -15,7 +15,7 @@ from transports.peer_authentication import Answering, Asking, OtherKeys, Sealed,
 from transports.peer_channel import PeerCall, PeerConnectionLost, PeerReplaced, PeerUnproven, open_channel
 from transports.peer_server import Call, PeerServer, Rules
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60), requirement("rep.sealed")]
+pytestmark = [pytest.mark.timeout(60), requirement("rep.sealed")]
 
 Change = Callable[[bytes], bytes]
 OLD, NEW = b"o" * 32, b"n" * 32

@@ -25,7 +25,7 @@ from transports.peer_frames import (
 )
 from transports.peer_server import AnsweringChannel, Call, CallLeft, PeerServer, Rules
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 KEYS = [b"k" * 32]
 

@@ -2,11 +2,7 @@
 
 import asyncio
 
-import pytest
-
 from transports.reply_queue import MAX_QUEUED_BYTES, Frame, ReplyQueue
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_frames_come_in_order_and_end_with_the_final_one() -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Generator
 
 import msgspec
-import pytest
 
 from transports.work_steps import LARGE_BYTES, is_large, let_others_run, run_steps, run_steps_with_pauses
 
@@ -32,7 +31,6 @@ async def turns_of_others(work: object) -> int:
     return turns
 
 
-@pytest.mark.anyio
 async def test_others_have_a_turn_between_steps() -> None:
     assert await turns_of_others(run_steps_with_pauses(steps(5))) >= 5
     assert await turns_of_others(let_others_run()) >= 1

@@ -14,8 +14,6 @@ from gateway.upstreams.configuration_review import CORRECT, compare, compare_lat
 from gateway.upstreams.server_facts import ServerFacts
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
-
 NO_SCHEMAS: Any = SimpleNamespace(unusable=lambda server, tools: {}, unchecked=lambda tools: {}, approved=lambda *_: [])
 
 

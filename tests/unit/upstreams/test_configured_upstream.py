@@ -42,8 +42,6 @@ from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
 from transports.upstream_port import ConnectOptions, LinkEvents, UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 
 def upstream(name: str) -> ConfiguredUpstream:
     anything: Any = SimpleNamespace(results=ResultCache(0))

@@ -25,7 +25,7 @@ from transports.jsonrpc import Message, encode
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, UpstreamUnavailable
 
-pytestmark = [pytest.mark.anyio, requirement("up.era")]
+pytestmark = requirement("up.era")
 
 RESULT = {"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {}}
 Answer = Callable[[Any], httpx2.Response]

@@ -21,8 +21,6 @@ from tests.unit.upstreams.parts import Enclosed, returning, walls_of
 from transports.upstream.walls.resolved_paths import is_within
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 CLOCK = FakeClock()
 CONSENT = ConsentSettings(resource="https://a.example/mcp")
 HEADERS = {"Authorization": "Bearer ${secret:files}"}

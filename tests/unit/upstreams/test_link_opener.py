@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.resources_for_links import LinkResources
 from gateway.upstreams.link_env_and_headers import secrets_of_link
@@ -17,7 +15,6 @@ from transports.upstream_port import ConnectOptions
 
 
 @requirement("ops.frames", "cred.refresh")
-@pytest.mark.anyio
 async def test_secrets_of_a_process_that_starts_are_hidden_from_who_watches_already() -> None:
     files: Any = SimpleNamespace(known=["the token in a file"])
     given = ConnectOptions(env={"WORD": "the word of a variable"})

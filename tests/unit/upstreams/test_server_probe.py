@@ -16,8 +16,6 @@ from tests.unit.upstreams.parts import NO_METHOD, Server
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-pytestmark = pytest.mark.anyio
-
 DISCOVERED = b'{"capabilities":{}}'
 NO_HANDSHAKE = HandshakeRefused(msgspec.Raw(NO_METHOD))
 NO_HEADER = HandshakeRefused(msgspec.Raw(b'{"code":-32020,"message":"no MCP-Protocol-Version"}'))

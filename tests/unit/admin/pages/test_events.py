@@ -17,8 +17,6 @@ from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.admin.test_verb_handlers import FakeReplicas, operations_of
 
-pytestmark = pytest.mark.anyio
-
 NOON = 20_000 * 86_400.0 + 43_200
 ANN = "https://idp.example:ann"
 

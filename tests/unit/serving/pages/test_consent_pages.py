@@ -14,7 +14,7 @@ from session_store import Principal
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 
-pytestmark = [pytest.mark.anyio, requirement("cred.consent")]
+pytestmark = requirement("cred.consent")
 
 BASE = "http://localhost:8080"
 RESOURCE = "http://127.0.0.1:9/mcp"

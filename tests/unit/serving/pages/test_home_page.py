@@ -15,9 +15,6 @@ from gateway.serving.gateway import Gateway
 from gateway.version import __version__
 from tests.requirements import requirement
 
-pytestmark = pytest.mark.anyio
-
-
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"}
 SERVERS = {"payroll-secret": {"url": "http://127.0.0.1:9/mcp"}}
 

@@ -5,15 +5,11 @@ import sqlite3
 from pathlib import Path
 from time import time
 
-import pytest
-
 from session_store.embedded.quotas import MemoryExpiringFlags, MemoryQuotas, MemoryRates
 from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.store.parts import opened
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_of_too_many_marks_those_are_dropped_that_were_not_used_for_longest() -> None:

@@ -13,7 +13,7 @@ from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.tasks.parts import a_task
 
-pytestmark = [pytest.mark.anyio, requirement("task.bytes")]
+pytestmark = requirement("task.bytes")
 
 
 @pytest.fixture

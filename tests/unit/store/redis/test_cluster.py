@@ -12,7 +12,7 @@ from session_store.redis.cluster import RedisDirectory
 from session_store.redis.sessions import RedisSessionStore
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("rep.quick", "rep.failover")]
+pytestmark = requirement("rep.quick", "rep.failover")
 
 
 class Server:

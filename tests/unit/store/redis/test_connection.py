@@ -2,11 +2,7 @@
 
 import asyncio
 
-import pytest
-
 from session_store.redis.connection import SharedRun
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_concurrent_callers_share_a_run_and_a_cancelled_one_does_not_end_it() -> None:

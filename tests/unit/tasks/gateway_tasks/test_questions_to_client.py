@@ -26,7 +26,7 @@ from transports.era import Era
 from transports.jsonrpc import encode
 from transports.upstream_port import LinkClosed
 
-pytestmark = [pytest.mark.anyio, requirement("task.durable")]
+pytestmark = requirement("task.durable")
 ASKS = {
     "status": "input_required",
     "pollIntervalMs": 1,

@@ -17,8 +17,6 @@ from tests.requirements import requirement
 from tests.unit.store.parts import opened
 from tests.unit.tasks.parts import a_task
 
-pytestmark = pytest.mark.anyio
-
 NOW = 1_700_000_001.0
 MOST = 1 << 20
 

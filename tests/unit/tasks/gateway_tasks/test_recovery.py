@@ -20,7 +20,7 @@ from transports.era import Era
 from transports.jsonrpc import encode
 from transports.upstream_port import UpstreamUnavailable
 
-pytestmark = [pytest.mark.anyio, requirement("task.durable")]
+pytestmark = requirement("task.durable")
 
 
 async def test_of_two_replicas_one_runs_a_task_again() -> None:

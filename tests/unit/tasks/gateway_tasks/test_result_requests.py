@@ -25,7 +25,7 @@ from transports.inbound.unauthenticated_limits import BodyBudget
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 
-pytestmark = [pytest.mark.anyio, requirement("task.asked")]
+pytestmark = requirement("task.asked")
 
 CLIENT = encode({"clientInfo": {"name": "c", "version": "1"}, "capabilities": {"elicitation": {}}})
 QUESTION = {"message": msgspec.Raw(b'"who?"'), "requestedSchema": msgspec.Raw(b'{"type":"object"}')}

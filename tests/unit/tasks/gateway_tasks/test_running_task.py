@@ -24,7 +24,7 @@ from tests.unit.tasks.parts import Replica, Store, Tasks, a_task, one_that_runs
 from transports.jsonrpc import INTERNAL_ERROR, encode_notification
 from transports.reply_queue import Frame
 
-pytestmark = [pytest.mark.anyio, requirement("task.durable")]
+pytestmark = requirement("task.durable")
 
 ERRORS: dict[bytes, tuple[int, str, bool]] = {
     b'{"code":-32000,"message":"boom","data":1e400}': (-32000, "boom", True),

@@ -20,7 +20,7 @@ from tests.unit.tasks.parts import CALLER, HANDLES, Replica, Store, an_exchange,
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 
-pytestmark = [pytest.mark.anyio, requirement("task.make")]
+pytestmark = requirement("task.make")
 
 TOOL = Called(server="main", name="build", is_repeatable=True, task_support="required")
 PARAMS = {"name": msgspec.Raw(b'"build"'), "arguments": msgspec.Raw(b"{}")}

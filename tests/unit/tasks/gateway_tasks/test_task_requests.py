@@ -20,7 +20,7 @@ from tests.unit.calls.parts import turns
 from tests.unit.tasks.parts import Replica, Store, a_task, handle_of, one_that_runs, result
 from transports.inbound_port import Refused
 
-pytestmark = [pytest.mark.anyio, requirement("task.asked")]
+pytestmark = requirement("task.asked")
 
 T = TypeVar("T")
 

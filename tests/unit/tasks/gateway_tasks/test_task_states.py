@@ -27,9 +27,6 @@ from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
 from tests.unit.tasks.parts import one_that_runs
 
-pytestmark = pytest.mark.anyio
-
-
 json_values = st.recursive(
     st.none() | st.text('[]{}"\\\\\\n\u00e9', max_size=8) | st.integers(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('[{"\\\\', max_size=3), inner, max_size=3),

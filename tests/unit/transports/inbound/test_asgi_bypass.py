@@ -24,7 +24,7 @@ from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, HeaderList, Request
 from transports.reply_queue import Frame, ReplyQueue
 
-pytestmark = [pytest.mark.anyio, requirement("hot.memory")]
+pytestmark = requirement("hot.memory")
 
 BODY = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
 HEAD = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(BODY)

@@ -18,7 +18,7 @@ from transports.inbound.post_parsing import LengthChecks
 from transports.inbound.unauthenticated_limits import Limits
 from transports.inbound_port import OwnedByPeer, Refused, Request
 
-pytestmark = [pytest.mark.anyio, requirement("spec.batch")]
+pytestmark = requirement("spec.batch")
 
 
 @requirement("rep.no-retry")

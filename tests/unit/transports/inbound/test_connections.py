@@ -9,7 +9,7 @@ from tests.requirements import requirement
 from transports.inbound.connections import Connections, Phase
 from transports.inbound.unauthenticated_limits import Limited, Limits
 
-pytestmark = [pytest.mark.anyio, requirement("wall.before-auth")]
+pytestmark = requirement("wall.before-auth")
 
 
 class Waiting:

@@ -11,7 +11,7 @@ from tests.support.mcp_clients import modern_body
 from transports.inbound.lasting_connection import LastingConnection
 from transports.jsonrpc import encode
 
-pytestmark = [pytest.mark.anyio, requirement("wire.connection-survives")]
+pytestmark = requirement("wire.connection-survives")
 
 
 class Answered:

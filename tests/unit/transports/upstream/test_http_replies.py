@@ -10,8 +10,6 @@ from transports.testing import RecordedEvents
 from transports.upstream.http_replies import LEAST_S, MOST_S, ReplyReader, StreamPlace, pause_s
 from transports.upstream.non_message_lines import LineBudget
 
-pytestmark = pytest.mark.anyio
-
 REQUEST = parse(encode_request(7, "ping", b"{}"))
 ANSWER = b'{"jsonrpc":"2.0","id":7,"result":{}}'
 STREAM = {"content-type": "text/event-stream"}

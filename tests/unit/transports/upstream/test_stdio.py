@@ -89,7 +89,6 @@ def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFix
     assert len(caplog.messages) == MOST_KINDS + 1
 
 
-@pytest.mark.anyio
 @requirement("proc.ends")
 async def test_a_server_that_hangs_at_each_start_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -106,7 +105,6 @@ async def test_a_server_that_hangs_at_each_start_does_not_fill_the_log(
     assert told.startswith("server files was ended after 29.9 s, before it had sent a message")
 
 
-@pytest.mark.anyio
 @requirement("proc.ends", "box.tree-limits")
 async def test_a_child_that_hangs_is_not_told_as_killed_and_one_that_the_kernel_ended_says_why(
     caplog: pytest.LogCaptureFixture,
@@ -174,7 +172,6 @@ class Child:
 
 
 @requirement("proc.warm")
-@pytest.mark.anyio
 @pytest.mark.parametrize("has_sent", [False, True])
 async def test_a_prestarted_child_that_has_sent_something_is_ended_and_not_used(has_sent: bool) -> None:
     child, events = Child(), RecordedEvents()

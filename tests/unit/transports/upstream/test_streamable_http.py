@@ -19,8 +19,6 @@ from transports.testing import RecordedEvents
 from transports.upstream.streamable_http import HttpLink, HttpUpstream, modern_version
 from transports.upstream_port import ConnectOptions
 
-pytestmark = pytest.mark.anyio
-
 VERSION = "io.modelcontextprotocol/protocolVersion"
 MODERN = {VERSION: "2026-07-28"}
 SESSION = '["2025-11-25","s-1"]'
