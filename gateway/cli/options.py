@@ -170,13 +170,9 @@ def options(command: Command) -> Command:
 
 def _refuse_empty(context: typer.Context, typed: Mapping[str, Any]) -> None:
     for parameter in context.command.params:
-        if parameter.name is not None and _is_empty(typed.get(parameter.name), parameter.opts[0]):
+        value, option = typed.get(parameter.name or ""), parameter.opts[0]
+        # Of a repeated option, no value may be empty. Arguments of a server's command may be.
+        if value in ("", Path()) or (isinstance(value, list) and option.startswith("-") and "" in value):
             problem = "the value is empty; give one, or leave it out. In a script, check that the variable is set"
-            what = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar
+            what = option if option.startswith("-") else parameter.metavar
             raise typer.BadParameter(problem, ctx=context, param_hint=f"'{what}'")
-
-
-def _is_empty(value: Any, name: str) -> bool:
-    """Return True for an empty text or path, and for a repeated option (`name`) with an empty text among its values.
-    Arguments of a server's command may be empty."""
-    return value in ("", Path()) or (isinstance(value, list) and name.startswith("-") and "" in value)

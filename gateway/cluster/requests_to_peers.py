@@ -343,7 +343,12 @@ class PeerRequests:
                 copies.returned()
                 return Outcome.MOVED
             elif kind == b"r":
-                return self._after_refusal(payload, copies, reply)
+                if payload == Refusal.SEEN.value.encode():
+                    reply.start()
+                    return Outcome.LOST  # a copy of the request has arrived, on a connection that broke
+                copies.last_refused()
+                logger.error("another gateway on this store refuses requests of this one: compare keys and clocks")
+                raise unreachable()
             elif kind == b"e":
                 await reply.end(payload)
                 return Outcome.ANSWERED
@@ -396,14 +401,6 @@ class PeerRequests:
         except (PeerTimedOut, PeerConnectionLost):
             pass
         return Outcome.LOST
-
-    def _after_refusal(self, payload: bytes, copies: Copies, reply: RelayedReply) -> Outcome:
-        if payload == Refusal.SEEN.value.encode():
-            reply.start()
-            return Outcome.LOST  # a copy of the request has arrived, on a connection that broke
-        copies.last_refused()
-        logger.error("another gateway on this store refuses requests of this one: compare their keys and clocks")
-        raise unreachable()
 
     async def hold(self, peers: Mapping[str, str]) -> bool:
         """Ask replicas (addresses by name) to claim no session of this one for a while. Return True if all agree."""

@@ -6,7 +6,7 @@ parts that live as long as the process. If they differ, they are named, and stay
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -149,22 +149,16 @@ def applied(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Settings:
         value = getattr(kept, name)
         if name in _RELOADED:
             value = getattr(new.gateway, name)
-        update = _update(name, kept, new.gateway, paths, restart)
+        # Single settings that are treated unlike their object: the new ones if the object is kept, the old ones if it
+        # is new.
+        source = kept if name in _RELOADED else new.gateway
+        moved = (path for path in paths if "." in path and _is_reloaded(path, restart) is (name not in _RELOADED))
+        update = {(part := path.partition(".")[2]): getattr(getattr(source, name), part) for path in moved}
         if update:
             value = value.model_copy(update=update)
         if paths or name in kept.model_fields_set:
             given[name] = value
     return _validated({"mcpServers": new.mcpServers, "gateway": given}, new.gateway.origins)
-
-
-def _update(
-    name: str, old: GatewaySettings, new: GatewaySettings, paths: Iterable[str], restart: Set[str]
-) -> dict[str, Any]:
-    """Return the values of single settings in the object `name` that are treated unlike the object: the new ones if the
-    object is kept, the old ones if the object is new."""
-    source = old if name in _RELOADED else new
-    moved = (path for path in paths if "." in path and _is_reloaded(path, restart) is (name not in _RELOADED))
-    return {(part := path.partition(".")[2]): getattr(getattr(source, name), part) for path in moved}
 
 
 def _validated(document: Mapping[str, Any], origins: Origins | None) -> Settings:

@@ -42,7 +42,11 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
         for upstream, task in zip(gateway.upstreams, asked, strict=True):
             await task
             yield _finding(upstream, gateway.parts.servers.packages.fetching(upstream.name), settings.gateway.secrets)
-        yield await check_memory(gateway, settings)
+        # Forecast the memory of sessions from the processes that the doctor has started, one for each server.
+        servers = {process.top: process.server for process in gateway.memory if process.top}
+        found = await asyncio.to_thread(tree_bytes, list(servers))
+        measured = {servers[top]: size for top, size in found.items()}
+        yield forecast(settings, measured, gateway.memory.state(), 0 if (of := machine_memory()) is None else of.total)
         async for finding in _policy(gateway):
             yield finding
 
@@ -121,15 +125,6 @@ async def _policy(gateway: Gateway) -> AsyncIterator[Finding]:
         )
     elif not found.unmatched and not found.unusable:
         yield ok("policy", "all patterns match something the servers list, and the tools' input schemas are valid")
-
-
-async def check_memory(gateway: Gateway, settings: Settings) -> Finding:
-    """Measure the processes that the doctor has started, one for each server, and forecast the memory of sessions from
-    them."""
-    servers = {process.top: process.server for process in gateway.memory if process.top}
-    found = await asyncio.to_thread(tree_bytes, list(servers))
-    measured = {servers[top]: size for top, size in found.items()}
-    return forecast(settings, measured, gateway.memory.state(), 0 if (of := machine_memory()) is None else of.total)
 
 
 def forecast(settings: Settings, measured: Mapping[str, int], state: MemoryState, machine: int) -> Finding:

@@ -130,8 +130,8 @@ class ConsentPages:
             if is_answer:
                 return self._page("Go back and enter a credential.", 401)
             return self._page("Whose request was it? The gateway has to know that it is yours.", server="…", key=True)
-        settings = self._settings_for(link, principal)
-        if settings is None:
+        settings = self.credentials.consent_of(link.secret, principal)
+        if settings is None or grant_name(link.secret, settings, principal) != link.grant:  # the link of another
             self.audit.record("refused", principal=str(principal), reason="a link to consent is of somebody else")
             return self._page("This link belongs to a request of somebody else. Nothing has happened.", 403)
         if is_answer:
@@ -157,12 +157,6 @@ class ConsentPages:
                 self._attempts.wrong(CLIENT.get())
                 self.audit.record("refused", reason="unknown credential on a page for consent")
             raise
-
-    def _settings_for(self, link: Link, principal: Principal) -> ConsentSettings | None:
-        """Return the settings of a link's secret; None if the link is not the principal's."""
-        settings = self.credentials.consent_of(link.secret, principal)
-        is_own = settings is not None and grant_name(link.secret, settings, principal) == link.grant
-        return settings if is_own else None
 
     # -- to the authorization server, and back
 
