@@ -159,7 +159,11 @@ class PeerCall:
             raise PeerFault(f"a frame {kind!r} is out of place")
         if kind == b"w":
             self._credit = credit_after(payload, self._credit)
-            self._send_body()
+            while self._credit and self._at < len(self._body):  # as much of the rest of the body as the peer allows
+                piece = self._body[self._at : self._at + min(self._credit, PIECE_BYTES)]
+                self._at += len(piece)
+                self._credit -= len(piece)
+                self._channel.add(frame(b"B" if self._at == len(self._body) else b"b", self.number, piece))
             return
         if kind == b"n":
             self._may_have_run = False
@@ -179,14 +183,6 @@ class PeerCall:
             self._expected = b""
         self._frames.append((kind, payload))
         self.wake()
-
-    def _send_body(self) -> None:
-        """Send as much of the rest of the body as the peer's credit allows."""
-        while self._credit and self._at < len(self._body):
-            piece = self._body[self._at : self._at + min(self._credit, PIECE_BYTES)]
-            self._at += len(piece)
-            self._credit -= len(piece)
-            self._channel.add(frame(b"B" if self._at == len(self._body) else b"b", self.number, piece))
 
     def time_out(self) -> None:
         """Wake a waiting reader, because nothing has come from the peer for too long."""

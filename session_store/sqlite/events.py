@@ -82,7 +82,14 @@ class SqliteEventLog(Tables):
         found = db.execute("SELECT MAX(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
         new = [entry for entry in entries if entry.number > (found or 0)]
         rows = [(session_id, number, stream, frame) for number, stream, frame, ends, _, _ in new if frame or not ends]
-        _insert(db, rows)
+        # With few statements: at its end, each waits for Python's interpreter lock, and many would slow the store
+        # while the event loop is busy.
+        at = 0
+        for size in _ROWS_AT_ONCE:
+            statement = f"INSERT INTO events VALUES {', '.join(['(?, ?, ?, ?)'] * size)}"
+            while len(rows) - at >= size:
+                db.execute(statement, [value for row in rows[at : at + size] for value in row])
+                at += size
         db.execute("UPDATE logs SET written_at = ? WHERE session = ?", (self.clock(), session_id))
         self._trim(db, session_id)
         for entry in new:
@@ -246,17 +253,6 @@ def drop_log(db: sqlite3.Connection, session_id: str) -> None:
     """Delete a session's events, and all that is known of its streams."""
     for table in ("events", "streams", "requests", "logs"):
         db.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
-
-
-def _insert(db: sqlite3.Connection, rows: Sequence[_Row]) -> None:
-    """Insert rows with few statements. At its end, each statement waits for Python's interpreter lock: many statements
-    would slow the store while the event loop is busy, as when a server floods it with messages."""
-    at = 0
-    for size in _ROWS_AT_ONCE:
-        statement = f"INSERT INTO events VALUES {', '.join(['(?, ?, ?, ?)'] * size)}"
-        while len(rows) - at >= size:
-            db.execute(statement, [value for row in rows[at : at + size] for value in row])
-            at += size
 
 
 def _topic(session_id: str) -> str:

@@ -174,7 +174,14 @@ class HttpConnection(HttpToolsProtocol):
                 if self._head.size > self._limits.head_bytes:
                     self._refuse(_too_long(self._limits.head_bytes))
             elif self._in_body:
-                self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
+                # Data with nothing but trailers or chunk extensions must not go on for ever.
+                is_overhead = was_in_body and self._body_bytes == body_bytes
+                self._overhead = self._overhead + len(data) if is_overhead else 0
+                if self._overhead > self._limits.head_bytes:
+                    self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
+                elif self._body_bytes > self._limits.body_bytes and self.cycle.response_complete:
+                    self._others.refusals[Limited.BODY_SIZE] += 1
+                    self._leave(b"")  # the request has its answer already
 
     def is_between_requests(self) -> bool:
         """Return True if all requests were answered, no byte of another one has arrived, and the connection takes
@@ -240,16 +247,6 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
-
-    def _look_at_body(self, overhead: int) -> None:
-        """Check the sizes of the body and of its trailers so far. `overhead` is the size of received data with nothing
-        but trailers or chunk extensions; 0 for other data."""
-        self._overhead = self._overhead + overhead if overhead else 0
-        if self._overhead > self._limits.head_bytes:
-            self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
-        elif self._body_bytes > self._limits.body_bytes and self.cycle.response_complete:
-            self._others.refusals[Limited.BODY_SIZE] += 1
-            self._leave(b"")  # the request has its answer already
 
     # -- responses
 

@@ -150,7 +150,9 @@ class NetworkCalls:
         if size > MAX_BYTES:
             return errno.EINVAL
         raw = read_memory(made.thread, pointer, size)
-        if _is_stand_in(theirs, raw):
+        # A stand-in that is being connected to an Internet address:
+        is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
+        if is_packets and len(raw) >= _FAMILY.size and _FAMILY.unpack_from(raw)[0] in INTERNET:
             return self._connect_stand_in(made, theirs, raw) if self._listener.is_valid(made) else errno.ESRCH
         given = read_address(raw, theirs.family)
         if isinstance(given, AbstractName):
@@ -276,12 +278,6 @@ class NetworkCalls:
         if len(self._own_listeners) > _MAX_OWN_LISTENERS:
             del self._own_listeners[next(iter(self._own_listeners))]
         return 0
-
-
-def _is_stand_in(theirs: socket.socket, address: bytes) -> bool:
-    """Return True if the socket is a stand-in that is being connected to an Internet address."""
-    is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
-    return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
 
 
 def _attempt_unix(theirs: socket.socket, path: str) -> int:
