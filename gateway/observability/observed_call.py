@@ -142,14 +142,10 @@ class ObservedCall:
         for watcher in watchers:
             watcher(self, outcome, answer)
 
-    def calls_tool(self, server: str, tool: str, slow_s: float) -> None:
+    def calls_tool(self, server: str, tool: str, slow_s: float, *, is_listed: bool) -> None:
         """Set the tool and its server for logs and records, which need them also if the call is never sent. The call is
-        logged as slow if it takes longer than `slow_s` seconds."""
-        self.meant_for, self.tool, self.slow_s = server, tool, slow_s
-
-    def calls_unlisted(self) -> None:
-        """Record that the server does not list the tool of this call."""
-        self.is_listed = False
+        logged as slow if it takes longer than `slow_s` seconds. `is_listed`: the server lists the tool."""
+        self.meant_for, self.tool, self.slow_s, self.is_listed = server, tool, slow_s, is_listed
 
     def answered_from(self, *, cache: bool) -> None:
         """Record whether the answer, or part of it, is from the cache. The log says `cached` only if all parts are."""

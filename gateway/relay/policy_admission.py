@@ -111,9 +111,7 @@ class AdmittedTool:
 
     def begins(self, exchange: Exchange, params: Object | None = None) -> None:
         """Note in the exchange which tool it calls, for logs, the audit trail and the limit of slow calls."""
-        exchange.calls_tool(self._decision.server, self.name, self.slow_s)
-        if not self.is_listed:
-            exchange.calls_unlisted()
+        exchange.calls_tool(self._decision.server, self.name, self.slow_s, is_listed=self.is_listed)
         if self._audit.calls:
             tool = f"{self._decision.server}/{self.name}"
             given = b"" if params is None else bytes(params.get("arguments", b""))
