@@ -336,7 +336,7 @@ class ConfiguredUpstream:
             # Another URL does not know the MCP session ids of the former one.
             for entry in live.session.remote:
                 if msgspec.json.decode(entry, type=tuple[str, str, str])[0] == self._links.name:
-                    await self._links.remote_session_changed(live, entry, "")
+                    await self._links.records.remote_session_changed(live, entry, "")
 
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended from shared conversations, waiting callbacks and cached results."""

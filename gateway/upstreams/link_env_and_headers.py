@@ -185,7 +185,7 @@ class SessionResources:
     async def _for_child(
         self, session: Session, env: Mapping[str, str], correlation: str, files: SecretFiles | None = None
     ) -> LinkResources:
-        sandbox = self.sandboxed.sandbox(session.context.trust)
+        sandbox = self.sandboxed.by_trust.sandbox(session.context.trust)
         facts = self.environment.facts.all_of(session, correlation)
         resources = await self.grants.for_child(session, facts, env, sandbox.launcher, self.settings.env, files)
         given = msgspec.structs.replace(resources.given, overriding=self.environment.overriding(session))
@@ -217,7 +217,7 @@ class SessionResources:
             resources.close()
             raise
         forget = functools.partial(self.grants.folders.forget, session.id)
-        sandbox = self.sandboxed.sandbox(session.context.trust)
+        sandbox = self.sandboxed.by_trust.sandbox(session.context.trust)
         return PrestartedProcess(resources, link, self.environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
@@ -226,7 +226,7 @@ class SessionResources:
         prestarted = self.take_prestarted(session)
         if prestarted is None:
             return None
-        sandbox, comparable = self.sandboxed.sandbox(session.context.trust), self.environment.comparable(env)
+        sandbox, comparable = self.sandboxed.by_trust.sandbox(session.context.trust), self.environment.comparable(env)
         if not prestarted.is_good or (prestarted.env, prestarted.sandbox) != (comparable, sandbox):
             await prestarted.close()
             return None

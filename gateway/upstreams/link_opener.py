@@ -84,9 +84,6 @@ class UpstreamLinks:
         self.start_times_s: deque[float] = deque(maxlen=_START_TIMES)
         self._awaited: dict[LiveSession | None, list[Callable[[], None]]] = {}
         self.is_gateway = self.settings.is_gateway
-        # Methods of `SessionRecorder`, and of `gateway.upstreams.server_facts.KnownFacts`:
-        self.remote_session_changed = self.records.remote_session_changed
-        self.known_handshake = self.known.handshake
 
     def connect(self, options: ConnectOptions, events: LinkEvents) -> Coroutine[Any, Any, Link]:
         """Open a link. Raises `UpstreamUnavailable`."""
@@ -166,7 +163,7 @@ class SharedLinks:
         self.frames: WatchedMessages | None = None
         self.resources = links.resources.shared
         self.connect = links.connect
-        self.known_handshake = links.known_handshake
+        self.known_handshake = links.known.handshake
         self.answered, self.failed = links.answered, links.failed
 
     def secrets(self, given: ConnectOptions) -> set[str]:
@@ -254,7 +251,7 @@ class SessionLinks:
         return self._live.session.client.initialize_params
 
     def known_handshake(self) -> bytes | None:
-        return self._links.known_handshake()
+        return self._links.known.handshake()
 
     def replay(self) -> list[bytes]:
         session, permits = self._live.session, self._links.permits
@@ -278,7 +275,7 @@ class SessionLinks:
         entry, known = _recorded(self._live, self._key)
         if resume != known:
             changed = encode([self._key[0], self._key[2].decode(), resume]).decode() if resume else ""
-            await self._links.remote_session_changed(self._live, entry, changed)
+            await self._links.records.remote_session_changed(self._live, entry, changed)
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
         why = _NO_HANDSHAKE if self.era is Era.MODERN and pid is not None else ""

@@ -40,7 +40,6 @@ class SandboxedResources:
 
     def __post_init__(self) -> None:
         self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
-        self.sandbox = self.by_trust.sandbox
 
     async def shared(self, env: Mapping[str, str]) -> LinkResources:
         """Return the resources of a link that belongs to no session, or to many, with walls and the variables `env`.

@@ -139,7 +139,7 @@ class Enclosed:
     async def link(self, session: str = "s1", trust: str = "direct", **env: str) -> LinkResources:
         options = ConnectOptions(env=env, began=self.began.append)
         given = LinkResources(given=options, close=lambda: self.ended.append("closed"))
-        return await self.sandboxed.of_session(given, session, self.sandboxed.sandbox(trust))
+        return await self.sandboxed.of_session(given, session, self.sandboxed.by_trust.sandbox(trust))
 
 
 def walls_of(link: LinkResources) -> Walls:

@@ -91,7 +91,8 @@ async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tri
         name="fake", quotes="none", connect=connect, resources=SimpleNamespace(), is_gateway=False
     )
     source.resources.shared = returning(LinkResources())
-    source.started = source.answered = source.failed = source.known_handshake = lambda *_: None
+    source.started = source.answered = source.failed = lambda *_: None
+    source.known = SimpleNamespace(handshake=lambda: None)
     shared = SharedConversations(source, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
     assert shared.output_tail == ()
     await shared.of(Era.MODERN).ready()
@@ -428,7 +429,9 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
         ),
         "quotas": SimpleNamespace(hold_process=returning(lambda: None)),
         "take_prestarted": lambda _: prestarted,
-        "sandboxed": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(now)),
+        "sandboxed": SimpleNamespace(
+            by_trust=SimpleNamespace(sandbox=SANDBOXES.__getitem__), of_session=returning(now)
+        ),
     }
     live: Any = SimpleNamespace(session=a_session(CLOCK, context=replace(SESSION.context, trust=trust)), token=None)
     found = await SessionResources(UpstreamSettings(command="cat"), **parts).of(live, live.session.context, "", "")
