@@ -368,11 +368,6 @@ class LiveSession(Usage):
         self.return_watch = watch
         self.changed()
 
-    def client_returned(self) -> None:
-        """Give the links their normal idle time, because the client has sent a second request."""
-        for conversation in self.conversations.values():
-            conversation.links.stop_idle_after(conversation.deadlines.idle_stop_s)
-
     # -- its end
 
     async def close_outdated_links(self, *, finish_calls: bool) -> None:

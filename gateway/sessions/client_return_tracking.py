@@ -237,7 +237,9 @@ class ReturnTracker:
             return ""
         if watch.is_waiting:
             watch.returned()
-            live.client_returned()
+            # Its links get their normal idle time.
+            for each in live.conversations.values():
+                each.links.stop_idle_after(each.deadlines.idle_stop_s)
         client = watch.default_of
         if client is None:
             live.watch_return(None)
