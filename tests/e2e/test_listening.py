@@ -1,12 +1,9 @@
 """Streams of notifications: acknowledged before servers have started, and ended or begun again with them."""
 
-import json
 import os
 import shlex
 import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,8 @@ import pytest
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, events, messages, modern_body, modern_headers, streamed, tool_text
+from tests.support.listening import SUBSCRIPTION, listening
+from tests.support.mcp_clients import Legacy, Modern, messages, streamed, tool_text
 from tests.support.waiting import eventually
 
 START_S = 2.0
@@ -87,46 +85,7 @@ def test_a_stream_ends_with_an_error_if_its_only_server_does_not_start(cold: Col
     assert last["id"] == "mine" and last["error"]["code"] == code and name in last["error"]["message"]
 
 
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 NOTIFIES = (*PROBE, "notifies", "modern-only")
-
-
-class Stream:
-    """An acknowledged `subscriptions/listen`, and what has come of it. `session` is the token of its session."""
-
-    def __init__(self, response: httpx.Response, began: float) -> None:
-        self.session = response.headers["mcp-gateway-session"]
-        self._chunks = response.iter_text()
-        self._text = ""
-        self.first = self.until(1)[0]
-        self.acknowledged_s = time.monotonic() - began
-        assert self.first["method"] == "notifications/subscriptions/acknowledged"
-
-    @property
-    def seen(self) -> list[Any]:
-        return [json.loads(data) for _, data in events(self._text[: self._text.rfind("\n\n") + 2]) if data]
-
-    def until(self, count: int) -> list[Any]:
-        """The first messages, so many."""
-        while len(self.seen) < count:
-            self._text += next(self._chunks)
-        return self.seen
-
-    def rest(self) -> list[Any]:
-        """All messages, once the gateway has ended the stream."""
-        self._text += "".join(self._chunks)
-        return self.seen
-
-
-@contextmanager
-def listening(url: str, request_id: object = "mine") -> Iterator[Stream]:
-    body = modern_body("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, request_id=request_id)
-    began = time.monotonic()
-    with (
-        httpx.Client(timeout=20) as own,
-        own.stream("POST", url, json=body, headers=modern_headers(body)) as response,
-    ):
-        yield Stream(response, began)
 
 
 @pytest.fixture(scope="module")

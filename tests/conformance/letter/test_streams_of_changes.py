@@ -1,6 +1,5 @@
 """Streams of changes of 2026-07-28, on HTTP and on the gateway's own stdin and stdout."""
 
-import contextlib
 import json
 import signal
 import threading
@@ -14,43 +13,13 @@ from tests.conformance.letter.conftest import Letter
 from tests.conformance.letter.test_http_endpoint import DONE, line, lines, log
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, running_gateway, server
-from tests.support.mcp_clients import Modern, events, modern_body, modern_headers
+from tests.support.listening import SUBSCRIPTION, WANTED, listening
+from tests.support.mcp_clients import Modern, modern_body
 from tests.support.stdio_client import Typed
 
 pytestmark = requirement("spec.letter")
 
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 LEVEL = "io.modelcontextprotocol/logLevel"
-WANTED = {"notifications": {"toolsListChanged": True}}
-
-
-class Stream:
-    """An open `subscriptions/listen`."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self._chunks = response.iter_text()
-        self.text = ""
-
-    @property
-    def seen(self) -> list[Any]:
-        return [json.loads(data) for _, data in events(self.text[: self.text.rfind("\n\n") + 2]) if data]
-
-    def until(self, method: str) -> None:
-        while not any(message.get("method") == method for message in self.seen):
-            self.text += next(self._chunks)
-
-    def rest(self) -> None:
-        self.text += "".join(self._chunks)
-
-
-@contextlib.contextmanager
-def listening(url: str, request_id: Any, headers: Any = None) -> Iterator[Stream]:
-    body = modern_body("subscriptions/listen", WANTED, request_id=request_id)
-    sent = modern_headers(body) | (headers or {})
-    with httpx.Client(timeout=20) as http, http.stream("POST", url, json=body, headers=sent) as response:
-        stream = Stream(response)
-        stream.until("notifications/subscriptions/acknowledged")
-        yield stream
 
 
 def test_a_stream_begins_with_what_is_honoured_and_has_only_that(letter: Letter, http: httpx.Client) -> None:
@@ -64,7 +33,7 @@ def test_a_stream_begins_with_what_is_honoured_and_has_only_that(letter: Letter,
         announcing = threading.Thread(target=lambda: Modern(url, http).tool("announce"))
         announcing.start()
         for stream in (first, second):
-            stream.until("notifications/tools/list_changed")
+            stream.until(2)
         announcing.join(10)
     for stream, own in ((first, "a"), (second, 7)):
         assert stream.seen[0]["method"] == "notifications/subscriptions/acknowledged"
