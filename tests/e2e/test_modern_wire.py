@@ -23,7 +23,6 @@ from tests.support.mcp_clients import (
     tool_text,
     without_id,
 )
-from tests.support.waiting import eventually
 
 PV = "io.modelcontextprotocol/protocolVersion"
 FORM = {"name": {"action": "accept", "content": {"name": "Ada"}}}
@@ -127,16 +126,6 @@ def test_a_state_is_good_for_its_own_request_and_principal_only(keyed: RunningGa
         assert without_id(answer.json()["error"])["data"] == {"reason": "invalid_request_state"}
     assert alice.tool("whoami", headers={"MCP-Gateway-Session": state}).status_code == 404
     assert tool_text(alice.send("tools/call", retry)) == "Hello, Ada!"
-
-
-@requirement("spec.modern")
-def test_leaving_cancels(probe: RunningGateway, http: httpx.Client) -> None:
-    url = probe.at("probe")
-    token = Modern(url, http).tool("pid").headers["mcp-gateway-session"]
-    client = Modern(url, http, headers={"MCP-Gateway-Session": token})
-    client.leave_while_it_hangs()
-    heard = eventually(lambda: "client disconnected" in tool_text(client.tool("cancelled")))
-    assert heard, "the server was told that the call is cancelled"
 
 
 @requirement("wall.before-auth")

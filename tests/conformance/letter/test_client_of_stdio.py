@@ -95,11 +95,13 @@ def test_a_client_that_leaves_cancels_its_call_and_no_other(letter: Letter, http
 
     def cancelled() -> list[Any]:
         (of_its_process,) = (sent for path in letter.records(name) if call in (sent := messages_of(path)))
-        return [m["params"]["requestId"] for m in of_its_process if m.get("method") == "notifications/cancelled"]
+        told = [m["params"] for m in of_its_process if m.get("method") == "notifications/cancelled"]
+        return [(params["requestId"], params["reason"]) for params in told]
 
-    assert eventually(lambda: cancelled() == [call["id"]])
+    once = [(call["id"], "the client disconnected")]
+    assert eventually(lambda: cancelled() == once)
     assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-    assert cancelled() == [call["id"]], "none for a call that has been answered"
+    assert cancelled() == once, "none for a call that has been answered"
 
 
 def test_what_a_server_says_of_a_call_that_was_cancelled_is_ignored(letter: Letter, http: httpx.Client) -> None:

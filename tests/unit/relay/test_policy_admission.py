@@ -111,18 +111,34 @@ def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template_to_be_read
 
 
 @requirement("wall.decoded", "pol.late-patterns")
-@pytest.mark.parametrize("method", ["resources/read", "resources/subscribe", "subscriptions/listen", "prompts/get"])
-def test_the_patterns_of_a_server_that_came_late_are_compared_before_it_serves_what_they_protect(method: str) -> None:
-    server = Listing(prompts=SECRET, resource_uris=SECRET_ROWS)
-    server.settings = SimpleNamespace(handles=False, prompts={"secrt*": None}, resource_uris={"db:/secret/*": None})
-    server.unreviewed = {"prompts", "resources"}
-    wanted = asked(method, name="open", uri="file:///a", notifications={"resourceSubscriptions": ["file:///a"]})
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("tools/call", "tools"),
+        ("prompts/get", "prompts"),
+        *((method, "resources") for method in ("resources/read", "resources/subscribe", "subscriptions/listen")),
+    ],
+)
+def test_the_patterns_of_a_server_that_came_late_are_compared_before_it_serves_what_they_protect(
+    method: str, kind: str
+) -> None:
+    def late(tool: str, prompt: str, uri: str) -> Listing:
+        server = Listing(prompts=SECRET, resource_uris=SECRET_ROWS, tools={"drop": ToolSettings(slow_s=1)})
+        patterns = {"tools": {tool: None}, "prompts": {prompt: None}, "resource_uris": {uri: None}}
+        server.settings = SimpleNamespace(handles=False, **patterns)
+        server.unreviewed = {"tools", "prompts", "resources"}
+        return server
+
+    misspelt, right = late("dorp", "secrt*", "db:/secret/*"), late("dr*", "op*", "db://*")
+    names = {"name": "drop" if kind == "tools" else "open", "uri": "file:///a"}
+    wanted = a_call(
+        method, live=a_live(), trust="sandboxed", **names, notifications={"resourceSubscriptions": ["file:///a"]}
+    )
     for _ in range(2):
         with pytest.raises(UpstreamUnavailable, match="its policy names"):
-            server.ask(wanted)
-    server.settings = SimpleNamespace(handles=False, prompts={"op*": None}, resource_uris={"db://*": None})
-    server.ask(wanted)
-    assert server.unreviewed == {"resources" if method == "prompts/get" else "prompts"}, "and compared no more"
+            misspelt.ask(wanted)
+    right.ask(wanted)
+    assert misspelt.unreviewed - right.unreviewed == {kind}, "what was compared is compared no more"
 
 
 def test_a_completion_is_decided_on_as_what_it_belongs_to() -> None:
