@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern
 
@@ -80,8 +80,7 @@ def test_opening_counts_by_address_and_by_principal(http: httpx.Client) -> None:
         assert opened("192.0.2.2, 10.1.2.3") == [200, 200, 200, 429]
         assert opened("2001:db8::1") == [200, 200, 200, 429] and opened("2001:db8::ffff:1") == [429] * 4
         assert Modern(gateway.url, http, headers=come_from("192.0.2.1")).send("tools/list").status_code == 200
-    keys = {name: sha256(key) for name, key in KEYS.items()}
-    with running_gateway(SERVERS, options={"api_keys": keys, "policy": {"opening_rate": slow}}) as gateway:
+    with running_gateway(SERVERS, options={"api_keys": API_KEYS, "policy": {"opening_rate": slow}}) as gateway:
         alice, bob = (Legacy(gateway.url, http, headers=bearer(KEYS[name])) for name in ("alice", "bob"))
         statuses = []
         for _ in range(4):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.compose_topology import BALANCERS
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.http_bytes import listener_of
 from tests.support.wire import ACCEPT, Wire, ask, call_body, head, rpc
@@ -72,8 +72,7 @@ CORPUS: Final = corpus()
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    keys = {name: sha256(key) for name, key in KEYS.items()}
-    with running_gateway({"probe": server(PROBE, shared=True)}, options={"api_keys": keys}) as running:
+    with running_gateway({"probe": server(PROBE, shared=True)}, options={"api_keys": API_KEYS}) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement
 from tests.support.asgi import served
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
 from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
@@ -287,8 +287,7 @@ def test_pipelined_requests_inherit_nothing_of_each_other(
 
 
 def options(issuer: Issuer) -> dict[str, Any]:
-    keys = {name: sha256(key) for name, key in KEYS.items()}
-    return {"auth": issuer.settings(claims=CLAIMS), "api_keys": keys, "session": {"trust": "sandboxed"}}
+    return {"auth": issuer.settings(claims=CLAIMS), "api_keys": API_KEYS, "session": {"trust": "sandboxed"}}
 
 
 @contextmanager

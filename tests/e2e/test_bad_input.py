@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer, sha256
 from tests.support.documented_errors import STATUSES
 from tests.support.gateway_process import DEMO, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import answers, listener_of
@@ -281,7 +281,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGatewa
     table: Path = tmp_path_factory.mktemp("shapes") / "shapes.json"
     table.write_text(json.dumps(SHAPES))
     servers = {"demo": server(DEMO), "shapes": table_server(table)}
-    with running_gateway(servers, options={"api_keys": {name: sha256(key) for name, key in KEYS.items()}}) as running:
+    with running_gateway(servers, options={"api_keys": API_KEYS}) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from gateway.serving.app import create_app
 from session_store import MemoryBackend
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import (
     ACCEPT,
@@ -164,7 +164,7 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
     redis_server.client().flushall()
     options = {
         "store": redis_server.url,
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": API_KEYS,
         "audit": {"calls": True, "to": ["store", "stderr", str(file)]},
         "policy": {"session_rate": {"per_s": 0.01, "burst": 5}, "rules": [{"trust": "sandboxed"}]},
     }

@@ -15,7 +15,7 @@ from gateway.context.principal_secrets import PrincipalSecrets
 from session_store import Principal
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer, sha256
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, PROBE, server
 from tests.support.in_process_gateway import in_process_gateway
@@ -46,7 +46,7 @@ def test_each_principal_has_its_own_and_nobody_else_sees_it(http: httpx.Client, 
         }
         options = {
             "store": f"sqlite:///{database}",
-            "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+            "api_keys": API_KEYS,
             "secrets": {
                 "word": {"file": str(tmp_path / "{subject}")},
                 "made": {"command": [sys.executable, "-c", echo, "{subject}"]},
@@ -157,7 +157,7 @@ def test_a_server_that_refuses_the_gateway_itself_serves_users_with_credentials(
     for name, token in tokens.items():
         (tmp_path / name).write_text(token)
     options = {
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": API_KEYS,
         "secrets": {"token": {"file": str(tmp_path / "{subject}")}},
     }
     with running_scripted_server(modern_only) as remote:

@@ -16,7 +16,7 @@ from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.upstreams import server_probe
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, PROBE, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, result_of
@@ -35,7 +35,7 @@ SERVERS = {
     ),
 }
 OPTIONS: dict[str, Any] = {
-    "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+    "api_keys": API_KEYS,
     "context": {"fields": {"team": {"value": "red", "to": ["log"]}, "project": {"announced": "acme.project"}}},
     "policy": {
         "rules": [

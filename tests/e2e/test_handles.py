@@ -11,7 +11,7 @@ import pytest
 
 from gateway.sessions.sessions_by_handle import MAX_CHILDREN
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, PROBE, server
 from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, result_of, tool_text
@@ -77,7 +77,7 @@ def test_closed_foreign_and_ended_handles_are_unknown(gateway: InProcessGateway,
 
 @requirement("id.carriers", "rep.any")
 def test_a_principals_handles_are_good_wherever_it_calls_from(redis_server: RunningRedis, http: httpx.Client) -> None:
-    options = {"store": redis_server.url, "api_keys": {name: sha256(key) for name, key in KEYS.items()}}
+    options = {"store": redis_server.url, "api_keys": API_KEYS}
     mine, other = (bearer(key) for key in list(KEYS.values())[:2])
     with (
         in_process_gateway(SERVERS, options=options, ring=RING) as first,
@@ -119,7 +119,7 @@ def listed(client: Legacy) -> list[Any]:
 @requirement("pol.tools", "life.default-only", "life.end", "id.bound")
 def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> None:
     """At a gateway where its principal has no others."""
-    options = {"api_keys": {name: sha256(key) for name, key in KEYS.items()}, "tools": True}
+    options = {"api_keys": API_KEYS, "tools": True}
     with in_process_gateway({"probe": server(PROBE)}, options=options) as gateway:
 
         def opened(who: str, name: str) -> Legacy:

@@ -15,7 +15,7 @@ from mcp.client.sse import sse_client
 from mcp.types import TextContent
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import (
@@ -168,9 +168,8 @@ def test_initialize_with_an_explicit_token_resumes_session_state_and_process(
 
 @requirement("id.reattach")
 def test_by_cookie_or_principal_initialize_resumes_only_where_switched_on(http: httpx.Client) -> None:
-    keys = {name: sha256(key) for name, key in KEYS.items()}
     for reattach, resumes in ((["cookie"], True), (["principal"], True), ([], False)):
-        options = {"api_keys": keys, "session": {"reattach": reattach}}
+        options = {"api_keys": API_KEYS, "session": {"reattach": reattach}}
         with in_process_gateway({"main": server(DEMO)}, options=options) as gateway:
             alice, bob = (bearer(KEYS[name]) for name in ("alice", "bob"))
             opened = Legacy(gateway.url, http, headers=alice).initialize()

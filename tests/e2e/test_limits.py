@@ -17,7 +17,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SIGNED, running_gateway, server
 from tests.support.in_process_gateway import RING, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
@@ -65,7 +65,7 @@ def test_a_principal_has_so_many_sessions_on_all_replicas(redis_server: RunningR
     redis_server.client().flushall()  # what others have opened counts as well
     options = {
         "store": redis_server.url,
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": API_KEYS,
         "policy": {"principal_sessions": 4},
     }
     servers = {"demo": server(DEMO)}
@@ -95,7 +95,7 @@ def test_a_principal_has_so_many_processes_and_what_is_gone_does_not_count(
     redis_server.client().flushall()
     options = {
         "store": redis_server.url,
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": API_KEYS,
         "policy": {"principal_processes": 2},
     }
     servers = {"probe": server(PROBE)}
@@ -151,7 +151,7 @@ def test_a_sandboxed_sessions_child_sees_its_context_and_nothing_else(http: http
     if not can_unshare():
         pytest.skip("this kernel lets nobody make namespaces, so no sandbox of this kind can run here")
     options = {
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": API_KEYS,
         "sandbox": {"direct": "off", "sandboxed": {"launcher": bubblewrap()}},
         "policy": {"rules": [{"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "box"}]},
     }

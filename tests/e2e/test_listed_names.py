@@ -10,7 +10,7 @@ import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, WORK, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import (
@@ -46,7 +46,7 @@ RULES: dict[str, Any] = {
     "resource_uris": {"note://secret/*": BOSS, "file:///etc*": BOSS, "file:///pub/private*": BOSS},
 }
 OPTIONS = {
-    "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+    "api_keys": API_KEYS,
     "policy": {
         "rules": [{"principals": ["api-key:alice"], "permissions": ["boss"]}],
         "unmatched_patterns": "allow",  # some are for names that only an attacker uses
@@ -242,8 +242,7 @@ _RANDOM: Final = re.compile(r'"(correlation_id|io\\.github\\.mcp-session-gateway
 
 @pytest.fixture(scope="module")
 def hiding() -> Iterator[InProcessGateway]:
-    keys = {name: sha256(key) for name, key in KEYS.items()}
-    options = {"api_keys": keys, "policy": {"rules": GUESTS}, "sse": True}
+    options = {"api_keys": API_KEYS, "policy": {"rules": GUESTS}, "sse": True}
     with in_process_gateway(SERVERS, options=options) as running:
         yield running
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, error_of, restarted, result_of, tool_text, without_id
@@ -213,7 +213,7 @@ def test_only_what_was_started_for_such_a_session_is_used(http: httpx.Client, tm
     for name in ("alice", "bob"):
         (secret / name).write_text(f"secret of {name}")
     options = {
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": API_KEYS,
         "secrets": {"own": {"file": str(secret / "{subject}")}},
         "policy": {"rules": [{"principals": ["api-key:bob"], "trust": "sandboxed"}]},
     }

@@ -12,6 +12,10 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+API_KEYS: Final = {name: sha256(key) for name, key in KEYS.items()}
+"""`gateway.api_keys` of all of them, each for a principal of its name."""
+
+
 def bearer(key: str) -> dict[str, str]:
     """The header that presents a key or an access token."""
     return {"Authorization": f"Bearer {key}"}

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.credentials import KEYS, sha256
+from tests.support.credentials import API_KEYS, KEYS, sha256
 from tests.support.gateway_process import DEMO, PROBE, SCRIPTED, TASKS, WORK, RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
 
@@ -80,7 +80,7 @@ def issued(issuer: Issuer) -> Iterator[RunningGateway]:
     }
     options = {
         "auth": issuer.settings(claims=CLAIMS, clock_skew_s=20),
-        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "api_keys": API_KEYS,
         "session": {"trust": "sandboxed"},
         "policy": {"rules": [{"workspaces": ["team-*"], "permissions": ["notes.write"]}]},
     }
