@@ -1,7 +1,6 @@
 """The wire of the handshake era, as a client that writes every byte itself sees it."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -171,18 +170,6 @@ def test_a_servers_request_comes_on_the_calls_stream_and_its_answer_finds_back(
             text += "".join(chunks)
     answer = json.loads(list(events(text))[-1][1])
     assert answer["id"] == 0 and json.loads(answer["result"]["content"][0]["text"]) == roots
-
-
-@requirement("spec.complete")
-def test_cancelling_reaches_the_server_and_ends_the_call(demo: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(demo.url, http).open()
-    slow = {"name": "slow", "arguments": {"steps": 1000, "interval_s": 1}}
-    body = {"jsonrpc": "2.0", "id": "long", "method": "tools/call", "params": slow}
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(client.post, body)
-        cancel = {"requestId": "long", "reason": "changed my mind"}
-        assert eventually(lambda: bool(client.notify("notifications/cancelled", cancel)) and answer.done())
-    assert error_of(answer.result())["message"] == "Request cancelled"
 
 
 @requirement("spec.origin")

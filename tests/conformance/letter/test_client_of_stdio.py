@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.letter.conftest import Letter
 from tests.conformance.letter.test_http_endpoint import line
 from tests.requirements import requirement
-from tests.support.mcp_clients import Legacy, Modern, events, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, error_of, events, tool_text
 from tests.support.recording_server import messages_of, record_of
 from tests.support.waiting import eventually
 
@@ -116,7 +116,7 @@ def test_what_a_server_says_of_a_call_that_was_cancelled_is_ignored(letter: Lett
         assert eventually(lambda: bool(called(letter, "old", "sleep")))
         assert client.notify("notifications/cancelled", {"requestId": 5, "reason": "enough"}).status_code == 202
         thread.join(10)
-    assert "error" in messages(answers[0])[-1]
+    assert error_of(answers[0])["message"] == "Request cancelled"
     for unknown in ({"requestId": 5}, {"requestId": "never"}, {"requestId": [1]}, {}):
         assert client.notify("notifications/cancelled", unknown).status_code in (202, 400)
     assert json.loads(tool_text(client.tool("cancelled"))) == ["enough"], "it was told once"
