@@ -16,7 +16,7 @@ from gateway.errors import StartRefused
 from gateway.policy.memory_admission import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened
-from gateway.sandbox.walls_from_profile import Enclosure, OwnFolder
+from gateway.sandbox.walls_from_profile import OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound_port import Refused
 from transports.upstream.process_tree import parent
@@ -80,32 +80,20 @@ class SandboxedResources:
                     raise no_folder(error) from error
                 held.add(partial(self.folders.release, session_id))
                 read = () if resources.files is None else (str(resources.files.folder),)
-                given = self._walled(given, enclosure, own, str(self.folders.path(session_id)), code, read)
+                # The process may use the folder of the whole session if its options name that.
+                shared = str(self.folders.path(session_id))
+                is_named = shared in given.env.values() or any(shared in part for part in given.launcher)
+                walled = enclosure.process(
+                    own,
+                    folders=(shared,) if is_named else (),
+                    sockets=tuple(filter(None, (given.env.get(SOCKET_VARIABLE),))),
+                    code=code,
+                    read=read,
+                )
+                self._refuse_open(enclosure.sandbox, walled.walls)
+                given = structs.replace(given, env={**walled.env, **given.env}, walls=walled.walls, cwd=walled.cwd)
             given = structs.replace(given, began=_began(given, process))
             return replace(resources, given=given, close=held.close)
-
-    def _walled(
-        self,
-        given: ConnectOptions,
-        enclosure: Enclosure,
-        own: OwnFolder,
-        shared: str,
-        code: tuple[str, ...],
-        read: tuple[str, ...],
-    ) -> ConnectOptions:
-        """Return the options with the walls of a process that has the private folder `own`, and may read the folders
-        `read`. `shared` is the folder of the whole session, which the process may use if the options name it. Raises
-        `UpstreamUnavailable`."""
-        is_named = shared in given.env.values() or any(shared in part for part in given.launcher)
-        process = enclosure.process(
-            own,
-            folders=(shared,) if is_named else (),
-            sockets=tuple(filter(None, (given.env.get(SOCKET_VARIABLE),))),
-            code=code,
-            read=read,
-        )
-        self._refuse_open(enclosure.sandbox, process.walls)
-        return structs.replace(given, env={**process.env, **given.env}, walls=process.walls, cwd=process.cwd)
 
     def _refuse_open(self, sandbox: Sandbox, walls: Walls) -> None:
         """Check that the walls give no access to the gateway's private files. A mount may have replaced a folder since
