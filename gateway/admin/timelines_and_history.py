@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -172,7 +172,15 @@ class Insights:
         records, _ = await self._records(over)
         by_tool = usage_of(records, "tool", RANGES[over][0])
         by_server = {row.server: row for row in usage_of(records, "server", RANGES[over][0])}
-        return _server_rows(parts, by_server, by_tool)
+        # The parts of all replicas become one row for each server, in order of name, with the server's calls in the
+        # range.
+        of: dict[str, list[ServerPart]] = {}
+        for part in parts:
+            of.setdefault(part.server, []).append(part)
+        return [
+            _server_row(some, by_server.get(name), [row for row in by_tool if row.server == name])
+            for name, some in sorted(of.items())
+        ]
 
 
 def points_of(
@@ -244,20 +252,6 @@ def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> 
 def _row(used: ToolFigures | WhoFigures, length_s: float, **more: Any) -> UsageRow:
     per_min = round(used.calls * 60 / length_s, 2)
     return UsageRow(name=used.name, calls=used.calls, failed=used.failed, per_min=per_min, **more)
-
-
-def _server_rows(
-    parts: Iterable[ServerPart], by_server: Mapping[str, UsageRow], by_tool: Sequence[UsageRow]
-) -> list[ServerRow]:
-    """Merge the parts of all replicas into one row for each server, in order of name, with the server's calls in a
-    range."""
-    of: dict[str, list[ServerPart]] = {}
-    for part in parts:
-        of.setdefault(part.server, []).append(part)
-    return [
-        _server_row(some, by_server.get(name), [row for row in by_tool if row.server == name])
-        for name, some in sorted(of.items())
-    ]
 
 
 def _server_row(parts: Sequence[ServerPart], used: UsageRow | None, usage: list[UsageRow]) -> ServerRow:
