@@ -31,6 +31,8 @@ does not answer or has lost sessions."""
 
 _BEAT_EACH_S: Final = 0.25
 _KNOWN_S: Final = 0.4
+_AGREED_WITHIN_S: Final = 1.0
+_LOOK_S: Final = 0.05
 _ASKED_EACH_S: Final = 0.1
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
@@ -450,6 +452,15 @@ class Cluster:
         """Return True if the store must be asked before an answer of this session is sent: this replica's lease is old,
         or another replica has claimed the session and this one has not ended its calls yet."""
         return not self.lease.is_fresh or session_id in self._told
+
+    async def trusts_soon(self, session_id: str) -> bool:
+        """Return True as soon as an answer of this session may be sent, although the store does not answer: the other
+        replicas are asked at the next beat. Return False after `_AGREED_WITHIN_S`."""
+        for _ in range(round(_AGREED_WITHIN_S / _LOOK_S)):
+            if not self.may_have_lost(session_id):
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return not self.may_have_lost(session_id)
 
     async def still_owns(self, session: Session) -> bool:
         """Return True if, according to the store, this replica still owns the session with the same epoch. Raises

@@ -77,7 +77,7 @@ class CallReply:
             if await cluster.still_owns(live.session):
                 return frame
         except StoreUnavailable:
-            if not cluster.may_have_lost(live.session.id):
+            if await cluster.trusts_soon(live.session.id):
                 return frame  # the others have agreed meanwhile to claim no session of this replica
             why = "The session store does not answer, and another gateway may have taken this session over"
         reason = f"{why}; whether the call took effect is unknown"

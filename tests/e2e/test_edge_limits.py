@@ -106,7 +106,8 @@ def test_a_head_without_end_is_refused_at_its_bound(place: Listener, offer: byte
                 sent += 4_096
         assert sent < 16 << 20, "nobody reads on"
         took, said = closed_after(sock, 5)
-        assert took < 5 and (not said or b" 431 " in said or b" 400 " in said)
+        # 408: on a busy machine, the time for a head may end before its bound is read.
+        assert took < 5 and (not said or any(status in said for status in (b" 431 ", b" 400 ", b" 408 ")))
 
 
 @pytest.mark.parametrize(("request_", "status"), [
