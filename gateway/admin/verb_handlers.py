@@ -350,7 +350,7 @@ class TaskList:
         return TaskPage(tasks=[task_row(task, now) for task in rows], after=after)
 
     async def row(self, prefix: str) -> TaskRow:
-        """Return the task that `found` finds, as operators see it. Raises the errors of `found`."""
+        """Find the task as `found` does, and return it as operators see it. Raises the errors of `found`."""
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:

@@ -78,7 +78,7 @@ class LinkSource(Protocol):
 
     @property
     def era(self) -> Era:
-        """Return the era in which the links are used."""
+        """Return the era that all links of this source speak. It never changes."""
 
     @property
     def session(self) -> str:

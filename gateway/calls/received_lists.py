@@ -54,7 +54,8 @@ class Lists:
             self._on_change()
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
-        """Keep the items of a list, unless they are large, for answers that cannot wait for the server."""
+        """Keep the items of a list that came too late for its own answer. Later answers have them while the server is
+        slow. Drop them if they are larger than `_LATE_BYTES`."""
         if len(encode(items)) <= _LATE_BYTES:
             self.late[method] = items
         else:

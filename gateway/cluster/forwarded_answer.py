@@ -111,8 +111,8 @@ class RelayedReply:
         return True
 
     def go_on(self, method: str) -> bool:
-        """Let the answer to another try follow in the event stream that the client is reading. Return False if it
-        cannot: the client has got a part of an answer that is no event stream, or resumes its stream itself (GET)."""
+        """Prepare another try: its answer is appended to the event stream that the client is reading. Return False if
+        the client reads none (it has a part of another kind of answer), or resumes its stream itself (GET)."""
         if method != "POST" or not self.is_stream:
             return False
         self.send, self.has_begun = continued(self.send), False

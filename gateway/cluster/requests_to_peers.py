@@ -122,8 +122,8 @@ class Channels:
 
 
 class Copies:
-    """Send copies of one request to one peer. Each copy names the first that may have arrived, so that the peer
-    executes at most one."""
+    """Send one request to one peer, and send it again where no answer came. Each later copy names the first copy that
+    may have arrived, so that the peer executes at most one."""
 
     def __init__(
         self, peer: Peer, request: ForwardedRequest, traced: HeaderList, envelopes: Envelopes, channels: Channels

@@ -212,7 +212,7 @@ class SecretSettings(Frozen):
         return self.has("{subject}")
 
     def has(self, placeholder: str) -> bool:
-        """Return whether the placeholder occurs in the secret's source."""
+        """Return True if the file, variable or command of the secret contains the placeholder (`{subject}`)."""
         return any(placeholder in part for part in (self.file, self.env, *self.command))
 
 

@@ -517,7 +517,8 @@ def _without_own(found: Gathered) -> Gathered:
 
 
 def _is_own(entry: Mapping[str, Any], options: GatewaySettings, file: str) -> bool:
-    """Return True if an entry, as `file` has it, leads to the gateway with these settings, or serves that file."""
+    """Return True if an entry of `file` leads back here: its URL is that of the gateway with these settings, or its
+    command starts a gateway that serves `file`."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
     named = [name for word in words for name in (word, word.partition("=")[2], word.removeprefix("-c")) if name]

@@ -181,7 +181,7 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
     return min(who.until - time(), decision.resolver.same_session_for_s(request, who, resolved))
 
 
-def _waits(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
+def _must_wait(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
     """Return True if a call must take the general way: it has to wait for something, or it may be another client's,
     because its id was used before in this default session (`used`)."""
     return (used is not None and request_id in used) or (waits is not None and waits())
@@ -251,7 +251,7 @@ class FastPath:
         self._frame = frame
         self._tracing, used = paths.log.tracing, decision.resolver.used_ids(decision.resolved.live, request)
         self._used_ids, self._is_noted = used, used is not None or self._tracing is not None
-        self._waits = None if used is None and prepared.waits is None else partial(_waits, used, prepared.waits)
+        self._waits = None if used is None and prepared.waits is None else partial(_must_wait, used, prepared.waits)
         self._has_trace = "traceparent" in request.headers
         self._has_ids = self._tracing is not None or self._has_trace or self._is_forwarded
         # Only the bridge's function, because the bridge would keep the conversation.

@@ -518,7 +518,7 @@ class CallTarget:
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """Return the conversation; None once the session has discarded it."""
+        """Return the conversation, to which this object has a weak reference; None once the session has dropped it."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:

@@ -88,8 +88,8 @@ class OpenApps:
                 self.contested |= dict.fromkeys(tools, uri)
 
     def called(self, live: LiveSession | None, server: str, tool: str) -> None:
-        """Record a tool call, if several servers use the URI of the tool's app. The host will show the result in the
-        app."""
+        """Record that this session called `tool` of `server`, if several servers use the URI of the tool's app: the
+        host shows the result in the app, and reads that URI next."""
         uri = self.contested.get((server, tool))
         if uri is not None and live is not None:
             self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
@@ -236,7 +236,7 @@ class ResourceOwners:
 
     def _candidates(self, uri: str, call: Call) -> Servers:
         """Return the servers at which policy lets the session read the resource, in the order of the configuration.
-        Include a server that has not answered yet: whether it offers the call's method is unknown."""
+        Include a server that has not answered yet: it may offer `call.method`."""
         context, may_get = call.exchange.context, self._admission.may_get
         return {
             name: server

@@ -130,7 +130,7 @@ class StreamableHttp:
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
-                    self._offer(scope, head, has_succeeded=await self._post(head, body, receive, send, started))
+                    self._remember_head(scope, head, has_succeeded=await self._post(head, body, receive, send, started))
                 else:
                     await self._serve(scope["method"], head, receive, send)
                 return
@@ -139,7 +139,7 @@ class StreamableHttp:
                     raise
                 there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
                 if there is None:
-                    self._offer(scope, head, has_succeeded=scope.get("mcp.relayed", False))
+                    self._remember_head(scope, head, has_succeeded=scope.get("mcp.relayed", False))
                     return
                 send, started = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
@@ -148,7 +148,7 @@ class StreamableHttp:
         request_id = _id_of(self.posts.read(body)) if scope["method"] == "POST" else b""
         await self._refuse(send, head.headers, _moved(), request_id, again=True)
 
-    def _offer(self, scope: Scope, head: Head, *, has_succeeded: bool) -> None:
+    def _remember_head(self, scope: Scope, head: Head, *, has_succeeded: bool) -> None:
         """Let the connection store the head of a request, if `has_succeeded`: the answer did not end with an error."""
         if has_succeeded and (offer := scope.get(REPEATS)) is not None:
             offer.remember(functools.partial(RepeatedHead.of, self, head))
