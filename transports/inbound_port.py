@@ -336,7 +336,8 @@ class PeerAnswer(Answer, Protocol):
     queue ends without a frame, the caller raises `elsewhere()`, and the `Forwarder` continues the request."""
 
     def elsewhere(self) -> OwnedByPeer:
-        """Return the exception to raise, so that the `Forwarder` continues the request, which was already sent."""
+        """Return the exception for the caller to raise. It carries the answer that has begun, so that the `Forwarder`
+        goes on reading it, and does not send the request again."""
 
 
 class Forwarder(Protocol):

@@ -37,7 +37,7 @@ class Unproven(Exception):
 
 
 class OtherReplica(Unproven):
-    """The other side has proved that it is another replica of this store."""
+    """The other side has proved that it is a replica of this store, but not the one that was wanted."""
 
 
 class OtherKeys(Unproven):

@@ -114,7 +114,7 @@ class ReplyQueue:
     def tick(self, now: float) -> None:
         """Make `next` raise `TimeoutError` if its reader has waited until `quiet_at`.
 
-        The owner of the queue calls this periodically: a timer for each call would cost more than parsing the call.
+        `CallWatch` calls this periodically: a timer for each call would cost more than parsing the call.
         """
         if self._quiet_at is None or now < self._quiet_at:
             return

@@ -85,7 +85,7 @@ class CallsInFlight:
 
     @property
     def sent(self) -> dict[int, Exchange]:
-        """Return the calls that were sent to the server, by request id. Take all calls off the fast path first."""
+        """Take all calls off the fast path, and return the calls that were sent to the server, by request id."""
         if self.fast:
             self.fall_back()
         return self._sent

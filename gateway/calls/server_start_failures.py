@@ -40,7 +40,7 @@ class Backoff:
 
     @property
     def delay_s(self) -> float:
-        """Return the seconds from the last failure to the next attempt; 0 if nothing has failed."""
+        """Return how many seconds after the last failure the next attempt may be made; 0 if nothing has failed."""
         return min(MOST_S, FIRST_S * 2.0 ** min(self.count - 1, 16)) if self.count else 0.0
 
     def left_s(self, now: float) -> float:

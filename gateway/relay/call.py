@@ -482,7 +482,7 @@ class Intake:
 
     def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
         """Return True if later calls like this request may take a fast path to the same target."""
-        return self._log.may_be_unsampled(request) and self.endpoints[request.endpoint].may_take_fast_path(target)
+        return self._log.may_be_unsampled(request) and self.endpoints[request.endpoint].has_fixed_server(target)
 
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object

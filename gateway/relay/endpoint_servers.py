@@ -143,7 +143,7 @@ class EndpointServers:
 
     # -- what calls need to know of the servers here
 
-    def may_take_fast_path(self, target: CallTarget) -> bool:
+    def has_fixed_server(self, target: CallTarget) -> bool:
         """Return True if later calls to this target always have the same server. Return False if their server depends
         on the MCP Apps that the session has opened, or if the tool opens an app."""
         if target.named is None:

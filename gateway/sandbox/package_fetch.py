@@ -502,8 +502,8 @@ def registries_of(
 
 
 async def places_of(registries: Iterable[tuple[str, int]], lookups: Lookups) -> tuple[str, ...]:
-    """Return the addresses of registries with ports, in the form of `sandbox.reach`. A registry whose name cannot be
-    resolved is left out."""
+    """Resolve the host names of registries. Return their addresses as `ADDRESS:PORT`, as `sandbox.reach` takes them,
+    without those that cannot be resolved."""
     known = sorted(registries)
     found = await asyncio.gather(*(lookups.find(host) for host, _ in known))
     return tuple(

@@ -162,7 +162,7 @@ class Reload:
 
     @property
     def _objects(self) -> list[str]:
-        """Return the names of the server objects, which no configuration changes."""
+        """Return the names of the servers that the embedding program has passed in: no reload changes them."""
         return [each.name for each in self._parts.servers.upstreams if each.settings is OBJECT]
 
     # -- without `await`: no request runs in between

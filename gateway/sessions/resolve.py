@@ -45,6 +45,7 @@ class SessionResolver:
             OwnedByPeer: another replica owns the session.
             StoreUnavailable: the store does not answer.
         """
+        # Only for a head that repeats (`inbound/asgi_bypass_post.py`): its session is known, and is served elsewhere.
         if (route := _route_before(request, who)) is not None and self.live.get(route.session.id) is None:
             raise OwnedByPeer(route)
         token = explicit_token(request) if request.forwarded is None else None

@@ -237,8 +237,9 @@ class LastingConnection:
             self._tasks.spawn(_pass_on(self._stream, self._write))
 
     def _cancel_modern(self, message: Message) -> bool:
-        """Cancel a modern call by closing its request. Ignore a notification that names no known call (MCP 2026-07-28,
-        Cancellation §Error Handling). Return False if the notification is about a legacy call."""
+        """Cancel a call that this class sent as a modern one, by closing its request. Ignore a notification that names
+        no known call (MCP 2026-07-28, Cancellation §Error Handling). Return False if the notification is about a legacy
+        call: then the caller sends it on."""
         if self._session:
             return False
         cancelled = _cancelled_id(message)

@@ -211,8 +211,8 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
-    """Collect the children that have exited. Return True if one may have left orphans: any child but a reaper that has
-    finished its work."""
+    """Collect the children that have exited. Return True if one may have left orphans: each but a reaper that has ended
+    in order."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -62,7 +62,7 @@ class _GateOnDemand:
             self._unwatch()
 
     def has_failed(self, ready: Container[int]) -> bool:
-        """Return True if the gate has failed, so that the server must be ended. `ready`: the descriptors that the
+        """Return True if the thread that answers the server's system calls has failed, so that the server must be ended. `ready`: the descriptors that the
         poller found ready."""
         return self._gate is not None and self._gate.failed in ready
 

@@ -157,7 +157,7 @@ OBSTACLES: dict[str, Change] = {
     ),
     "too many calls are in flight": lambda fast, patch: patch.setattr(fast.path.paths.way, "max_exchanges", 0),
     "its id was used in the default session": lambda fast, patch: patch.setattr(
-        fast.path, "_waits", partial(fast_path._waits, used_ids(), None)
+        fast.path, "_waits", partial(fast_path._must_wait, used_ids(), None)
     ),
     "no rate is left": lambda fast, patch: patch.setattr(fast.path.paths.rates, "spend_at_hand", lambda *_: False),
 }
