@@ -25,7 +25,7 @@ from session_store.ports.audit import MAX_AUDIT_EVENTS
 from session_store.ports.timelines import MAX_SESSIONS, TimelineEntry, TimelineHead, TimelinePart
 from session_store.redis.keys import SHARDS
 from tests.requirements import requirement
-from tests.support.credentials import API_KEYS, bearer
+from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import DEMO, SIGNED, UNLIMITED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, modern_body
 from tests.support.redis_server import RunningRedis, running_redis
@@ -42,7 +42,7 @@ FIXED_KEYS: Final = 3 * SHARDS
 
 # Rates and quotas would refuse most of this; here it is the memory that has to hold.
 OPTIONS: Final[dict[str, Any]] = {
-    "api_keys": API_KEYS,
+    "api_keys": {name: sha256(key) for name, key in KEYS.items()},
     "session": {"idle_ttl_s": 2.0, "max_sessions": 200},
     "log_calls_per_s": 0,
     "policy": {

@@ -51,6 +51,8 @@ def anyio_backend():
     return "asyncio"
 
 
+pytestmark = pytest.mark.anyio
+
 
 def test_a_new_test_has_a_new_store(mcp_session_store):
     assert len(mcp_session_store.sessions.records) == 0

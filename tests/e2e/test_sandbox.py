@@ -15,7 +15,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.commands import run_command
-from tests.support.credentials import API_KEYS, bearer, sha256
+from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, ROOT
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, tool_text
@@ -46,7 +46,7 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
     entry = {"command": sys.executable, "args": [EVALUATING, str(data)]}
     by_trust = {"direct": "standard", "sandboxed": "strict"}
     options = {
-        "api_keys": API_KEYS,
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
         "sandbox": by_trust,
         "policy": {"rules": [{"principals": ["api-key:guest"], "trust": "sandboxed"}]},
     }
