@@ -187,8 +187,8 @@ class RateLimits:
         await self._count_bytes(self._sessions, session_id, size)
 
     async def count_opening(self, session: Session) -> None:
-        """Count a session that is about to be opened. Beyond the rate, wait. Raises `Refused`: 429, the wait would be too
-        long, or too many wait."""
+        """Count a session that is about to be opened. Beyond the rate, wait. Raises `Refused`: 429, the wait would be
+        too long, or too many wait."""
         await self._count(self._openings, session.counted_as)
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:

@@ -62,8 +62,8 @@ class _GateOnDemand:
             self._unwatch()
 
     def has_failed(self, ready: Container[int]) -> bool:
-        """Return True if the thread that answers the server's system calls has failed, so that the server must be ended. `ready`: the descriptors that the
-        poller found ready."""
+        """Return True if the thread that answers the server's system calls has failed, so that the server must be
+        ended. `ready`: the descriptors that the poller found ready."""
         return self._gate is not None and self._gate.failed in ready
 
     def refuse(self, kind: str, what: str, why: str) -> None:
