@@ -26,7 +26,7 @@ _BEGIN: Final = re.compile(r"\$\{secret(?:_file)?:")
 
 
 def secrets_in(*values: str, kind: str = "") -> tuple[str, ...]:
-    """Return the names of the secrets whose placeholders these values contain: those of one kind, or of both."""
+    """Return the names of the secrets that these values refer to. `kind`: `secret` or `secret_file`; empty: both."""
     found = (one for value in values for one in PLACEHOLDER.finditer(value))
     return tuple(dict.fromkeys(one[3] for one in found if not one[1] and kind in ("", one[2])))
 

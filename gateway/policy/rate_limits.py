@@ -212,7 +212,7 @@ class RateLimits:
         return True
 
     def give_back(self, principal: Principal | None, client: str, session_id: str) -> None:
-        """Undo the counting of `spend_at_hand`."""
+        """Return the message that `spend_at_hand` took from the allowances of the session and its sender."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         if senders is not None and whose is not None:
             senders[whose].left += 1

@@ -124,9 +124,9 @@ class AdmittedTool:
         self._audit.called(self._session, tool, call.outcome, call.took_s, correlation=call.correlation, client=client)
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
-        """Return a function that checks the JSON arguments of a later call, and returns the arguments for the server
-        (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP headers that repeat
-        them."""
+        """Return a function that checks the JSON arguments of a later call on the fast path, and returns the arguments
+        for the server (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP headers that
+        repeat them."""
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
             return check

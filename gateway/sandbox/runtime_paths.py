@@ -116,7 +116,8 @@ def _which(command: str, path: str, cwd: str) -> str:
 
 
 class _Search:
-    """Add the files that programs and scripts need to `found`. `path` is their PATH, `home` as in `runtime_paths`."""
+    """Collects in `found` the files that programs and scripts need. `path` is their PATH; `home` is that of
+    `runtime_paths`."""
 
     def __init__(self, found: RuntimePaths, path: str, home: str) -> None:
         self._found = found

@@ -160,7 +160,7 @@ async def _variable(gateway: Gateway) -> tuple[str, bool]:
 
 
 def _key(gateway: Gateway, who: Authenticated, name: str) -> str:
-    """Return the session key in the variable `name`.
+    """Return the session key in the environment variable `name`.
 
     The key of an anonymous caller is replaced by one that is derived with the signing keys. So callers may choose any
     name: nobody can open the session over HTTP by guessing or reading the name.
