@@ -77,8 +77,10 @@ class CallReply:
             if await cluster.still_owns(live.session):
                 return frame
         except StoreUnavailable:
-            if await cluster.trusts_soon(live.session.id):
-                return frame  # the others have agreed meanwhile to claim no session of this replica
+            # The others may have agreed meanwhile to claim no session of this replica. A loss that it learned of while
+            # it waited has ended the live session, even if it has claimed the session again since then.
+            if await cluster.trusts_soon(live.session.id) and not live.ended:
+                return frame
             why = "The session store does not answer, and another gateway may have taken this session over"
         reason = f"{why}; whether the call took effect is unknown"
         return Frame(self._unknown(reason), final=True, error_code=OUTCOME_UNKNOWN)
