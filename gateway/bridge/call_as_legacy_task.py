@@ -30,6 +30,11 @@ _TRIES: Final = 5
 """Number of attempts to ask an unavailable server about a task of an earlier gateway process."""
 
 
+def asking_for_task(params: Object) -> Object:
+    """Return the params of a call with the member `task`, which asks a legacy server to run the call as a task."""
+    return params | {"task": msgspec.Raw(b"{}")}
+
+
 class LegacyTaskBridge(LegacyServerBridge):
     """Follow the task that a legacy server creates for a modern client's call, and answer the call with the task's
     result."""

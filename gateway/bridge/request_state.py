@@ -132,3 +132,10 @@ def _facts(suspended: SuspendedCall) -> dict[str, Any]:
 
 def is_input_required(result: Object) -> bool:
     return bytes(result.get("resultType", b"")) == b'"input_required"'
+
+
+def with_inner_state(params: Object, opened: OpenedState) -> Object:
+    """Return the params of a retry with the server's own state in place of the gateway's, or without a state if the
+    server has sent none."""
+    rest = {key: value for key, value in params.items() if key != "requestState"}
+    return rest if opened.inner is None else rest | {"requestState": msgspec.Raw(opened.inner.encode())}

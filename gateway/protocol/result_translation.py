@@ -80,6 +80,13 @@ def list_result(
     return body | {"resultType": "complete", "ttlMs": ttl, "cacheScope": scope}
 
 
+def tool_result(era: Era, text: str, content: dict[str, Any]) -> bytes:
+    """Return the result of a tool call as JSON, with `text` for the model and `content` for programs (MCP,
+    CallToolResult)."""
+    result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "structuredContent": content}
+    return encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
+
+
 def tool_error(era: Era, text: str) -> bytes:
     """Return the result of a failed tool call as JSON; `text` is for the model (MCP, CallToolResult)."""
     result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": True}

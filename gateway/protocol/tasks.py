@@ -74,6 +74,11 @@ def is_task(result: Object) -> bool:
     return bytes(result.get("resultType", b"")) == b'"task"'
 
 
+def names_tasks(method: str, params: Object) -> bool:
+    """Return True if a request is a `subscriptions/listen` for changes of tasks."""
+    return method == "subscriptions/listen" and "taskIds" in object_of(params.get("notifications"))
+
+
 def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
     """Return the state of a task in a server's message; None if `task` has no valid state. `ttl` is the key of the time
     to live in milliseconds."""

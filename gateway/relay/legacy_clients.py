@@ -412,9 +412,7 @@ class LegacyClients:
         """End the session that a DELETE names. Raises `Refused`: 405, the client names it by a session key; 404, it is
         unknown."""
         live = (await self.resolver.require(request, who)).live
-        alias = self.resolver.aliases.of_key(request, who.principal)
-        named = None if alias is None else await self.resolver.store.named(alias.name)
-        if named is not None and named.id == live.session.id:
+        if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
         if not await self.lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()

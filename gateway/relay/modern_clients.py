@@ -16,6 +16,7 @@ from gateway.bridge.request_state import (
     RequestDigest,
     RequestStateSeal,
     is_input_required,
+    with_inner_state,
 )
 from gateway.calls.call import IncomingCall, id_of, message_of
 from gateway.calls.consent_questions import without_consent
@@ -26,13 +27,12 @@ from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.client_capabilities import caller_of_meta, capability_for, may_be_asked
-from gateway.protocol.extensions import object_of
 from gateway.protocol.input_requests import questions_of
 from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
-from gateway.protocol.tasks import declares_tasks, is_task
+from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
 from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import Notice
@@ -110,7 +110,7 @@ class ModernClients:
             return await self._discover(message_of(request), endpoint, self.resolver.opener.context_of(request, who))
         if method in ABOUT_TASKS:
             return await self.tasks.call(request, who)
-        if method == "subscriptions/listen" and "taskIds" in object_of(params.get("notifications")):
+        if names_tasks(method, params):
             return await self.tasks.listening.call(request, who)
         has_state = bytes(params.get("requestState", b"null")) != b"null"
         if has_state and (binding := _binding_of(request, who)) is not None:
@@ -127,8 +127,7 @@ class ModernClients:
         found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
-        rest = {key: value for key, value in request.params.items() if key != "requestState"}
-        params = rest if opened.inner is None else rest | {"requestState": msgspec.Raw(opened.inner.encode())}
+        params = with_inner_state(request.params, opened)
         # No fast path: the state names the session, not the head.
         return FoundSession(found, msgspec.structs.replace(request, offer=None), params)
 

@@ -169,6 +169,12 @@ class SessionResolver:
             self.live.note_alias(resolved.live, alias.name)
         return resolved
 
+    async def is_named_by_key(self, live: LiveSession, request: Request, who: RequestContext) -> bool:
+        """Return True if the request has a session key, and the key names this session."""
+        alias = self.aliases.of_key(request, who.principal)
+        named = None if alias is None else await self.store.named(alias.name)
+        return named is not None and named.id == live.session.id
+
     async def require(self, request: Request, who: RequestContext) -> Resolved:
         """Return the session of a legacy message, which has to name one.
 

@@ -19,6 +19,7 @@ from gateway.calls.exchange import Exchange
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.protocol.merged_lists import Tools, arguments_of
 from gateway.protocol.params import text_of
+from gateway.protocol.result_translation import tool_result
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.session_loading import SessionAttacher
 from session_store import Session, SessionStore
@@ -151,7 +152,5 @@ def _alias(within: Session, handle: str) -> str:
 
 
 def _answer(exchange: Exchange, era: Era, content: dict[str, Any]) -> None:
-    text = str(next(iter(content.values())))
-    result = {"content": [{"type": "text", "text": text}], "structuredContent": content}
-    encoded = encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
-    exchange.finish_translated(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encoded)))
+    result = tool_result(era, str(next(iter(content.values()))), content)
+    exchange.finish_translated(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
