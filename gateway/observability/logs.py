@@ -38,20 +38,11 @@ class Form(Protocol):
         """Return a whole line, without a line break at its end. `fields`: the result of the method `fields`."""
 
 
-_is_plain: Final = re.compile(r"[!#-<>-~]*").fullmatch
-"""Match a value that logfmt shows as it is: without spaces, quotes, equals signs and control characters."""
-
-
 class _Logfmt:
     """The format `name=value` with spaces in between. Values are quoted where necessary."""
 
     def fields(self, fields: Mapping[str, Any]) -> str:
-        return "".join(
-            [
-                f" {name}={value if isinstance(value, str) and _is_plain(value) else _logfmt_value(name, value)}"
-                for name, value in fields.items()
-            ]
-        )
+        return "".join([f" {name}={_logfmt_value(name, value)}" for name, value in fields.items()])
 
     def line(self, at: str, level: str, event: str, fields: str) -> str:
         return f"timestamp={at} level={level} event={_logfmt_value('event', event)}{fields}"

@@ -2,7 +2,6 @@
 Name the files and listeners of the gateway that no sandbox may open."""
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -148,18 +147,18 @@ def opened(walls: Walls | None, files: Iterable[Path], mode: str = "r") -> Itera
     and folders are also compared by device and inode, because the kernel grants a folder at each of its mounts, and a
     file under each of its hard links."""
     by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if mode in grant.mode}
-    by_inode: dict[tuple[int, int], str] = {}
-    for path in by_path:
-        with contextlib.suppress(OSError):
-            found = os.stat(path)
-            by_inode[found.st_dev, found.st_ino] = path
+    by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
     for file in files:
         real = Path(os.path.realpath(file))
         for one in map(str, (real, *real.parents)):
-            grant = by_path.get(one)
-            with contextlib.suppress(OSError):
-                found = os.stat(one)
-                grant = grant or by_inode.get((found.st_dev, found.st_ino))
-            if grant is not None:
+            if grant := by_path.get(one) or by_inode.get(_inode(one)):
                 yield grant, file
                 break
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -194,22 +194,33 @@ class SessionLinks:
     modern client for which a legacy server gets a handshake; None if the session's own client has sent `initialize`.
     `correlation` is the id of the request for which the first link is opened."""
 
-    __slots__ = """_caller _context _correlation _key _links _live _renewals
-        era is_gateway name quotes_output""".split()
+    __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
 
     def __init__(
         self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
     ) -> None:
         self._links = links
-        self.name = links.name
-        self.era = key[1]
-        self.quotes_output = links.quotes != "none"
-        self.is_gateway = links.is_gateway
         self._live = live
         self._context, self._renewals = live.session.context, live.renewals
         self._key = key
         self._caller = caller
         self._correlation = correlation
+
+    @property
+    def name(self) -> str:
+        return self._links.name
+
+    @property
+    def quotes_output(self) -> bool:
+        return self._links.quotes != "none"
+
+    @property
+    def is_gateway(self) -> bool:
+        return self._links.is_gateway
+
+    @property
+    def era(self) -> Era:
+        return self._key[1]
 
     @property
     def _is_former(self) -> bool:
