@@ -20,7 +20,7 @@ from cachetools import TTLCache
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
-from transports.background_tasks import Tasks
+from transports.background_tasks import Tasks, TasksClosed
 from transports.inbound_port import OwnedByPeer
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ _BEAT_EACH_S: Final = 0.25
 _KNOWN_S: Final = 0.4
 _AGREED_WITHIN_S: Final = 1.0
 _LOOK_S: Final = 0.05
+_TRUST: Final = "trust"
 _ASKED_EACH_S: Final = 0.1
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
@@ -456,11 +457,17 @@ class Cluster:
     async def trusts_soon(self, session_id: str) -> bool:
         """Return True as soon as an answer of this session may be sent, although the store does not answer: the other
         replicas are asked at the next beat. Return False after `_AGREED_WITHIN_S`."""
-        for _ in range(round(_AGREED_WITHIN_S / _LOOK_S)):
-            if not self.may_have_lost(session_id):
-                return True
-            await asyncio.sleep(_LOOK_S)
+        if self.may_have_lost(session_id):
+            with contextlib.suppress(TasksClosed):
+                await self._tasks.share(_TRUST, self._until_trusted)
         return not self.may_have_lost(session_id)
+
+    async def _until_trusted(self) -> None:
+        """Wait until the lease is trusted again, for at most `_AGREED_WITHIN_S`. All answers wait for this together."""
+        for _ in range(round(_AGREED_WITHIN_S / _LOOK_S)):
+            if self.lease.is_fresh:
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def still_owns(self, session: Session) -> bool:
         """Return True if, according to the store, this replica still owns the session with the same epoch. Raises

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from time import time
+from time import monotonic, time
 from typing import Final
 
 from gateway.calls.server_start_failures import with_output_tail
@@ -26,6 +26,7 @@ from transports.background_tasks import Tasks
 logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S: Final = 1.0
+_STEADY_S: Final = 10.0
 """Seconds between two sweeps, which remove ended sessions and renew those in use. Sweeps are more frequent if sessions
 have a short time to live."""
 
@@ -298,14 +299,17 @@ async def _each_second(step: Callable[[], Awaitable[None] | None]) -> None:
 
 
 async def _kept_running(work: Callable[[], Awaitable[None]], failed: str) -> None:
-    """Run endless work. If an exception ends it, run it again after `_EVERY_S`, and log that with the text `failed`,
-    but not the same exception twice in a row. A replica that stopped to renew its lease would serve nothing until a
-    person starts it again."""
+    """Run endless work. If an exception ends it, log that with the text `failed`, and run it again, `_EVERY_S` after it
+    began at the earliest. A replica that stopped to renew its lease would serve nothing until a person starts it again.
+
+    The same exception as the last one is logged again only if the work went well for `_STEADY_S` in between.
+    """
     last = ""
     while True:
+        began = monotonic()
         try:
             await work()
         except Exception as error:
-            if last != (last := repr(error)):
+            if last != (last := repr(error)) or monotonic() - began >= _STEADY_S:
                 logger.exception(failed)
-        await asyncio.sleep(_EVERY_S)
+        await asyncio.sleep(max(0.0, began + _EVERY_S - monotonic()))
