@@ -183,14 +183,14 @@ class Lifecycle:
         tasks, membership = Tasks("gateway"), self._parts.http.membership
         base, made = self._parts.foundation, self._parts.http.tasks
         endless: dict[str, Callable[[], Awaitable[None]]] = {
-            "the activity of servers cannot be kept": base.activity.upkeep,
+            "timelines and figures cannot be written": base.activity.upkeep,
             "ended sessions cannot be removed": self._sweep,
             "the records of working tasks cannot be renewed": partial(_each_second, made.table.renew),
             "the tasks of replicas that are gone cannot be recovered": partial(_each_second, made.recovery.sweep),
             "former servers cannot be ended": partial(_each_second, self._parts.servers.former.sweep),
             "the memory of server processes cannot be read": partial(_each_second, self._watch_memory),
             "what other replicas end cannot be followed": self._follow_ends,
-            "the figures of a second cannot be closed": self._end_seconds,
+            "metrics cannot be summed up each second": self._end_seconds,
         }
         if membership is not None:
             endless["the lease of this replica cannot be renewed"] = membership.lease_renewal.keep_renewing
