@@ -43,6 +43,7 @@ class Issuer:
         if authorization != "Basic " + b64encode(b"gateway:client%20secret").decode():
             return 401, {"error": "invalid_client"}
         token = form["subject_token"]
+        is_revoked = token in self.revoked  # before a test can see the request, and revoke the token for later ones
         self.exchanged.append(token)
         kind, is_exchange = form["requested_token_type"], form["grant_type"].endswith(":grant-type:token-exchange")
         if form["subject_token_type"] != _ACCESS_TOKEN or kind not in (_ACCESS_TOKEN, _ID_JAG) or not is_exchange:
@@ -51,7 +52,7 @@ class Issuer:
             claims = jwt.decode(token, next(iter(self.keys.values())).public_key(), ["RS256"], audience=AUDIENCE)
         except jwt.InvalidTokenError:
             return 400, {"error": "invalid_grant", "error_description": token}
-        if token in self.revoked:
+        if is_revoked:
             return 400, {"error": "invalid_grant", "error_description": token}
         body = {"aud": form["audience"], "exp": int(time.time()) + self.lives_s, "scope": claims["scope"]}
         body["jti"] = str(len(self.exchanged))
