@@ -74,6 +74,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return decode_object(self.params, "params")
 
 
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes of others: no JSON or another shape, text that is not UTF-8, too many levels."""
+
 _decoder = msgspec.json.Decoder(Message)
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _encoder = msgspec.json.Encoder()
@@ -108,7 +111,7 @@ def decode_id(raw: msgspec.Raw) -> Any:
     """Return a raw request id or progress token as a string or an integer; None if it is neither."""
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None  # 1e400, or nested too deep
     return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.config.addresses import is_loopback
+from transports.jsonrpc import UNREADABLE
 
 _NAME: Final = "mcp-session-gateway"
 _PREFIX, _SUFFIX = "gateway-", ".json"
@@ -150,7 +151,7 @@ def _read(name: str, directory: int) -> LocalGateway | None:
             _remove(name, directory)
             return None
         one = msgspec.json.decode(os.read(file, _MOST_BYTES), type=LocalGateway)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
     finally:
         os.close(file)

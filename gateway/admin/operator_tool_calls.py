@@ -42,7 +42,7 @@ from transports.inbound.http_messages import read_body
 from transports.inbound.in_process_client import Reply
 from transports.inbound.modern_request_checks import VERSION_HEADER
 from transports.inbound_port import Refused
-from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
+from transports.jsonrpc import METHOD_NOT_FOUND, UNREADABLE, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
 
 PATIENCE_S: Final = 60.0
@@ -299,7 +299,7 @@ class OngoingCall:
                 return self._outcome("too_large", size=len(frame), note=note)
             try:
                 message = msgspec.json.decode(frame)
-            except (msgspec.MsgspecError, RecursionError):
+            except UNREADABLE:
                 message = None
             if not isinstance(message, dict):
                 return self._outcome("unreadable", size=len(frame), note="The answer cannot be read as JSON.")
@@ -511,7 +511,7 @@ async def sent_in(request: Request, kind: type[T]) -> T:
     """Read the struct in a JSON body. Raises `OperatorError` if the body is none of this kind."""
     try:
         return msgspec.json.decode(await body_of(request), type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         what = "a call" if kind is Attempt else "an approval"
         raise OperatorError(f"the body is not {what}: {error}") from None
 

@@ -14,6 +14,7 @@ from gateway.admin.report_types import ReloadReport, ReplicaReport, SessionEnvir
 from gateway.admin.this_replica import QUESTIONS, Replica
 from session_store import Backend, Bus, Session, StoreUnavailable
 from transports.background_tasks import Tasks
+from transports.jsonrpc import UNREADABLE
 
 logger = logging.getLogger(__name__)
 ASK: Final = "mcp:ask"
@@ -122,7 +123,7 @@ def _read(data: bytes | None, kind: type[Message]) -> Message | None:
     encoded the message differently."""
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         logger.warning("a message of a replica could not be decoded; it probably runs another version")
         return None
 

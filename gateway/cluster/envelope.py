@@ -16,6 +16,7 @@ from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
 from session_store import KeyRing, Purpose
 from transports.inbound_port import HeaderList
+from transports.jsonrpc import UNREADABLE
 from transports.peer_authentication import NAME_CHARS
 from transports.peer_frames import PeerFault
 from transports.peer_tls import PeerTls
@@ -121,7 +122,7 @@ def decode_shared_facts(packed: bytes) -> SharedFacts:
     """Decode the facts that a peer's calls share. Raises `PeerFault` if the bytes are invalid."""
     try:
         return _shared_facts.decode(packed)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         raise PeerFault("what calls have in common cannot be read") from None
 
 
@@ -129,7 +130,7 @@ def decode_facts(packed: bytes) -> CallFacts:
     """Decode the facts of one call. Raises `PeerFault` if the bytes are invalid."""
     try:
         return _facts.decode(packed)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         raise PeerFault("the facts of a call cannot be read") from None
 
 

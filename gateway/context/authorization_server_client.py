@@ -21,6 +21,7 @@ from cachetools import LRUCache
 
 from gateway.config.addresses import is_of_this_machine
 from gateway.config.secrets import ConsentSettings, TokenEndpoint, UnusableSecret, secret_in
+from transports.jsonrpc import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class AuthorizationServerClient:
             raise BadAnswer(f"answers with status {response.status_code}")
         try:
             answer = msgspec.json.decode(response.content, type=Given, strict=False)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             raise BadAnswer("does not answer as RFC 6749 says") from None
         wanted = form.get("requested_token_type", ACCESS_TOKEN)
         if response.status_code == 200 and answer.is_of(wanted):

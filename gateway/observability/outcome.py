@@ -8,6 +8,7 @@ import msgspec
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT
 from session_store import Session
+from transports.jsonrpc import UNREADABLE
 
 Kind = Literal["ok", "tool error", "error", "refused", "cancelled", "input required"]
 """How a request ended. `error`: an error response of a server or of the gateway. `refused`: the gateway refused the
@@ -70,7 +71,7 @@ def outcome_of(result: bytes) -> Outcome:
         return OK
     try:
         head = msgspec.json.decode(result, type=_Result)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return OK
     return TOOL_ERROR if head.isError else INPUT_REQUIRED if head.resultType == "input_required" else OK
 

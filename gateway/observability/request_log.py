@@ -19,7 +19,7 @@ from session_store import Principal, Session
 from session_store.redaction import scrubbed_start
 from session_store.session import redact
 from transports.inbound_port import Refused, Request
-from transports.jsonrpc import Object
+from transports.jsonrpc import UNREADABLE, Object
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ def _message_of(answer: bytes) -> str:
     redacted."""
     try:
         found = msgspec.json.decode(answer, type=_ErrorText)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return ""
     texts = (part["text"] for part in found.content if isinstance(part.get("text"), str))
     return CONTROL.sub(" ", scrubbed_start(found.message or next(texts, ""), _MAX_MESSAGE_CHARS))

@@ -16,6 +16,7 @@ from gateway.observability.metrics import BUCKETS_S, STREAMS
 from gateway.observability.outcome import OK, EndedCall
 from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session
+from transports.jsonrpc import UNREADABLE
 
 OTHERS: Final = "(others)"
 """The name under which all names beyond the limits are counted."""
@@ -248,7 +249,7 @@ def read_record(body: bytes) -> FigureRecord:
     """Decode a stored record. Return an empty one if it is invalid, because another version of the gateway wrote it."""
     try:
         return _records.decode(body)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return FigureRecord()
 
 

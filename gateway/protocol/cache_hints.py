@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import UNREADABLE, Object, encode
 
 PUBLIC: Final = "public"
 PRIVATE: Final = "private"
@@ -46,7 +46,7 @@ def hints_of(result: msgspec.Raw | bytes) -> Hints:
     """Return the cache hints of a result. A result that asks its client for input gets a `ttl_ms` of 0."""
     try:
         head = _heads.decode(result)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return Hints(0, False)
     return Hints(ttl_ms(head.ttlMs) if head.resultType == "complete" else 0, head.cacheScope == PUBLIC)
 

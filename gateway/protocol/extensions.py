@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from transports.jsonrpc import Object
+from transports.jsonrpc import UNREADABLE, Object
 
 SKILLS: Final = "io.modelcontextprotocol/skills"
 """The Skills extension: its methods are in the table of methods."""
@@ -41,7 +41,7 @@ def object_of(raw: msgspec.Raw | bytes | None) -> Object:
     """Return the members of a raw JSON object; empty for anything else."""
     try:
         return {} if raw is None else _objects.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return {}
 
 

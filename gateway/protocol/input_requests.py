@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_object, encode
+from transports.jsonrpc import INVALID_PARAMS, UNREADABLE, InvalidMessage, Object, decode_object, encode
 
 
 class Question(NamedTuple):
@@ -34,7 +34,7 @@ def question_of(raw: msgspec.Raw) -> Question:
     asked = decode_object(raw, "an input request")
     try:
         method = msgspec.json.decode(asked.get("method", b"null"), type=str)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InvalidMessage(INVALID_PARAMS, f"the method of an input request must be a text: {error}") from None
     return Question(method, decode_object(asked["params"], "params") if "params" in asked else None)
 

@@ -20,6 +20,7 @@ from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, Outcome, Query, load, 
 from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.refusals import ProcessRefusals, Refusal, Refusals
 from transports.background_tasks import Tasks
+from transports.jsonrpc import UNREADABLE
 from transports.upstream.walls.network_rules import NameRules
 from transports.upstream.walls.wall_specification import Reach
 
@@ -110,7 +111,7 @@ class _Channel:
     def _take(self, packet: bytes, clients: list[socket.socket]) -> None:
         try:
             said = _packets.decode(packet)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             logger.error("a gate sent a packet that cannot be read: %s", error)
             said = _Packet()
         for client in clients:

@@ -33,6 +33,7 @@ from gateway.sandbox.runtime_paths import BROWSERS
 from gateway.sandbox.untrusted_files import has_no_links, read_plain, write_new
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from session_store.redaction import output_scrubber
+from transports.jsonrpc import UNREADABLE
 from transports.upstream.child_process import Command, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.walls.network_rules import shown
@@ -468,7 +469,7 @@ def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
         return _lock.decode(found).packages
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise FetchFailed(f"npm's record of its packages cannot be read: {error}") from None
 
 

@@ -21,6 +21,8 @@ from typing import Final
 
 import msgspec
 
+from transports.jsonrpc import UNREADABLE
+
 logger = logging.getLogger(__name__)
 
 RECORD: Final = "current-1.json"
@@ -65,7 +67,7 @@ class PackageFolder:
         missing."""
         try:
             package = msgspec.json.decode((self.path / RECORD).read_bytes(), type=FetchedPackage)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             return None
         return package if package.argv and package.is_whole else None
 

@@ -23,7 +23,7 @@ from gateway.upstreams.list_pages import GATEWAY_META
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts
 from transports.background_tasks import Tasks, TasksClosed
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
-from transports.jsonrpc import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, encode, splice
+from transports.jsonrpc import HEADER_MISMATCH, MISSING_CAPABILITY, UNREADABLE, UNSUPPORTED_VERSION, encode, splice
 from transports.upstream_port import LinkClosed, UpstreamUnavailable, is_about_content
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ async def _asked(conversation: Conversation, version: str, within_s: float, *, i
         return Discovery(era, reason=str(error), is_refused=error.status in _REFUSED)
     except TimeoutError:
         return Discovery(silent, reason=f"it did not answer server/discover within {within_s:g} s")
-    except (LinkClosed, msgspec.MsgspecError) as error:
+    except (LinkClosed, *UNREADABLE) as error:
         return Discovery(silent, reason=str(error))
     if isinstance(answer.result, msgspec.Raw):
         return Discovery(MODERN, result=splice(answer.result))
@@ -104,7 +104,7 @@ def meaning_of(error: msgspec.Raw) -> Discovery:
     modern server: a legacy server chooses its error codes itself."""
     try:
         decoded = msgspec.json.decode(error)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         decoded = None
     decoded = decoded if isinstance(decoded, dict) else {}
     code, data = decoded.get("code"), decoded.get("data")

@@ -12,7 +12,7 @@ from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import CacheKey, ResultCache
 from transports.era import Era
 from transports.inbound.unauthenticated_limits import Limits
-from transports.jsonrpc import METHOD_NOT_FOUND, encode
+from transports.jsonrpc import METHOD_NOT_FOUND, UNREADABLE, encode
 
 GATEWAY_META: Final = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -86,7 +86,7 @@ async def whole_list(method: str, conversation: Conversation) -> list[dict[str, 
     """
     try:
         items, missing = await read_list(method, conversation, None)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         items, missing = [], "the answer is not JSON"
     if missing:
         raise IncompleteList(f"{method}: {missing}")

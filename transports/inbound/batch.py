@@ -25,6 +25,7 @@ from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
+    UNREADABLE,
     InvalidMessage,
     Message,
     decode_meta,
@@ -174,13 +175,14 @@ class Batches:
         """Split a batch into its raw messages. Stop decoding at the first message beyond the limit, so that a long
         array costs no more."""
         try:
+            body.decode()  # the messages are handed on unread
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
             self._refusals[Limited.BATCH] += 1
             raise Refused(
                 400, INVALID_REQUEST, f"A batch holds {self._most} messages at most.", reason="batch_too_large"
             ) from None
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Refused(400, PARSE_ERROR, f"not a JSON-RPC batch: {error}") from None
         if has_more_parts(body, REQUEST_PARTS):
             raise Refused(400, PARSE_ERROR, str(too_many_parts(REQUEST_PARTS)))
@@ -260,5 +262,5 @@ def _id_in(part: msgspec.Raw) -> bytes:
     """Return the encoded request id in a message of a batch; `null` if it has no valid one."""
     try:
         return encode(msgspec.json.decode(part, type=_Named).id)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return b"null"

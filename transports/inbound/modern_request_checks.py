@@ -17,6 +17,7 @@ from transports.jsonrpc import (
     METHOD_NOT_FOUND,
     MISSING_CAPABILITY,
     PARSE_ERROR,
+    UNREADABLE,
     UNSUPPORTED_VERSION,
     Message,
     Object,
@@ -114,7 +115,7 @@ def _check_routing(message: Message, params: Object, version: Any, headers: Mapp
     if source is not None and source in params:
         try:
             named = _values.decode(params[source])
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Refused(400, INVALID_PARAMS, f"params.{source} cannot be read: {error}") from None
         name = headers.get(_NAME_HEADER)
         if named is not None and name is None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from transports.jsonrpc import Object
+from transports.jsonrpc import UNREADABLE, Object
 from transports.upstream.line_splitter import EXCERPT_BYTES
 
 _OWN_KEYS: Final = frozenset({"jsonrpc", "id", "result", "error"})
@@ -41,7 +41,7 @@ def meant_by(line: bytes) -> Meant:
     """Decide whether a complete line that is not a message was meant as an answer, and to which request."""
     try:
         found = msgspec.json.decode(line, type=Object)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return answered_by(line[:EXCERPT_BYTES], line[-EXCERPT_BYTES:])
     if "method" in found:
         return Meant(False)

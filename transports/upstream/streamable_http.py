@@ -18,7 +18,7 @@ import msgspec
 
 from transports.background_tasks import Tasks
 from transports.era import NAME_SOURCES, SESSIONLESS, VERSION_KEY
-from transports.jsonrpc import Message, Object, decode_exact, decode_id, encode, encode_request, parse
+from transports.jsonrpc import UNREADABLE, Message, Object, decode_exact, decode_id, encode, encode_request, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
 from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, redirect_target, skim
@@ -502,7 +502,7 @@ async def _has_ended(response: httpx2.Response) -> bool:
         return False
     try:
         code: object = msgspec.json.decode(await response.aread(), type=dict[str, Any])["error"]["code"]
-    except (msgspec.MsgspecError, KeyError, TypeError):
+    except (*UNREADABLE, KeyError, TypeError):
         return False
     return code == _UNKNOWN_SESSION
 

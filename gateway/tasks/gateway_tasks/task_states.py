@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.calls.lifecycles import step
 from session_store import Task, TaskStatus
-from transports.jsonrpc import INTERNAL_ERROR, Object
+from transports.jsonrpc import INTERNAL_ERROR, UNREADABLE, Object
 
 MAX_MESSAGE_CHARS: Final = 1_024
 """Maximum characters of a task's message. Longer messages are shortened."""
@@ -108,7 +108,7 @@ def reason_of(result: bytes) -> str:
     """Return the reason that a failed tool gives: the first text of its result, cut. Empty if there is none."""
     try:
         content = msgspec.json.decode(result, type=_Content).content
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return ""
     return next((item.text for item in content if item.text), "")[:MAX_MESSAGE_CHARS]
 

@@ -271,8 +271,10 @@ def check_batch(data: bytes) -> None:
 
 
 def _wants_an_answer(part: Any) -> bool:
-    """A request, or what is no message at all."""
-    return _verdict(part) != "" or ("method" in part and "id" in part)
+    """A request, or what is no message of the gateway: it takes no id beyond 64 bits."""
+    if _verdict(part) or ("method" in part and "id" in part):
+        return True
+    return isinstance(part.get("id"), int) and part["id"].bit_length() > 64
 
 
 def check_object(data: bytes) -> None:

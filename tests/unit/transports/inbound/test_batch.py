@@ -46,6 +46,20 @@ async def test_what_may_have_run_is_not_said_to_be_undone(again: bool) -> None:
     assert ("Nothing was done" in error["message"]) is not again and (error["code"] == -32014) is again
 
 
+async def test_a_batch_with_text_that_is_not_utf_8_is_refused_as_a_whole() -> None:
+    limits, refusals = Limits(), Counter[Any]()
+
+    async def negotiated(_: Request) -> str:
+        return "2025-03-26"
+
+    handler: Any = SimpleNamespace(negotiated=negotiated)
+    batches = Batches(handler, LengthChecks(limits, refusals), limits, refusals)
+    request = Request(era=Era.LEGACY, endpoint="/mcp", headers={})
+    with pytest.raises(Refused, match="not a JSON-RPC batch") as refused:
+        await batches.accepted(b'[{"jsonrpc": "2.0", "id": "\xff", "method": ""}]', request)
+    assert refused.value.status == 400
+
+
 class Client:
     """What the client gets. It reads only while `reads` is set."""
 

@@ -43,6 +43,7 @@ def test_an_answer_is_found_by_its_own_id_only(head: bytes, tail: bytes, told: t
         pytest.param(b'{"result":' + TOO_DEEP + b',"id":7,"jsonrpc":"2.0"}', (True, 7), id="too deep 3"),
         (b'{"jsonrpc":"2.0","id":7,"result":{"x":NaN}}', (True, 7)),
         (b'{"jsonrpc":"2.0","id":7,"result":{"text":"\xff"}}', (True, 7)),
+        (b'{"jsonrpc":"2.0","id":7,"result":{},"\xff":0}', (True, 7)),
         (b'{"jsonrpc":"2.0","id":7,"result":{"cut', (True, 7)),
         (b'{"jsonrpc":"2.0","id":7}', (True, 7)),
         (b'{"jsonrpc":"1.0","id":7,"result":{}}', (True, 7)),
