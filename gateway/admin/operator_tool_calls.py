@@ -18,7 +18,7 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.admin.query_types import NoSuch, OperatorError
-from gateway.admin.report_types import Approval, Attempt, CatalogPage, Outcome, ToolRow, TriedCall, UnapprovedRow
+from gateway.admin.report_types import Approval, Attempt, CatalogPage, ToolRow, TriedCall, TriedOutcome, UnapprovedRow
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.endpoint_paths import ALL, path_of
@@ -331,7 +331,7 @@ class OngoingCall:
             )
         return self._outcome("tool_error" if kind.get("isError") is True else "ok", size=size, result=result)
 
-    def _outcome(self, outcome: Outcome, **facts: Any) -> TriedCall:
+    def _outcome(self, outcome: TriedOutcome, **facts: Any) -> TriedCall:
         attempt = self._attempt
         return TriedCall(
             server=attempt.server,

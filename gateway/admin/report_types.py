@@ -31,7 +31,7 @@ SESSION_STATES: Final = get_args(SessionState)
 MOST_DEAD: Final = 5
 """How many dead processes of a server are shown."""
 
-Outcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
+TriedOutcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
 
 
 Range = Literal["5m", "15m", "1h", "6h", "24h"]
@@ -543,7 +543,7 @@ class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     server: str
     tool: str
-    outcome: Outcome
+    outcome: TriedOutcome
     session: str = ""
     kept: bool = False
     correlation: str = ""

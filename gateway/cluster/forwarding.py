@@ -19,7 +19,7 @@ from gateway.cluster.envelope import SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply, message_in
 from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.requests_to_peers import ForwardedRequest, Peer, PeerRequests
-from gateway.cluster.takeover_decision import Outcome
+from gateway.cluster.takeover_decision import PeerOutcome
 from gateway.context.session_facts import new_correlation_id, trace_id_of
 from gateway.errors import store_unavailable, unreachable
 from gateway.observability.logs import CLIENT, CORRELATION
@@ -52,8 +52,8 @@ _NOT_FORWARDED: Final = frozenset(
         *(PEER_HEADER.encode(), CORRELATION_HEADER.encode()),
     }
 )
-_NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF, Outcome.SILENT})
-_RETURNED: Final = frozenset({Outcome.MOVED, *_NOT_REACHED})
+_NOT_REACHED: Final = frozenset({PeerOutcome.GONE, PeerOutcome.CUT_OFF, PeerOutcome.SILENT})
+_RETURNED: Final = frozenset({PeerOutcome.MOVED, *_NOT_REACHED})
 
 
 class ForwardingPath:
@@ -226,14 +226,14 @@ class Forwarder:
         try:
             outcome = await self._settled(request, reply, scope)
         finally:
-            if outcome is not Outcome.ANSWERED:
+            if outcome is not PeerOutcome.ANSWERED:
                 del scope[ANSWERED_BY]
                 if route.begun is not None:
                     route.begun.call.close()
             # After 404 the session has ended, so that its record and its route are of no more use.
-            if route.memory is not None and (outcome is not Outcome.ANSWERED or reply.status == 404):
+            if route.memory is not None and (outcome is not PeerOutcome.ANSWERED or reply.status == 404):
                 route.memory.end()
-        scope["mcp.relayed"] = outcome is Outcome.ANSWERED and reply.is_plain
+        scope["mcp.relayed"] = outcome is PeerOutcome.ANSWERED and reply.is_plain
         return await self._after(outcome, reply, scope)
 
     def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
@@ -280,13 +280,13 @@ class Forwarder:
         )
         return ForwardedRequest(route, common, body)
 
-    async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> Outcome:
+    async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> PeerOutcome:
         """Forward a request, and return its outcome. A request that may have taken effect waits up to `_PATIENCE_S` for
         an owner or the store, and is not refused. Raises `Refused`: nothing was sent to a server."""
         while True:
             try:
                 outcome = await self._outcome(request, reply)
-                if outcome is not Outcome.ANSWERED and reply.has_started and not reply.has_begun:
+                if outcome is not PeerOutcome.ANSWERED and reply.has_started and not reply.has_begun:
                     await self.cluster.beat()  # fails without the store, which has to tell the session's next owner
                 return outcome
             except (StoreUnavailable, Refused) as error:
@@ -295,14 +295,14 @@ class Forwarder:
                     raise (error if isinstance(error, Refused) else store_unavailable()) from None
                 if monotonic() >= scope.setdefault(_UNTIL, monotonic() + _PATIENCE_S):
                     reply.start()
-                    return Outcome.TIMED_OUT
+                    return PeerOutcome.TIMED_OUT
                 if reply.has_begun and not reply.go_on(request.common.method):
-                    return Outcome.LOST
+                    return PeerOutcome.LOST
             again, route = replace(request.common, again=True), replace(request.route, begun=None)
             request = replace(request, common=again, route=route)
             await asyncio.sleep(_AGAIN_S)
 
-    async def _outcome(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+    async def _outcome(self, request: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
         session, cluster = request.route.session, self.cluster
         owner = session.owner
         if owner in ("", cluster.replica):
@@ -313,7 +313,7 @@ class Forwarder:
         else:
             _start_begun(request.route, reply)
             # A lease without an address: no replica reaches the owner.
-            outcome = Outcome.CUT_OFF if leased else Outcome.GONE
+            outcome = PeerOutcome.CUT_OFF if leased else PeerOutcome.GONE
         if outcome not in _NOT_REACHED:
             cluster.owner_answered(session.id)
         elif await cluster.may_claim():
@@ -322,7 +322,7 @@ class Forwarder:
             return await self._have_claimed(session, reply)
         return outcome
 
-    async def _have_claimed(self, session: Session, reply: RelayedReply) -> Outcome:
+    async def _have_claimed(self, session: Session, reply: RelayedReply) -> PeerOutcome:
         """Let another replica claim the session of an owner that this one does not reach, because this one may claim
         none. The other replica looks for the owner itself, in case this one alone is cut off. No part of the request is
         sent before the claim. Return `ANSWERED` if the client has left. Raises `Refused`: 503, the owner answers, or no
@@ -340,10 +340,10 @@ class Forwarder:
         except TimeoutError:
             if not waiting.expired():
                 raise
-            return Outcome.ANSWERED
+            return PeerOutcome.ANSWERED
         if not has_claimed:
             raise unreachable()
-        return Outcome.MOVED
+        return PeerOutcome.MOVED
 
     async def claim_for_peer(self, session_id: str) -> bool | None:
         """Claim a session for a peer that may claim none, and return True. Return False if this replica reaches the
@@ -363,7 +363,7 @@ class Forwarder:
         if address:
             outcome = await self.peers.greet_owner(session, address)
         else:
-            outcome = Outcome.CUT_OFF if leased else Outcome.GONE
+            outcome = PeerOutcome.CUT_OFF if leased else PeerOutcome.GONE
         if outcome not in _NOT_REACHED:
             cluster.owner_answered(session.id)
             return False
@@ -372,14 +372,14 @@ class Forwarder:
         await self._claim(session, outcome, address if leased else None)
         return True
 
-    async def _claim(self, session: Session, outcome: Outcome, refused_at: str | None) -> None:
+    async def _claim(self, session: Session, outcome: PeerOutcome, refused_at: str | None) -> None:
         """Claim the session of an owner that could not be reached. `refused_at` is the owner's address if its lease is
         valid.
 
         Raises:
             Refused: 503, the owner runs, and took the session from this replica while this replica ran.
         """
-        if outcome is Outcome.GONE and refused_at:
+        if outcome is PeerOutcome.GONE and refused_at:
             if await self.cluster.is_contested(session):
                 if self._contested.allows():
                     logger.error(
@@ -390,11 +390,11 @@ class Forwarder:
                     )
                 raise unreachable()
             self.cluster.refused_by(session.owner, refused_at)
-        claimed = await self.cluster.take(session, may_run=outcome is not Outcome.GONE)
+        claimed = await self.cluster.take(session, may_run=outcome is not PeerOutcome.GONE)
         if claimed is not None and claimed.owner == self.cluster.replica:
             self.take_over(claimed)
 
-    async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+    async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
         """Send a request to the other replicas, one after the other, until one claims its unowned session and serves
         it. This replica may not: it drains, others do not reach it, or have a newer configuration. Return `MOVED` if
         some replicas were reached and none may claim the session. Raises `Refused`: 503, no replica is reached."""
@@ -409,18 +409,18 @@ class Forwarder:
                 continue
             if reply.has_started or outcome not in _RETURNED:
                 return outcome
-            was_returned = was_returned or outcome is Outcome.MOVED
+            was_returned = was_returned or outcome is PeerOutcome.MOVED
         if not was_returned:
             raise unreachable()
-        return Outcome.MOVED
+        return PeerOutcome.MOVED
 
-    async def _after(self, outcome: Outcome, reply: RelayedReply, scope: Scope) -> Send | None:
-        if outcome is Outcome.ANSWERED:
+    async def _after(self, outcome: PeerOutcome, reply: RelayedReply, scope: Scope) -> Send | None:
+        if outcome is PeerOutcome.ANSWERED:
             return None
         if reply.has_started:  # by an earlier try, if the last one has `MOVED`
             logger.warning("the replica that owns a session stopped answering while a call was in flight")
             scope["mcp.again"] = True
-        if outcome is Outcome.MOVED:
+        if outcome is PeerOutcome.MOVED:
             await asyncio.sleep(_HANDOVER_S)
             return reply.send
         if not reply.has_begun or reply.go_on(scope["method"]):

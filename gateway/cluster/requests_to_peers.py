@@ -19,7 +19,7 @@ from gateway.cluster.envelope import CLAIM, COPIES_S, GREETING, HOLD, Envelopes,
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
 from gateway.cluster.ownership import Cluster, Route
-from gateway.cluster.takeover_decision import Lease, Outcome, decide
+from gateway.cluster.takeover_decision import Lease, PeerOutcome, decide
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from session_store import Session, StoreUnavailable
@@ -230,7 +230,7 @@ class PeerRequests:
         self._log.metrics.forwarded["answered"] += 1
         self._cluster.owner_answered(route.session.id)
 
-    async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+    async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
         """Send a request to a peer, relay its answer to the client through `reply`, and return how the request ended.
 
         Raises:
@@ -250,7 +250,7 @@ class PeerRequests:
         forwarded[outcome.name.lower()] += 1
         return outcome
 
-    async def _ask(self, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome:
+    async def _ask(self, peer: Peer, copies: Copies, reply: RelayedReply) -> PeerOutcome:
         timed_out_since: float | None = None
         is_silent = has_lost = False
         while not copies.is_late:
@@ -258,17 +258,17 @@ class PeerRequests:
             try:
                 sent = await self._sent(peer, copies, timed_out_since if is_silent else None)
             except PeerRefused:
-                return Outcome.GONE
+                return PeerOutcome.GONE
             except (PeerTimedOut, PeerConnectionLost) as failure:
                 timed_out_since, is_silent = timed_out_since or began, isinstance(failure, PeerTimedOut)
                 if (outcome := await self._before_next(peer, timed_out_since, failure)) is not None:
                     return outcome
                 continue
-            ended = sent if isinstance(sent, Outcome) else await self._watched(sent, peer, copies, reply)
+            ended = sent if isinstance(sent, PeerOutcome) else await self._watched(sent, peer, copies, reply)
             if ended is not None:
                 return ended
             fate = await self._after_loss(peer)
-            if reply.has_started or reply.has_begun or fate is Outcome.GONE:
+            if reply.has_started or reply.has_begun or fate is PeerOutcome.GONE:
                 return fate
             if not has_lost:
                 has_lost = True  # perhaps the first connection was idle for too long
@@ -277,9 +277,9 @@ class PeerRequests:
             timed_out_since = timed_out_since or monotonic()
             if (outcome := await self._before_next(peer, timed_out_since, PeerConnectionLost())) is not None:
                 return outcome
-        return Outcome.TIMED_OUT
+        return PeerOutcome.TIMED_OUT
 
-    async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | Outcome:
+    async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | PeerOutcome:
         """Send a copy of the request, and return its call. If the peer is silent since `since`, read its lease
         meanwhile. If the lease proves the peer dead or cut off, return that outcome instead. Raises as
         `Copies.send`."""
@@ -297,7 +297,7 @@ class PeerRequests:
 
     async def _before_next(
         self, peer: Peer, since: float, failure: PeerTimedOut | PeerConnectionLost
-    ) -> Outcome | None:
+    ) -> PeerOutcome | None:
         """Wait before the next try to reach a peer, and return None; or return the outcome if there must be no other
         try.
 
@@ -307,27 +307,27 @@ class PeerRequests:
         """
         is_lost = not isinstance(failure, PeerTimedOut)
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
-        if isinstance(failure, PeerOtherKeys) and outcome in (None, Outcome.CUT_OFF):
+        if isinstance(failure, PeerOtherKeys) and outcome in (None, PeerOutcome.CUT_OFF):
             raise unreachable()
         if outcome is None and is_lost:
             await asyncio.sleep(_AGAIN_S)  # not needed after a timeout, which has taken time itself
         return outcome
 
-    async def _watched(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome | None:
+    async def _watched(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> PeerOutcome | None:
         """Relay the answer until it ends or the client disconnects, and return the outcome. Return None if the
         connection to the peer was lost before."""
         watch = ClientWatch(reply.receive, call.close)
         try:
             return await self._relay(call, peer, copies, reply)
         except PeerConnectionLost:
-            return Outcome.ANSWERED if watch.left else None
+            return PeerOutcome.ANSWERED if watch.left else None
         except BaseException:
             call.close()  # notifies the peer that the client has left
             raise
         finally:
             watch.stop()
 
-    async def _relay(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome:
+    async def _relay(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> PeerOutcome:
         while True:
             try:
                 kind, payload = await call.next()
@@ -341,31 +341,31 @@ class PeerRequests:
                 call.done()
             if kind == b"m":
                 copies.returned()
-                return Outcome.MOVED
+                return PeerOutcome.MOVED
             elif kind == b"r":
                 if payload == Refusal.SEEN.value.encode():
                     reply.start()
-                    return Outcome.LOST  # a copy of the request has arrived, on a connection that broke
+                    return PeerOutcome.LOST  # a copy of the request has arrived, on a connection that broke
                 copies.last_refused()
                 logger.error("another gateway on this store refuses requests of this one: compare keys and clocks")
                 raise unreachable()
             elif kind == b"e":
                 await reply.end(payload)
-                return Outcome.ANSWERED
+                return PeerOutcome.ANSWERED
             elif not await reply.pass_on(kind, payload):
                 call.fault("the head of an answer cannot be read")
                 raise PeerConnectionLost
 
     # -- what a failure means for the peer
 
-    async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> Outcome | None:
+    async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> PeerOutcome | None:
         """Return the outcome for a peer that was silent for `silent_s` seconds, or closes connections (`is_lost`); None
         to keep waiting. Raises `Refused`: 503, the peer's state is unknown, and the client has waited long enough."""
         return self._judged(await self._look(peer, 0.0 if is_lost else silent_s), silent_s)
 
-    def _judged(self, lease: Lease, silent_s: float) -> Outcome | None:
+    def _judged(self, lease: Lease, silent_s: float) -> PeerOutcome | None:
         outcome = decide(lease, for_a_lease=silent_s >= LEASE_S)
-        if outcome is Outcome.UNREACHABLE:
+        if outcome is PeerOutcome.UNREACHABLE:
             raise unreachable()
         return outcome
 
@@ -391,16 +391,16 @@ class PeerRequests:
         expired."""
         return monotonic(), await self._cluster.lease_age(replica)
 
-    async def _after_loss(self, peer: Peer) -> Outcome:
+    async def _after_loss(self, peer: Peer) -> PeerOutcome:
         """Return the outcome after the connection was lost during an answer: `GONE` if the peer refuses a new
         connection, else `LOST`."""
         try:
             await self._channels.open(peer)
         except PeerRefused:
-            return Outcome.GONE
+            return PeerOutcome.GONE
         except (PeerTimedOut, PeerConnectionLost):
             pass
-        return Outcome.LOST
+        return PeerOutcome.LOST
 
     async def hold(self, peers: Mapping[str, str]) -> bool:
         """Ask replicas (addresses by name) to claim no session of this one for a while. Return True if all agree."""
@@ -422,7 +422,7 @@ class PeerRequests:
                 return False
         return None
 
-    async def greet_owner(self, session: Session, address: str) -> Outcome:
+    async def greet_owner(self, session: Session, address: str) -> PeerOutcome:
         """Greet a session's owner. Return the outcome that a request in this session would have. Raises as `ask`."""
         peer, greeting = Peer(session.owner, address), SharedFacts(path=GREETING, session="")
         request = ForwardedRequest(Route(session, session.principal, None), greeting, b"")

@@ -22,7 +22,7 @@ class Lease(enum.Enum):
     """The store does not answer, or did not answer a moment ago: then every lease looks expired."""
 
 
-class Outcome(enum.Enum):
+class PeerOutcome(enum.Enum):
     """How a request to a peer has ended."""
 
     ANSWERED = enum.auto()
@@ -45,22 +45,22 @@ class Outcome(enum.Enum):
     taken effect."""
 
 
-DECISIONS: Final[Mapping[tuple[Lease, bool], Outcome | None]] = {
+DECISIONS: Final[Mapping[tuple[Lease, bool], PeerOutcome | None]] = {
     # lease, and whether the peer has been timed out for at least one lease
     (Lease.VALID, False): None,
-    (Lease.VALID, True): Outcome.CUT_OFF,
-    (Lease.RENEWED, False): Outcome.CUT_OFF,
-    (Lease.RENEWED, True): Outcome.CUT_OFF,
-    (Lease.OLD, False): Outcome.SILENT,
-    (Lease.OLD, True): Outcome.SILENT,
-    (Lease.EXPIRED, False): Outcome.SILENT,
-    (Lease.EXPIRED, True): Outcome.SILENT,
+    (Lease.VALID, True): PeerOutcome.CUT_OFF,
+    (Lease.RENEWED, False): PeerOutcome.CUT_OFF,
+    (Lease.RENEWED, True): PeerOutcome.CUT_OFF,
+    (Lease.OLD, False): PeerOutcome.SILENT,
+    (Lease.OLD, True): PeerOutcome.SILENT,
+    (Lease.EXPIRED, False): PeerOutcome.SILENT,
+    (Lease.EXPIRED, True): PeerOutcome.SILENT,
     (Lease.UNKNOWN, False): None,
-    (Lease.UNKNOWN, True): Outcome.UNREACHABLE,
+    (Lease.UNKNOWN, True): PeerOutcome.UNREACHABLE,
 }
 
 
-def decide(lease: Lease, *, for_a_lease: bool) -> Outcome | None:
+def decide(lease: Lease, *, for_a_lease: bool) -> PeerOutcome | None:
     """Return the outcome of a request to a peer that has timed out; None if the peer may still answer. `for_a_lease`:
     the peer was silent for at least `LEASE_S`."""
     return DECISIONS[lease, for_a_lease]

@@ -21,7 +21,7 @@ _ANSWERS: Final = {"found": 0, "failed": 2, "unknown": 3, "unsupported": 4, "ref
 
 _TRUNCATED: Final = 0x02  # in the third byte of a message
 
-Outcome = Literal["found", "failed", "unknown", "unsupported", "refused", "malformed"]
+LookupOutcome = Literal["found", "failed", "unknown", "unsupported", "refused", "malformed"]
 
 
 @functools.cache
@@ -40,15 +40,15 @@ class Query:
     message: Any
     name: str
     kind: str
-    problem: Outcome | None = None
+    problem: LookupOutcome | None = None
     """The outcome of an invalid or unsupported query, whose name is not looked up; None for others."""
 
-    def reply(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
+    def reply(self, outcome: LookupOutcome, addresses: tuple[str, ...] = ()) -> bytes:
         """Return the response for TCP: two bytes with its length, then the message."""
         wire = self._written(outcome, addresses, 65_535)
         return len(wire).to_bytes(2, "big") + wire
 
-    def datagram(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
+    def datagram(self, outcome: LookupOutcome, addresses: tuple[str, ...] = ()) -> bytes:
         """Return the response as a datagram, no larger than the program accepts. If the records do not fit, return a
         truncated response, so that the program asks again over TCP."""
         size = max(512, min(self.message.payload, MAX_QUERY_BYTES))
@@ -59,7 +59,7 @@ class Query:
             cut[2] |= _TRUNCATED
             return bytes(cut)
 
-    def _written(self, outcome: Outcome, addresses: tuple[str, ...], size: int) -> bytes:
+    def _written(self, outcome: LookupOutcome, addresses: tuple[str, ...], size: int) -> bytes:
         dns = load()
         response = dns.message.make_response(self.message, recursion_available=True)
         response.set_rcode(_ANSWERS[outcome])

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, Outcome, Query, load, read_query
+from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, LookupOutcome, Query, load, read_query
 from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.refusals import ProcessRefusals, Refusal, Refusals
 from transports.background_tasks import Tasks
@@ -253,7 +253,7 @@ class DnsResolver:
         """Return the response to one query."""
         return query.reply(*await self._outcome(query))
 
-    async def _outcome(self, query: Query) -> tuple[Outcome, tuple[str, ...]]:
+    async def _outcome(self, query: Query) -> tuple[LookupOutcome, tuple[str, ...]]:
         if not self._questions.spend():
             await asyncio.sleep(_REFUSED_S)
             return "refused", ()

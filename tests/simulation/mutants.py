@@ -13,7 +13,7 @@ from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.lease_validity import OwnLease
 from gateway.cluster.ownership import Cluster
-from gateway.cluster.takeover_decision import Lease, Outcome
+from gateway.cluster.takeover_decision import Lease, PeerOutcome
 from gateway.sessions import session_loading
 from gateway.sessions.lifecycle import SessionLifecycle
 from session_store.ports.cluster import count_of
@@ -21,7 +21,7 @@ from session_store.redis import cluster as redis_cluster
 from session_store.redis.commands import Script
 from transports.peer_authentication import Sealed
 from transports.peer_channel import PeerChannel
-from transports.peer_server import Call
+from transports.peer_server import IncomingCall
 
 
 def _set(place: Any, name: str, value: Any) -> None:
@@ -29,8 +29,8 @@ def _set(place: Any, name: str, value: Any) -> None:
 
 
 def _believes_asker() -> None:
-    async def greet_owner(self: Any, session: Any, address: str) -> Outcome:
-        return Outcome.SILENT
+    async def greet_owner(self: Any, session: Any, address: str) -> PeerOutcome:
+        return PeerOutcome.SILENT
 
     _set(requests_to_peers.PeerRequests, "greet_owner", greet_owner)
 
@@ -57,8 +57,8 @@ def _hold_ignored() -> None:
 
 
 def _lease_ignored() -> None:
-    def decide(lease: Lease, *, for_a_lease: bool) -> Outcome | None:
-        return Outcome.GONE
+    def decide(lease: Lease, *, for_a_lease: bool) -> PeerOutcome | None:
+        return PeerOutcome.GONE
 
     _set(requests_to_peers, "decide", decide)
 
@@ -74,10 +74,10 @@ def _lease_read_once() -> None:
 
 
 def _no_agreement() -> None:
-    async def agreed(self: Call) -> None:
+    async def agreed(self: IncomingCall) -> None:
         self.send(b"S")
 
-    _set(Call, "agreed", agreed)
+    _set(IncomingCall, "agreed", agreed)
 
 
 def _no_compare() -> None:
@@ -173,9 +173,9 @@ def _trusted_too_long() -> None:
 
 
 def _waits_for_ever() -> None:
-    def decide(lease: Lease, *, for_a_lease: bool) -> Outcome | None:
+    def decide(lease: Lease, *, for_a_lease: bool) -> PeerOutcome | None:
         outcome = decided(lease, for_a_lease=for_a_lease)
-        return None if outcome is Outcome.CUT_OFF else outcome
+        return None if outcome is PeerOutcome.CUT_OFF else outcome
 
     decided = takeover_decision.decide
     _set(requests_to_peers, "decide", decide)

@@ -21,8 +21,8 @@ from transports.inbound.head_cache import (
     REPEATS,
     ConnectionMemory,
     HeadOffer,
+    HeadUse,
     KnownHead,
-    Outcome,
     RememberedHeads,
     SharedHeads,
 )
@@ -233,7 +233,7 @@ class RepeatedRequests:
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
 
-    def _write(self, outcome: Outcome, head: bytes, body: bytes) -> None:
+    def _write(self, outcome: HeadUse, head: bytes, body: bytes) -> None:
         self._known = None
         self._first = self._body = b""
         assert self._memory is not None
@@ -339,7 +339,7 @@ class RepeatedRequests:
 
     # -- the usual way
 
-    def give_up(self, why: Outcome = "interrupted") -> None:
+    def give_up(self, why: HeadUse = "interrupted") -> None:
         """Finish the current request, if there is one, with parser and ASGI. `why` is counted (`OUTCOMES`)."""
         if self._missing:
             self._missing = 0
@@ -352,7 +352,7 @@ class RepeatedRequests:
         if self._started is not None:
             self._resume(why)
 
-    def _resume(self, why: Outcome) -> None:
+    def _resume(self, why: HeadUse) -> None:
         """Parse the request's bytes. The ASGI task that this starts continues from the steps that were done here."""
         assert self._memory is not None
         self._memory.counts[why] += 1

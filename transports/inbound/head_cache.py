@@ -304,14 +304,14 @@ class RememberedHeads(Generic[T]):
 
 # -- what connections share, and what the app offers them
 
-Outcome = Literal["fast", "direct", "new_head", "size", "pipelined", "no_request", "streamed", "refused", "interrupted"]
+HeadUse = Literal["fast", "direct", "new_head", "size", "pipelined", "no_request", "streamed", "refused", "interrupted"]
 """The ways in which POSTs were served. `fast`: by the decision on an earlier call like this one (the fast path).
 `direct`: without parser and ASGI, because the head was stored. Each other name is a reason why a request was served in
 the usual way. `new_head`: the head was new. `size`: the body was too large, or empty. `pipelined`: further bytes came
 with it. `no_request`: it was not a single request. `streamed`: the answer was an event stream. `refused`: it was
 refused, or belongs to another process. `interrupted`: the client did not read or left, or the process ended."""
 
-OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+OUTCOMES: Final[tuple[HeadUse, ...]] = get_args(HeadUse)
 
 
 class ConnectionMemory:

@@ -16,7 +16,7 @@ from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.forwarding import ForwardedCall, Forwarder, ForwardingPath
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.cluster.requests_to_peers import ForwardedRequest, Peer
-from gateway.cluster.takeover_decision import Outcome
+from gateway.cluster.takeover_decision import PeerOutcome
 from gateway.errors import unreachable
 from gateway.observability.logs import CLIENT, CORRELATION
 from session_store import StoreUnavailable
@@ -93,12 +93,12 @@ async def test_what_an_owner_has_got_may_have_taken_effect_though_it_takes_no_ot
         monkeypatch.setattr(f"gateway.cluster.forwarding.{pause}", 0.0)
     asked: list[bool] = []
 
-    async def ask(_: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+    async def ask(_: Peer, request: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
         asked.append(request.common.again)
         if len(asked) == 1:
             reply.start()
             raise StoreUnavailable("out")  # which had to say whether the owner is dead
-        return Outcome.MOVED
+        return PeerOutcome.MOVED
 
     scope, send = a_scope(), AsyncMock()
     route = Route(a_session(FakeClock(), owner="another"), ALICE, None)
@@ -110,9 +110,9 @@ async def test_what_an_owner_has_got_may_have_taken_effect_though_it_takes_no_ot
 @requirement("wall.memory")
 @pytest.mark.parametrize(("status", "is_forgotten"), [(200, False), (400, False), (404, True)])
 async def test_the_route_to_a_session_that_its_owner_has_ended_is_forgotten(status: int, is_forgotten: bool) -> None:
-    async def ask(_: Peer, __: ForwardedRequest, reply: RelayedReply) -> Outcome:
+    async def ask(_: Peer, __: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
         assert await reply.pass_on(b"h", msgspec.msgpack.encode((status, [])))
-        return Outcome.ANSWERED
+        return PeerOutcome.ANSWERED
 
     memory = RouteMemory()
     route = Route(a_session(FakeClock(), owner="another"), ALICE, None, memory)
@@ -135,14 +135,14 @@ async def test_the_answer_to_another_try_follows_in_the_stream_that_has_begun(
     monkeypatch.setattr("gateway.cluster.forwarding._AGAIN_S", 0.0)
     asked: list[ForwardedRequest] = []
 
-    async def ask(_: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+    async def ask(_: Peer, request: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
         asked.append(request)
         assert await reply.pass_on(b"h", msgspec.msgpack.encode((200, [STREAM if len(asked) == 1 else JSON])))
         if len(asked) == 1:
             reply.start()
             raise unreachable()
         await reply.end(b"{}")
-        return Outcome.ANSWERED
+        return PeerOutcome.ANSWERED
 
     sent: list[Any] = []
 
@@ -310,7 +310,9 @@ class Store:
     """What a replica does of a session that another one asks it to claim: `looked` at its owner, `taken` with what
     `take` was told of that owner."""
 
-    def __init__(self, look: Outcome | Exception = Outcome.GONE, *, may_claim: bool = True, **more: Any) -> None:
+    def __init__(
+        self, look: PeerOutcome | Exception = PeerOutcome.GONE, *, may_claim: bool = True, **more: Any
+    ) -> None:
         self.look, self.is_allowed = look, may_claim
         self.session = a_session(FakeClock(), owner="dead")
         self.looked: list[str] = []
@@ -331,7 +333,7 @@ class Store:
     async def address_of(self, _: str) -> tuple[str, bool]:
         return "a:1", False
 
-    async def greet_owner(self, _: Any, address: str) -> Outcome:
+    async def greet_owner(self, _: Any, address: str) -> PeerOutcome:
         self.looked.append(address)
         self.is_leaving = self.leaves_meanwhile
         if isinstance(self.look, Exception):
@@ -355,9 +357,16 @@ class Store:
 @requirement("rep.takeover", "rep.fence")
 @pytest.mark.parametrize(
     ("found", "taken"),
-    [(Outcome.GONE, [False]), (Outcome.CUT_OFF, [True]), (Outcome.SILENT, [True]), (Outcome.ANSWERED, [])],
+    [
+        (PeerOutcome.GONE, [False]),
+        (PeerOutcome.CUT_OFF, [True]),
+        (PeerOutcome.SILENT, [True]),
+        (PeerOutcome.ANSWERED, []),
+    ],
 )
-async def test_a_replica_that_is_asked_to_claim_looks_for_the_owner_itself(found: Outcome, taken: list[bool]) -> None:
+async def test_a_replica_that_is_asked_to_claim_looks_for_the_owner_itself(
+    found: PeerOutcome, taken: list[bool]
+) -> None:
     store = Store(found)
     assert await store.asked().claim_for_peer("s") is bool(taken) and store.looked == ["a:1"]
     assert store.taken == taken and [one.owner for one in store.loaded] == ["me"] * len(taken)
@@ -392,9 +401,9 @@ class Asking(Store):
 
     async def ask(self, peer: Peer, _: ForwardedRequest, reply: RelayedReply) -> Any:
         if peer.replica == self.session.owner:
-            return Outcome.GONE
+            return PeerOutcome.GONE
         answer = await self.ask_to_claim(peer, "")
-        if answer is Outcome.LOST:
+        if answer is PeerOutcome.LOST:
             reply.start()
         return answer
 
@@ -461,17 +470,17 @@ async def test_nobody_waits_for_a_claim_whose_client_has_left(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("answers", "outcome"),
     [
-        ([Outcome.ANSWERED], Outcome.ANSWERED),
-        ([Outcome.GONE, Outcome.ANSWERED], Outcome.ANSWERED),
-        ([Refused(503, 0, "other keys"), Outcome.ANSWERED], Outcome.ANSWERED),
-        ([Outcome.MOVED, Outcome.ANSWERED], Outcome.ANSWERED),
-        ([Outcome.MOVED, Outcome.SILENT, Outcome.GONE], Outcome.MOVED),
-        ([Outcome.LOST], Outcome.LOST),
-        ([Outcome.GONE, Outcome.CUT_OFF, Refused(503, 0, "other keys")], None),
+        ([PeerOutcome.ANSWERED], PeerOutcome.ANSWERED),
+        ([PeerOutcome.GONE, PeerOutcome.ANSWERED], PeerOutcome.ANSWERED),
+        ([Refused(503, 0, "other keys"), PeerOutcome.ANSWERED], PeerOutcome.ANSWERED),
+        ([PeerOutcome.MOVED, PeerOutcome.ANSWERED], PeerOutcome.ANSWERED),
+        ([PeerOutcome.MOVED, PeerOutcome.SILENT, PeerOutcome.GONE], PeerOutcome.MOVED),
+        ([PeerOutcome.LOST], PeerOutcome.LOST),
+        ([PeerOutcome.GONE, PeerOutcome.CUT_OFF, Refused(503, 0, "other keys")], None),
     ],
 )
 async def test_an_unowned_session_is_handed_to_each_replica_until_one_serves_it(
-    answers: list[Any], outcome: Outcome | None
+    answers: list[Any], outcome: PeerOutcome | None
 ) -> None:
     asking = Asking(*answers)
     asking.session = a_session(FakeClock(), owner="")
@@ -480,6 +489,6 @@ async def test_an_unowned_session_is_handed_to_each_replica_until_one_serves_it(
             await asking.forwarded()
     else:
         again = await asking.forwarded()
-        assert again is (None if outcome is Outcome.ANSWERED else asking.send)
-        assert asking.scope.get("mcp.again", False) is (outcome is Outcome.LOST), "it may have taken effect"
+        assert again is (None if outcome is PeerOutcome.ANSWERED else asking.send)
+        assert asking.scope.get("mcp.again", False) is (outcome is PeerOutcome.LOST), "it may have taken effect"
     assert asking.asked_of == ["dead", "one", "two"][: len(answers)]

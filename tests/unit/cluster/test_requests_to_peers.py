@@ -14,7 +14,7 @@ from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
 from gateway.cluster.ownership import Route
 from gateway.cluster.requests_to_peers import Channels, ForwardedRequest, Peer, PeerRequests
-from gateway.cluster.takeover_decision import Outcome
+from gateway.cluster.takeover_decision import PeerOutcome
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from session_store import KeyRing, StoreUnavailable
@@ -166,7 +166,7 @@ class Asked:
     async def _send(self, event: Any) -> None:
         self.sent.append(event)
 
-    async def outcome(self, begun: Any = None) -> Outcome:
+    async def outcome(self, begun: Any = None) -> PeerOutcome:
         route = Route(a_session(FakeClock()), ALICE, None, begun=begun)
         request = ForwardedRequest(route, SharedFacts.of(route, "/mcp", [], secure=False), b"{}")
         async with asyncio.timeout(60):
@@ -207,18 +207,18 @@ async def test_a_peer_says_whether_it_has_claimed_a_session() -> None:
 async def test_an_owner_is_looked_for_as_if_a_request_were_sent_to_it() -> None:
     session = a_session(FakeClock(), owner="peer")
     greeted = Call([(b"h", b""), END])
-    assert await Asked(Cluster(), greeted).requests.greet_owner(session, "a:1") is Outcome.ANSWERED
+    assert await Asked(Cluster(), greeted).requests.greet_owner(session, "a:1") is PeerOutcome.ANSWERED
     assert (greeted.common.path, greeted.common.session, greeted.ends) == ("greeting", "", ["done"])
-    assert await Asked(Cluster(), PeerRefused()).requests.greet_owner(session, "a:1") is Outcome.GONE
+    assert await Asked(Cluster(), PeerRefused()).requests.greet_owner(session, "a:1") is PeerOutcome.GONE
     silent = Asked(Cluster(), silent_for(LEASE_S))
-    assert await silent.requests.greet_owner(session, "a:1") is Outcome.CUT_OFF
+    assert await silent.requests.greet_owner(session, "a:1") is PeerOutcome.CUT_OFF
     assert not silent.log.metrics.forwarded, "it is no client's request"
 
 
 async def test_an_answer_is_passed_on_as_it_comes() -> None:
     call = Call([HEAD, (b"b", b"one"), (b"e", b"two")])
     asked = Asked(Cluster(), call)
-    assert await asked.outcome() is Outcome.ANSWERED
+    assert await asked.outcome() is PeerOutcome.ANSWERED
     assert [event.get("body") for event in asked.sent] == [None, b"one", b"two"] and call.ends == ["done"]
     assert asked.reply.has_started and asked.reply.has_begun and not asked.reply.is_stream
     assert asked.log.metrics.forwarded["answered"] == 1
@@ -229,22 +229,22 @@ async def test_an_answer_is_passed_on_as_it_comes() -> None:
 async def test_a_head_that_cannot_be_passed_on_ends_the_channel(head: bytes) -> None:
     call = Call([(b"h", head), END])
     asked = Asked(Cluster(False), call, [], PeerRefused())
-    assert await asked.outcome() is Outcome.GONE and call.ends == ["fault"] and not asked.sent
+    assert await asked.outcome() is PeerOutcome.GONE and call.ends == ["fault"] and not asked.sent
 
 
-OUTCOMES: dict[str, tuple[list[Any], Outcome, bool]] = {
-    "the session has moved": ([[(b"m", b"")]], Outcome.MOVED, False),
-    "the peer has got it before": ([[refusal(Refusal.SEEN)]], Outcome.LOST, True),
-    "the peer has got the first copy": ([[LOST], [], [refusal(Refusal.SEEN)]], Outcome.LOST, True),
-    "the address refuses": ([PeerRefused()], Outcome.GONE, False),
-    "it went out to a peer that is gone": ([[LOST], PeerRefused()], Outcome.GONE, True),
+OUTCOMES: dict[str, tuple[list[Any], PeerOutcome, bool]] = {
+    "the session has moved": ([[(b"m", b"")]], PeerOutcome.MOVED, False),
+    "the peer has got it before": ([[refusal(Refusal.SEEN)]], PeerOutcome.LOST, True),
+    "the peer has got the first copy": ([[LOST], [], [refusal(Refusal.SEEN)]], PeerOutcome.LOST, True),
+    "the address refuses": ([PeerRefused()], PeerOutcome.GONE, False),
+    "it went out to a peer that is gone": ([[LOST], PeerRefused()], PeerOutcome.GONE, True),
     "a peer that is gone had not begun it": (
         [Call([LOST], may_have_run=False), PeerRefused()],
-        Outcome.GONE,
+        PeerOutcome.GONE,
         False,
     ),
-    "its connection broke": ([[HEAD, LOST], []], Outcome.LOST, True),
-    "it went out to a peer that is silent": ([silent_for(LEASE_S)], Outcome.CUT_OFF, True),
+    "its connection broke": ([[HEAD, LOST], []], PeerOutcome.LOST, True),
+    "it went out to a peer that is silent": ([silent_for(LEASE_S)], PeerOutcome.CUT_OFF, True),
 }
 
 
@@ -278,29 +278,30 @@ async def test_what_is_not_known_gives_503(cluster: Cluster, opened: list[Any], 
 @pytest.mark.parametrize(
     ("cluster", "quiet_for_s", "outcome"),
     [
-        (Cluster(False), 1.5, Outcome.SILENT),
-        (Cluster(), LEASE_S, Outcome.CUT_OFF),
-        (Cluster(), 1.0, Outcome.ANSWERED),
-        (Cluster(0.3), 1.0, Outcome.CUT_OFF),
-        (Cluster(DOUBT_S), DOUBT_S, Outcome.SILENT),
-        (Cluster(DOUBT_S, doubts=False), DOUBT_S, Outcome.ANSWERED),
-        (Cluster(None), 1.5, Outcome.ANSWERED),
-        (Cluster(False, trusts=False), 1.5, Outcome.ANSWERED),
+        (Cluster(False), 1.5, PeerOutcome.SILENT),
+        (Cluster(), LEASE_S, PeerOutcome.CUT_OFF),
+        (Cluster(), 1.0, PeerOutcome.ANSWERED),
+        (Cluster(0.3), 1.0, PeerOutcome.CUT_OFF),
+        (Cluster(DOUBT_S), DOUBT_S, PeerOutcome.SILENT),
+        (Cluster(DOUBT_S, doubts=False), DOUBT_S, PeerOutcome.ANSWERED),
+        (Cluster(None), 1.5, PeerOutcome.ANSWERED),
+        (Cluster(False, trusts=False), 1.5, PeerOutcome.ANSWERED),
     ],
 )
 async def test_a_peer_that_timed_out_is_judged_by_its_lease(
-    cluster: Cluster, quiet_for_s: float, outcome: Outcome
+    cluster: Cluster, quiet_for_s: float, outcome: PeerOutcome
 ) -> None:
     assert await Asked(cluster, silent_for(quiet_for_s, *ANSWER)).outcome() is outcome
     other_keys = Asked(Cluster(False), PeerOtherKeys())
-    assert await other_keys.outcome() is Outcome.SILENT, "another gateway has its address now"
+    assert await other_keys.outcome() is PeerOutcome.SILENT, "another gateway has its address now"
 
 
 @requirement("rep.quick")
 @pytest.mark.parametrize(
-    ("leased", "outcome"), [(0.0, Outcome.CUT_OFF), (DOUBT_S, Outcome.SILENT), (False, Outcome.SILENT)]
+    ("leased", "outcome"),
+    [(0.0, PeerOutcome.CUT_OFF), (DOUBT_S, PeerOutcome.SILENT), (False, PeerOutcome.SILENT)],
 )
-async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(leased: float, outcome: Outcome) -> None:
+async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(leased: float, outcome: PeerOutcome) -> None:
     cluster = Cluster()  # as it was after the first time-out
     hanging = Hanging(cluster)
     asked = Asked(cluster, TIMED_OUT, hanging)
@@ -316,19 +317,19 @@ async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(leased
 
 @requirement("rep.quick", "rep.behind-address")
 async def test_an_address_that_closes_connections_asks_the_lease_and_proves_no_beat() -> None:
-    assert await Asked(Cluster(False), *CLOSING).outcome() is Outcome.SILENT
+    assert await Asked(Cluster(False), *CLOSING).outcome() is PeerOutcome.SILENT
     cluster = Cluster()
     reached = Asked(cluster, TIMED_OUT, Hanging(cluster, 2, ANSWER))
-    assert await reached.outcome() is Outcome.ANSWERED, "after all"
+    assert await reached.outcome() is PeerOutcome.ANSWERED, "after all"
     cluster = Cluster(0.0)
     for next_try in (ANSWER, Hanging(cluster, then=ANSWER, seconds=0.9)):
-        assert await Asked(cluster, *CLOSING, next_try).outcome() is Outcome.ANSWERED, "its sidecar may be starting"
+        assert await Asked(cluster, *CLOSING, next_try).outcome() is PeerOutcome.ANSWERED, "its sidecar may be starting"
 
 
 async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:
     cluster = Cluster(False)
     asked = Asked(cluster, *(TIMED_OUT for _ in range(50)))
-    assert {*await asyncio.gather(*(asked.outcome() for _ in range(50)))} == {Outcome.SILENT}
+    assert {*await asyncio.gather(*(asked.outcome() for _ in range(50)))} == {PeerOutcome.SILENT}
     assert cluster.looks == 1
 
 
@@ -336,7 +337,7 @@ async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:
 async def test_a_call_whose_channel_broke_is_sent_again_as_a_copy_of_the_first_that_may_have_run() -> None:
     unsent, lost, good = Call([LOST], may_have_run=False), Call([LOST], nonce="lost"), Call(ANSWER)
     asked = Asked(Cluster(), unsent, [], lost, [], good)
-    assert await asked.outcome() is Outcome.ANSWERED
+    assert await asked.outcome() is PeerOutcome.ANSWERED
     assert (unsent.copy_of, lost.copy_of, good.copy_of) == (None, None, lost.nonce)
 
 
@@ -354,7 +355,7 @@ async def test_no_copy_is_sent_when_the_peer_may_have_forgotten_the_first(monkey
 
     again = Call([events, END])
     asked = Asked(Cluster(), Long([events, LOST]), [], again)
-    assert await asked.outcome() is Outcome.LOST and asked.reply.has_started
+    assert await asked.outcome() is PeerOutcome.LOST and asked.reply.has_started
     assert not again.facts and [event["type"] for event in asked.sent] == ["http.response.start"]
 
 
@@ -363,7 +364,7 @@ async def test_a_call_that_was_begun_long_ago_is_followed_and_not_copied() -> No
     begun, again = Call([LOST]), Call([END])
     begun.asked_at = monotonic() - COPIES_S
     asked = Asked(Cluster(), [], again)
-    assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.TIMED_OUT and asked.reply.has_started
+    assert await asked.outcome(SimpleNamespace(call=begun)) is PeerOutcome.TIMED_OUT and asked.reply.has_started
     assert not begun.frames and not again.facts
 
 
