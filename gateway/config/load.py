@@ -25,7 +25,11 @@ PREFIX: Final = "MCP_GATEWAY_"
 GONE: Final[Mapping[str, str]] = {
     "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
+    "gateway.discovery.cards.*.title": "clients show the name that the server gives",
     "gateway.discovery.cards.*.website": "a card has no website",
+    "gateway.discovery.home_page": "browsers always get the page, which names no server and no session",
+    "gateway.discovery.publisher": "identifiers begin with the domain in the card's name",
+    "gateway.discovery.url": "it is gateway.public_url",
     "gateway.limits.batch_messages": "a batch has at most 64 messages",
     "gateway.limits.body_timeout_s": "it is gateway.limits.client_timeout_s",
     "gateway.limits.cached_bytes": "at most 8 MiB of results of each server are kept",

@@ -99,8 +99,9 @@ class GatewaySettings(Frozen):
     """Origins of web pages that may call the gateway, in addition to its own origin, and to loopback if `host` is
     loopback."""
     public_url: str = ""
-    """The URL at which people's browsers reach the gateway, for pages where they consent (`secrets.NAME.consent`):
-    https, or http on this machine. Empty: the host of `auth.resource`, or on loopback `host` and `port`."""
+    """The URL at which clients and people's browsers reach the gateway, for [cards](configuration.md#discovery) and
+    pages where people consent (`secrets.NAME.consent`): https, or http on this machine. Empty: the host of
+    `auth.resource`, or, for consent alone, `host` and `port` on loopback."""
     issuer: str = DEFAULT_ISSUER
     """The `iss` claim of the session assertions that servers behind URLs receive. Set it to the URL at which these
     servers find the gateway's keys."""
@@ -258,6 +259,15 @@ class GatewaySettings(Frozen):
     def browser_url(self) -> str:
         """Return the URL at which browsers reach the gateway, without a slash at its end; empty if it is not known."""
         return browser_url(self.public_url, self.auth.resource, self.host, self.port)
+
+    @model_validator(mode="after")
+    def _cards_have_addresses(self) -> Self:
+        if self.discovery.cards and not ((self.public_url or self.auth.resource) and self.browser_url):
+            raise ValueError(
+                f"public_url is {self.public_url!r}: cards need the address at which clients reach the gateway, with "
+                "https, or http on this machine"
+            )
+        return self
 
     @property
     def issuers(self) -> tuple[str, ...]:

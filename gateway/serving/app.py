@@ -45,7 +45,7 @@ class GatewayApp(_App):
     """A Starlette app that calls its MCP endpoints directly. Starlette's router and middleware would take as long as a
     call."""
 
-    def __init__(self, gateway: Gateway, routes: list[BaseRoute], home: HomePage | None = None) -> None:
+    def __init__(self, gateway: Gateway, routes: list[BaseRoute], home: HomePage) -> None:
         super().__init__(routes, gateway.lifespan)
         self._gateway = gateway
         self._state = gateway.state
@@ -63,12 +63,12 @@ class GatewayApp(_App):
                         "the gateway is not running: give its lifespan to the app that mounts it, as in "
                         "FastAPI(lifespan=gateway.lifespan)"
                     )
-                if scope["method"] == "GET" and path.endswith(ALL) and self._home is not None and is_for_people(scope):
+                if scope["method"] == "GET" and path.endswith(ALL) and is_for_people(scope):
                     await self._home.serve(scope, receive, send, serves=self._state.may_serve())
                     return
                 await endpoint(scope, receive, _closing(send) if self._state.is_draining else send)
                 return
-            if self._home is not None and path in HOME and ((for_people := is_for_people(scope)) or is_plain(scope)):
+            if path in HOME and ((for_people := is_for_people(scope)) or is_plain(scope)):
                 await self._home.serve(scope, receive, send, serves=self._state.may_serve(), as_text=not for_people)
                 return
             if path.startswith("/v1/"):
@@ -129,6 +129,7 @@ def create_app(
         ConfigurationError: the settings cannot be served.
     """
     gateway = Gateway(settings, store=store, servers=servers) if gateway is None else gateway
+    options = settings.gateway
 
     async def jwks(_: Request) -> Response:
         return JSONResponse(gateway.assertions.jwks(), headers={"Cache-Control": "public, max-age=300"})
@@ -139,13 +140,10 @@ def create_app(
     routes: list[BaseRoute] = [*_health(gateway, names_servers=False), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
     routes += gateway.consent_routes
-    routes += card_routes(Documents(settings.gateway.discovery), gateway.rates, gateway.guard)
-    options = settings.gateway
+    routes += card_routes(Documents(options.discovery.cards, options.browser_url), gateway.rates, gateway.guard)
     if not options.admin.listen:
         routes += gateway.operator_routes
-    home = None
-    if options.discovery.home_page:
-        has_console = is_loopback(options.host) and gateway.has_console and not options.admin.listen
-        needs_token = not options.allows_anonymous
-        home = HomePage(gateway.guard, gateway.rates, needs_token=needs_token, has_console=has_console)
+    has_console = is_loopback(options.host) and gateway.has_console and not options.admin.listen
+    needs_token = not options.allows_anonymous
+    home = HomePage(gateway.guard, gateway.rates, needs_token=needs_token, has_console=has_console)
     return GatewayApp(gateway, routes, home)

@@ -8,14 +8,14 @@ or a session, no tools, and no server without a card.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.config.discovery import ALL_SERVERS, CardSettings, DiscoverySettings
+from gateway.config.discovery import ALL_SERVERS, CardSettings
 from gateway.config.endpoint_paths import ALL, CATALOG, path_of
 from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, StoreError
@@ -37,22 +37,19 @@ _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 
 
 class Documents:
-    """The server cards and the catalog. `by_path`: media type and content by path; empty if there are no cards."""
+    """The server cards and the catalog. `by_path`: media type and content by path; empty if there are no cards. `base`
+    is the URL at which clients reach the gateway, without a slash at its end."""
 
-    def __init__(self, settings: DiscoverySettings) -> None:
-        self._settings = settings
-        self._base = settings.url.rstrip("/")
+    def __init__(self, cards: Mapping[str, CardSettings], base: str) -> None:
+        self._base = base
         self.by_path: dict[str, tuple[str, bytes]] = {}
         entries = []
-        for path, card in self._cards():
+        for server, card in cards.items():
+            path = ALL if server == ALL_SERVERS else path_of(server)
             self.by_path[path + CARD] = (_CARD_TYPE, _json(self._card(path, card)))
             entries.append(self._entry(path, card))
         if entries:
             self.by_path[CATALOG] = (_CATALOG_TYPE, _json({"specVersion": "1.0", "entries": entries}))
-
-    def _cards(self) -> Iterator[tuple[str, CardSettings]]:
-        for server, card in self._settings.cards.items():
-            yield (ALL if server == ALL_SERVERS else path_of(server)), card
 
     def _card(self, path: str, card: CardSettings) -> dict[str, Any]:
         return {
@@ -60,13 +57,12 @@ class Documents:
             "name": card.name,
             "version": card.version,
             "description": card.description,
-            **({"title": card.title} if card.title else {}),
             "remotes": [{"type": "streamable-http", "url": self._base + path}],
         }
 
     def _entry(self, path: str, card: CardSettings) -> dict[str, str]:
         return {
-            "identifier": f"urn:air:{self._settings.domain}:mcp:{card.name.partition('/')[2]}",
+            "identifier": card.identifier,
             "type": _CARD_TYPE,
             "url": self._base + path + CARD,
         }

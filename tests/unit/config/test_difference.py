@@ -106,12 +106,12 @@ def test_a_reload_never_decides_whether_callers_need_a_credential(before: Any, a
 
 
 def test_the_mixture_is_validated_whole() -> None:
-    old = settings({"one": ONE, "two": ONE}, discovery={"url": "https://a.example"})
+    old = settings({"one": ONE, "two": ONE}, public_url="https://a.example")
     cards = {"two": {"name": "com.example/two", "description": "two"}}
-    with_card = settings({"one": ONE, "two": ONE}, discovery={"url": "https://a.example", "cards": cards})
+    with_card = settings({"one": ONE, "two": ONE}, public_url="https://a.example", discovery={"cards": cards})
     assert applied(old, with_card).gateway.discovery == old.gateway.discovery
     with pytest.raises(ConfigurationError, match=r"there is no server 'two'(.|\n)*need a restart"):
-        applied(with_card, settings({"one": ONE}, discovery={"url": "https://a.example"}))
+        applied(with_card, settings({"one": ONE}, public_url="https://a.example"))
 
 
 def test_an_entry_that_has_become_faulty_refuses_the_reload() -> None:

@@ -47,8 +47,6 @@ async def test_a_browser_gets_a_page_that_says_how_to_connect(path: str) -> None
         page = await http.get(path, headers=BROWSER)
         served.gateway.state.start_draining()
         assert "takes no new sessions now" in (await http.get(path, headers=BROWSER)).text
-    without = await visited(path, discovery={"home_page": False})
-    assert without.status_code == (404 if path == "/" else 406)
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert "claude mcp add --transport http gateway http://localhost:8080/mcp" in page.text
     assert "The gateway serves requests." in page.text and 'href="/readyz"' in page.text
@@ -95,28 +93,25 @@ async def test_whoever_asks_for_no_page_gets_the_same_as_text(accept: str) -> No
         assert "connect CLIENT --url http://localhost:8080/mcp\n" in text.text and "API key" in text.text
         assert "payroll" not in text.text and __version__ not in text.text and "set-cookie" not in text.headers
         assert (await http.get("/", headers={"Accept": accept, "Host": "evil.example"})).status_code == 421
-    assert (await visited(headers={"Accept": accept}, discovery={"home_page": False})).status_code == 404
     assert not [*served.gateway.parts.foundation.live]
 
 
 @requirement("first.home")
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/event-stream", ""])
 async def test_programs_get_what_they_got_before(accept: str) -> None:
-    answers = []
-    for options in ({}, {"discovery": {"home_page": False}}):
-        async with Served(**options).client() as http:
-            for path in ("/", "/mcp", "/servers/payroll-secret/mcp"):
-                for method in ("GET", "HEAD", "POST", "OPTIONS"):
-                    if (method, path) == ("GET", "/") and "application" not in accept:
-                        continue  # a text
-                    headers = {"Accept": accept}
-                    if method == "GET" and "event-stream" in accept:
-                        headers["Mcp-Session-Id"] = "unknown"
-                    answer = await http.request(method, path, headers=headers)
-                    text = re.sub("[0-9a-f]{32}", "ID", answer.text)
-                    answers.append((path, method, answer.status_code, text, answer.headers.get("allow")))
-    with_page, without = answers[: len(answers) // 2], answers[len(answers) // 2 :]
-    assert with_page == without
+    async with Served().client() as http:
+        for path in ("/", "/mcp", "/servers/payroll-secret/mcp"):
+            for method in ("GET", "HEAD", "POST", "OPTIONS"):
+                if (method, path) == ("GET", "/") and "application" not in accept:
+                    continue  # a text
+                headers = {"Accept": accept}
+                if method == "GET" and "event-stream" in accept:
+                    headers["Mcp-Session-Id"] = "unknown"
+                answer = await http.request(method, path, headers=headers)
+                get = 404 if path == "/" or "event-stream" in accept else 406
+                endpoint = {"GET": get, "HEAD": 405, "POST": 415, "OPTIONS": 204}
+                assert answer.status_code == (404 if path == "/" else endpoint[method]), (path, method)
+                assert "html" not in answer.headers.get("content-type", "") and "connect" not in answer.text
 
 
 @requirement("first.home")
@@ -172,16 +167,17 @@ async def test_visits_are_counted_like_requests_without_a_credential(path: str) 
 # -- What everyone may know of the gateway's servers, and nothing more
 
 
-SEARCH = {"name": "com.example/search", "description": "Finds pages", "title": "Search"}
+SEARCH = {"name": "com.example/search", "description": "Finds pages"}
 ALL = {"name": "com.example/everything", "description": "All servers", "version": "2.0"}
 BASE = "https://mcp.example.com"
-DISCOVERY = {"url": f"{BASE}/", "publisher": "example.com", "cards": {"search": SEARCH, "*": ALL}}
+DISCOVERY = {"search": SEARCH, "*": ALL}
 CARD = "application/mcp-server-card+json"
 
 
-def settings(discovery: Any = None, **gateway: Any) -> Settings:
+def settings(cards: Any = None, **gateway: Any) -> Settings:
     found: dict[str, Any] = {"mcpServers": {"search": {"command": "search"}, "secret": {"command": "secret"}}}
-    return Settings.model_validate({**found, "gateway": {**({"discovery": discovery} if discovery else {}), **gateway}})
+    published = {"public_url": f"{BASE}/", "discovery": {"cards": cards}} if cards else {}
+    return Settings.model_validate({**found, "gateway": published | gateway})
 
 
 def client(configured: Settings) -> httpx.AsyncClient:
@@ -242,19 +238,21 @@ async def test_every_page_may_read_and_keep_them() -> None:
 
 @requirement("ext.discovery")
 @pytest.mark.parametrize(
-    ("discovery", "message"),
+    ("given", "message"),
     [
-        ({"url": ""}, "discovery.url is ''"),
-        *(({"url": url}, "with https, or http on this machine") for url in ("http://mcp.example", "https://u:pw@a.b")),
+        ({"public_url": ""}, "public_url is ''"),
+        *(
+            ({"public_url": url}, "with https, or http on this machine")
+            for url in ("http://mcp.example", "https://u:pw@a.b")
+        ),
         ({"cards": {"*": SEARCH, "search": SEARCH}}, "two cards have the same name"),
         ({"cards": {"other": SEARCH}}, "there is no server 'other'"),
-        ({"publisher": "a:b"}, "'a:b' is not a domain"),
         ({"cards": {"*": {**SEARCH, "name": "search"}}}, "pattern"),
         ({"cards": {"*": {**SEARCH, "description": "x" * 101}}}, "100"),
     ],
 )
-def test_a_card_that_nobody_could_use_is_refused_at_the_start(discovery: Any, message: str) -> None:
-    good: dict[str, Any] = {"url": "http://127.0.0.1:8080", "cards": {"*": SEARCH}}
-    assert settings(good).gateway.discovery.domain == "127.0.0.1", "an address of this machine is good for trying"
+def test_a_card_that_nobody_could_use_is_refused_at_the_start(given: Any, message: str) -> None:
+    good: dict[str, Any] = {"cards": {"*": SEARCH}, "public_url": "http://127.0.0.1:8080"}
+    assert settings(**good).gateway.browser_url, "an address of this machine is good for trying"
     with pytest.raises(ValidationError, match=message):
-        settings(good | discovery)
+        settings(**good | given)
