@@ -1,13 +1,13 @@
 """Define the settings of operators: the console, the REST interface, metrics, and the audit trail."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from gateway.config.addresses import HostNames, ListenAddress
 from gateway.config.auth import KeyDigestSettings
-from gateway.config.settings_base import Frozen
+from gateway.config.settings_base import Frozen, or_says
 
 
 class AuditSettings(Frozen):
@@ -18,18 +18,11 @@ class AuditSettings(Frozen):
     memory 2,000) of each of five categories: operators' actions, sessions of named principals, refusals of named
     principals, their tool calls, and events of unauthenticated clients. A file gets them as lines of JSON. It is
     reopened for every write, so it can be rotated."""
-    calls: bool = False
-    """Also record each tool call: principal, workspace, trust, tool, outcome and duration, without the arguments."""
-    arguments: Literal["none", "names", "values"] = "none"
-    """Part of the arguments that recorded calls have: their names, which is safe, or also their values, cut at 2,000
-    characters. `values` is for those who must show what was done, and may keep what users write: credentials of known
-    names and forms are redacted, which is best effort. Calls with arguments do not take the fast path."""
-
-    @model_validator(mode="after")
-    def _has_calls(self) -> Self:
-        if self.arguments != "none" and not self.calls:
-            raise ValueError("arguments are those of recorded calls: set calls to true")
-        return self
+    calls: Annotated[Literal["names", "values"] | bool, or_says("must be names, values, true or false")] = False
+    """Also record each tool call: principal, workspace, trust, tool, outcome and duration. `true`: without the
+    arguments. `names`: with the names of arguments, which is safe. `values`: also with their values, cut at 2,000
+    characters, for those who must show what was done. It may keep what users write: credentials of known names and
+    forms are redacted, which is best effort. Calls with arguments do not take the fast path."""
 
     @field_validator("to")
     @classmethod

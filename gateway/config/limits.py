@@ -22,11 +22,10 @@ class LimitSettings(Frozen):
     """What one client or one server may cost."""
 
     body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
-    """Maximum size of a request body; larger ones get 413. The bodies of one session's calls in flight may have eight
+    """Maximum size of a request body; larger ones get 413. A server's message may have four times this size; a larger
+    one is discarded and its call fails. The bodies of one session's calls in flight may have eight
     times this size together; further ones get 429. A body is kept until its call is answered. Bodies up to 64 KiB do
     not count. As many bytes of outcomes of tasks wait for the session's client to read them."""
-    line_bytes: Annotated[int, Field(ge=1_024)] = 16 << 20
-    """Maximum size of a server's message. A larger one is discarded and its call fails."""
     exchanges: Annotated[int, Field(ge=1)] = 256
     """Maximum number of calls of one session in flight, together with its open streams; further ones get 429."""
     all_in_flight_bytes: Annotated[int, Field(ge=65_536)] = 512 << 20
@@ -79,6 +78,11 @@ class LimitSettings(Frozen):
     """Maximum number of connections from one address (IPv6: one /64 network); further ones get 503. 0: half of
     `connections`. Trusted proxies do not count. If no proxies are configured, connections from this machine do not
     count either."""
+
+    @property
+    def line_bytes(self) -> int:
+        """Return the maximum size of a server's message. Results are larger than requests."""
+        return 4 * self.body_bytes
 
     @property
     def in_flight_bytes(self) -> int:
@@ -134,17 +138,12 @@ class TaskSettings(Frozen):
     call_timeout_s: Seconds = 3_600.0
     """Maximum time for a task without an answer or a progress message from the server, in place of
     `limits.call_timeout_s`. Then the call is cancelled."""
-    answer_s: Seconds = 600.0
-    """How long a task waits for the answers of its client to a question of the server. Then the task fails."""
     result_bytes: Annotated[int, Field(ge=1_024, le=64 << 20)] = 1 << 20
     """Maximum size of a task's result. A task with a larger one fails, and its error says so."""
     max_per_session: Annotated[int, Field(ge=1)] = 100
     """Maximum number of tasks of one session that are stored. Beyond it, a slow call does not become a task, and is
     answered as usual; a call of 2025-11-25 that asks for a task is refused (-32018). One principal may have ten times
     as many, and 1,000 in any case; anonymous clients are counted by their network."""
-    principal_bytes: Annotated[int, Field(ge=64 << 20)] = 256 << 20
-    """Maximum size of what the tasks of one principal have stored, about; anonymous clients are counted by their
-    network. Beyond it, a task whose result does not fit fails, and its error says so."""
 
     @property
     def poll_ms(self) -> int:

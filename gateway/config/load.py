@@ -23,7 +23,9 @@ from gateway.config.secrets import UnusableSecret, secret_in
 
 PREFIX: Final = "MCP_GATEWAY_"
 GONE: Final[Mapping[str, str]] = {
+    "gateway.audit.arguments": "give names or values as gateway.audit.calls",
     "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
+    "gateway.context.env.*.empty_for_anonymous": "a default is also the value of principal for anonymous clients",
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
     "gateway.discovery.cards.*.title": "clients show the name that the server gives",
     "gateway.discovery.cards.*.website": "a card has no website",
@@ -37,6 +39,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.head_bytes": "the request line and the headers have at most 64 KiB together",
     "gateway.limits.headers": "a request has at most 128 headers",
     "gateway.limits.in_flight_bytes": "it is eight times gateway.limits.body_bytes",
+    "gateway.limits.line_bytes": "it is four times gateway.limits.body_bytes",
     "gateway.limits.name_chars": "names have at most 256 characters",
     "gateway.limits.noise_timeout_s": "it is a sixth of gateway.limits.start_timeout_s",
     "gateway.limits.parked_s": f"a call waits {SUSPENDED_S:g} s for the answers of its client",
@@ -47,10 +50,13 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.packages.timeout_s": "a package is fetched within 600 s",
     "gateway.policy.sandbox": "it is gateway.sandbox",
     "gateway.session.default_session_for": "give the list as gateway.session.default_session",
+    "gateway.session.token_in_results": "the first result of a session has it, if its client needs it there",
     "gateway.session.unreturned_stop_s": "it is 300 s; a server's own idle_stop_s changes it for that server",
     "gateway.stall_log_s": "what blocks the event loop for longer than 0.25 s is logged",
+    "gateway.tasks.answer_s": "a task waits 600 s for the answers of its client",
     "gateway.tasks.max_per_principal": "it is ten times gateway.tasks.max_per_session, and 1,000 at least",
     "gateway.tasks.poll_ms": "clients are asked to poll 2.5 times in gateway.tasks.after_s",
+    "gateway.tasks.principal_bytes": "it is 256 MiB",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
 }
 """Removed settings, each with what applies in its place. `*` stands for any name."""

@@ -62,10 +62,6 @@ class SessionSettings(Frozen):
     Empty by default, so that two windows of one user do not share a session by accident."""
     cookie: bool = True
     """Whether the gateway sets and reads session cookies."""
-    token_in_results: Literal["new", "always", "never"] = "new"
-    """Which results of 2026-07-28 requests have the session's token in their `_meta`. `new`: the first result of a new
-    session, unless the client uses cookies, a session key or the header `MCP-Gateway-Session`. `always`: every result,
-    except those that may be cached."""
     workspace_path: str = "orbit.workspace"
     """Path in `_meta` at which a client announces its workspace: nested objects, or one key with dots.
     Empty: no client announces one."""
@@ -146,10 +142,9 @@ class EnvironmentValue(Frozen):
 
     field: str
     """The field."""
-    empty_for_anonymous: bool = False
-    """Empty for anonymous clients, whose `principal` is `anonymous`."""
-    default: str = ""
-    """The value if the field is empty."""
+    default: str | None = None
+    """The value if the field is empty, or if it is the `principal` of an anonymous client. If not set, that is
+    `anonymous`."""
     announced: bool = False
     """For the field `workspace`, and fields whose metadata contains it: whether the variable also has a workspace that
     the client only announced. Otherwise it has `default`, because a server that knows no provenance takes the variable

@@ -102,8 +102,8 @@ class UpstreamSettings(BaseModel):
     handles: bool = False
     """Give clients tools to open further sessions of this server, if they need several at once."""
     context_env: EnvironmentMap | None = None
-    """Environment variable → field of the context that the child gets in it, as a name, or as an object with `field`,
-    `empty_for_anonymous` and `default`. If not set: the variables of `gateway.context.env`."""
+    """Environment variable → field of the context that the child gets in it, as a name, or as an object with `field`
+    and `default`. If not set: the variables of `gateway.context.env`."""
     direct_only: bool = False
     """Visible only to sessions with direct trust."""
     permissions: tuple[str, ...] = ()

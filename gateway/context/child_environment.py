@@ -69,7 +69,7 @@ class ChildEnvironment:
         """Return the variables of a child that is started for no session. They are empty or have their default, so that
         a program that reads them starts. Variables that each child has anyway are left out: they stay what they are."""
         always = {*inherited(), "HOME", "TMPDIR"}
-        return {name: value.default for name, value in self.names.items() if value.default or name not in always}
+        return {name: value.default or "" for name, value in self.names.items() if value.default or name not in always}
 
     def overriding(self, session: Session) -> frozenset[str]:
         """Return the variables of the server's own `env` whose values other settings replace for the session."""

@@ -190,16 +190,17 @@ class SessionFacts:
         return {name: value.replace("\0", "").encode("utf-8", "replace").decode() for name, value in values.items()}
 
     def _variable(self, session: Session, wanted: EnvironmentValue, more: Mapping[str, str]) -> str:
-        if wanted.empty_for_anonymous and session.principal.is_anonymous and wanted.field.startswith("principal"):
-            return wanted.default
+        default = wanted.default or ""
+        if wanted.default is not None and session.principal.is_anonymous and wanted.field.startswith("principal"):
+            return default
         if session.context.provenance.workspace == "announced" and not (wanted.announced or self._trusts_announced):
             # Also a field with metadata that contain the workspace has what the client has only announced.
             field = self._fields.get(wanted.field)
             template = "" if field is None else self._templates.get(field.metadata, "")
             if "{workspace" in template or (field is None and wanted.field == "workspace"):
-                return wanted.default
+                return default
         found = more[wanted.field] if wanted.field in more else self.value(session, wanted.field)
-        return found or wanted.default
+        return found or default
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
         """Return all facts of a session, which a child process gets as JSON."""

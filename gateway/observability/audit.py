@@ -78,8 +78,8 @@ class Audit:
         self._clock = clock
         self._fields = fields
         settings = settings or AuditSettings()
-        self.calls = settings.calls
-        self.arguments = settings.arguments
+        self.calls = bool(settings.calls)
+        self.has_names, self.has_values = settings.calls in ("names", "values"), settings.calls == "values"
         self._to_store = "store" in settings.to
         self._lines = AuditLines(settings.file, to_stderr="stderr" in settings.to)
         self._waiting: deque[AuditEvent] = deque()
@@ -131,7 +131,7 @@ class Audit:
 
         `about` is the record of its session; without a record, what is known of `session` (its id), `era` and
         `principal`. `why` is for operators, who may learn more than the client. `arguments` are the JSON arguments of a
-        call, of which the event has what `audit.arguments` says.
+        call, of which the event has what `audit.calls` says.
         """
         event = self._event(
             "refused",
@@ -157,9 +157,7 @@ class Audit:
 
     def _shown_arguments(self, arguments: bytes) -> str:
         """Return the part of a call's JSON arguments that the settings allow in events."""
-        if not arguments or not self.calls or self.arguments == "none":
-            return ""
-        return shown_arguments(arguments, with_values=self.arguments == "values")
+        return shown_arguments(arguments, with_values=self.has_values) if arguments and self.has_names else ""
 
     def ended(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
         """Record the end of a session. `calls`: the number of calls answered in it; None if unknown."""

@@ -88,7 +88,7 @@ class AdmittedTool:
         """The name of the tool, cut to its length in logs."""
         self.slow_s = decision.slow_s
         self.is_audited = audit.calls
-        self.keeps_arguments = audit.arguments != "none"
+        self.keeps_arguments = audit.has_names
         """True if the audit trail has the arguments of calls. Only the general way records them."""
         self.is_listed = name in tools
         self.is_changed = False

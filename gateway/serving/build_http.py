@@ -74,7 +74,6 @@ class Resolution:
             base.ring,
             cookie=settings.cookie,
             key_headers=settings.key_headers,
-            in_results=settings.token_in_results,
         )
         opener = SessionOpener(
             lifecycle=sessions.lifecycle,
@@ -130,7 +129,7 @@ class TaskParts:
 
         self.table = TaskTable(
             settings,
-            BoundedTasks(backend.tasks, backend.quotas, settings.principal_bytes, kept_s),
+            BoundedTasks(backend.tasks, backend.quotas, kept_s),
             RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica, kept_s),
             backend.bus,
             noted=noted,

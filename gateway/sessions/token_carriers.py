@@ -1,7 +1,7 @@
 """Read and write what names a session in requests and responses: tokens in headers and `_meta`, cookies. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from gateway.context.session_facts import SESSION_KEY
 from gateway.sessions.client_chosen_keys import KEY_META, session_key
@@ -105,7 +105,7 @@ def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
 
 class Carriers:
     """Signs and verifies tokens and cookies, and builds the response headers that carry them. `key_headers`: request
-    headers that may carry a session key; the first one found counts. `in_results` is `session.token_in_results`."""
+    headers that may carry a session key; the first one found counts."""
 
     def __init__(
         self,
@@ -113,13 +113,11 @@ class Carriers:
         *,
         cookie: bool,
         key_headers: Sequence[str] = (),
-        in_results: Literal["new", "always", "never"] = "new",
     ) -> None:
         self.tokens = TokenCodec(ring, Purpose.TOKEN)
         self.cookies = TokenCodec(ring, Purpose.COOKIE)
         self.uses_cookies = cookie
         self._key_headers = tuple(name.lower() for name in key_headers)
-        self._in_results = in_results
 
     def session_key(self, request: Request) -> str | None:
         """Return the session key of a request; None if it has none. Raises `Refused`: 400, the key is invalid."""
@@ -136,12 +134,10 @@ class Carriers:
         """Return True if the result's `_meta` must carry the session's token. `opened`: the request has opened the
         session.
 
-        Most clients never read it, and some compare whole results. So by default the token is sent there once, and only
-        to a client that has no other way to get it.
+        Most clients never read it, and some compare whole results. So the token is sent there once, and only to a
+        client that has no other way to get it.
         """
-        if self._in_results != "new" or not opened:
-            return self._in_results == "always"
-        if self.has_key(request) or GATEWAY_HEADER in request.headers:
+        if not opened or self.has_key(request) or GATEWAY_HEADER in request.headers:
             return False
         if not self.uses_cookies:
             return True

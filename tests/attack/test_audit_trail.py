@@ -173,7 +173,7 @@ def test_each_refused_call_is_in_the_trail_once_with_its_client_and_reason(
             "principal": "api-key:alice",
         }, (way, row)
         assert reason == wanted and row["session"] and row.get("count", 1) == 1, (way, row)
-        assert SECRET not in json.dumps(row), "values are in the trail only with `audit.arguments`"
+        assert SECRET not in json.dumps(row), "values are in the trail only with `audit.calls` at `values`"
     assert calls == any("called" in {each["event"] for each in of} for of in found.values())
 
 

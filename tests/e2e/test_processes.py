@@ -67,8 +67,10 @@ def test_an_idle_child_is_stopped_while_its_session_lives_on(probe: RunningGatew
 def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx.Client) -> None:
     one, two = Legacy(probe.at("probe"), http).open(), Legacy(probe.at("shared"), http).open()
     for client in (one, two):
-        said = error_of(client.tool("giant", {"size": 300_000}))["message"]
-        assert "of more than 200000 bytes (gateway.limits.line_bytes)" in said and "raise the limit" in said
+        said = error_of(client.tool("giant", {"size": 17 << 20}))["message"]
+        assert (
+            "of more than 16777216 bytes (four times gateway.limits.body_bytes)" in said and "raise the limit" in said
+        )
         assert len(tool_text(client.tool("giant", {"size": 150_000}))) == 150_000
     assert tool_text(one.tool("echo", {"a": 1})) == '{"a": 1}'
 

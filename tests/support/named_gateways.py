@@ -43,7 +43,7 @@ def probe() -> Iterator[RunningGateway]:
         "lazy": server(PROBE, idle_stop_s=0.3),
         "shared": server(PROBE, shared=True),
     }
-    limits = {"line_bytes": 200_000, "shutdown_grace_s": 0.3}
+    limits = {"shutdown_grace_s": 0.3}
     options = {"result_meta": True, "limits": limits, "sse": True, "tasks": {"at_once": ["*/fail"]}}
     with running_gateway(servers, options={**options, "log_format": "json", "log_calls_per_s": 1_000}) as gateway:
         yield gateway

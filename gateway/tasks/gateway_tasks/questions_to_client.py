@@ -18,7 +18,7 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.suspended_call import AskingServer, InputRequest
 from gateway.protocol.input_requests import Question
 from gateway.protocol.tasks import with_tasks
-from gateway.tasks.gateway_tasks.task_exchange import TaskExchange, TaskWork
+from gateway.tasks.gateway_tasks.task_exchange import ANSWER_S, TaskExchange, TaskWork
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode
 
 MAX_ROUNDS: Final = 32
@@ -41,7 +41,7 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
             exchange.cancel("too many questions wait for this client already")
             return
     if len(known) < len(questions):
-        exchange.suspendable().ask_until(monotonic() + work.answer_s)
+        exchange.suspendable().ask_until(monotonic() + ANSWER_S)
         work.asks()
     elif not exchange.suspendable().questions:
         exchange.client_answered()

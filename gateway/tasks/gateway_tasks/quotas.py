@@ -32,6 +32,9 @@ LEFT: Final = "left"
 _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
 
+_PRINCIPAL_BYTES: Final = 256 << 20
+"""Maximum number of bytes that the tasks of one principal have stored, about."""
+
 _UNITS: Final = 1_024
 """Units of bytes per principal. A task's bytes beyond whole units are not counted: `max_per_principal` limits them."""
 
@@ -182,19 +185,19 @@ def _of_principal(counted_as: str) -> str:
 
 
 class BoundedTasks:
-    """Wraps a task store. Raises `StoreFull` for a write beyond the bytes that the task's principal may store.
+    """Wraps a task store. Raises `StoreFull` for a write beyond `most_bytes` of the tasks of one principal.
 
     Anonymous clients are counted by their network (`Task.counted_as`). A task counts with its largest size so far until
     it expires.
     """
 
     def __init__(
-        self, store: TaskStore, quotas: Quotas, principal_bytes: int, names_kept_s: float = LEAST_KEPT_S
+        self, store: TaskStore, quotas: Quotas, names_kept_s: float = LEAST_KEPT_S, most_bytes: int = _PRINCIPAL_BYTES
     ) -> None:
         self._store = store
         self._places = Places(quotas, store, names_kept_s)
-        self._unit = principal_bytes // _UNITS
-        self._bytes = principal_bytes
+        self._unit = most_bytes // _UNITS
+        self._bytes = most_bytes
         self._held: LRUCache[str, int] = LRUCache(_REMEMBERED)
         self._turns = asyncio.Lock()
         self.get = store.get
@@ -227,4 +230,4 @@ class BoundedTasks:
                 if task.is_over:  # its outcome will not be stored
                     self._held.pop(task.name, None)
                     await self._places.give_back(key, units)
-                raise StoreFull(f"the tasks of its principal have {self._bytes} bytes (gateway.tasks.principal_bytes)")
+                raise StoreFull(f"the tasks of its principal have {self._bytes} bytes, which is the most")

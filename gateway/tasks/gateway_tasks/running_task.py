@@ -89,10 +89,6 @@ class RunningTask:
         return {"server": self.task.server, "task": redact(self.task.id)}
 
     @property
-    def answer_s(self) -> float:
-        return self._settings.answer_s
-
-    @property
     def call_s(self) -> float:
         return self._settings.call_timeout_s
 

@@ -6,7 +6,7 @@ Only calls of clients that declare the tasks extension, or request a task, use t
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -31,6 +31,9 @@ from transports.jsonrpc import Message, Object, encode, encode_notification, enc
 from transports.reply_queue import Frame, ReplyQueue
 
 logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 600.0
+"""Seconds for which a task waits for the answers of its client to a question of the server. Then the task fails."""
 
 _STATUS = "notifications/tasks/status"
 
@@ -64,10 +67,6 @@ class TaskWork(Protocol):
     @property
     def log_facts(self) -> LogFacts:
         """Return the fields that name the task in log lines."""
-
-    @property
-    def answer_s(self) -> float:
-        """Return how many seconds the client has for its answer to a question."""
 
     @property
     def call_s(self) -> float:
@@ -199,7 +198,7 @@ class TaskExchange(Exchange):
             super().suspend(result)
             return
         self.step(ExchangeEvent.ASK)
-        self.suspendable().ask_until(monotonic() + self.work.answer_s)
+        self.suspendable().ask_until(monotonic() + ANSWER_S)
         self.work.asks()
 
     def finish_translated(self, message: Message) -> None:

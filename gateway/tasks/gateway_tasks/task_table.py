@@ -24,8 +24,7 @@ _STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknow
 _UNSENT: Final = "the gateway was stopped before the call was sent to its server"
 
 _NO_ROOM: Final = (
-    "the store of tasks is full, or what its principal may have of it (gateway.tasks.principal_bytes): the server's "
-    "questions are not kept"
+    "the store of tasks is full, or what its principal may have of it (256 MiB): the server's questions are not kept"
 )
 
 

@@ -151,9 +151,9 @@ def test_a_workspace_that_nobody_names_has_no_provenance() -> None:
 def test_a_variable_can_have_the_subject_alone_and_be_empty_for_nobody() -> None:
     wanted: dict[str, Any] = {
         "SUBJECT": {"field": "principal.subject"},
-        "WHO": {"field": "principal", "empty_for_anonymous": True},
-        "NAME": {"field": "principal", "empty_for_anonymous": True, "default": "guest"},
-        "WORKSPACE": {"field": "workspace", "empty_for_anonymous": True, "default": "none"},
+        "WHO": {"field": "principal", "default": ""},
+        "NAME": {"field": "principal", "default": "guest"},
+        "WORKSPACE": {"field": "workspace", "default": "none"},
         "PLAIN": {"field": "principal"},
     }
     told = Context(workspace="w", provenance=Provenance(workspace="configured"))

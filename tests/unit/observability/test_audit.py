@@ -55,7 +55,8 @@ ARGUMENTS = b'{"query":"Bearer abcdefgh12345678","api_key":"k","at":{"password":
 @pytest.mark.parametrize(
     ("shown", "given", "told"),
     [
-        ("none", ARGUMENTS, ""),
+        (True, ARGUMENTS, ""),
+        (False, ARGUMENTS, ""),
         ("names", ARGUMENTS, '["query","api_key","at"]'),
         ("values", ARGUMENTS, '{"query":"[redacted]","api_key":"[redacted]","at":{"password":"[redacted]","n":[1]}}'),
         ("values", b'{"a":"%s"}' % (b"x" * 3_000), '{"a":"' + "x" * 1_994 + "..."),
@@ -67,7 +68,7 @@ async def test_a_recorded_call_has_the_part_of_its_arguments_that_the_operator_w
     shown: Any, given: bytes, told: str
 ) -> None:
     trail = MemoryAuditTrail()
-    audit = Audit(trail, lambda: 0.0, AuditSettings(calls=True, arguments=shown))
+    audit = Audit(trail, lambda: 0.0, AuditSettings(calls=shown))
     audit.call_watcher(a_session(FakeClock()), "s/t", 0.0, given)(ObservedCall(), OK, b"")
     await audit.flush()
     [event] = await trail.recent()

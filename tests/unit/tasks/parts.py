@@ -201,7 +201,7 @@ class Replica:
 class Work:
     """The task of the client."""
 
-    answer_s, call_s = 600.0, 3600.0
+    call_s = 3600.0
 
     def __init__(self, exchange: TaskExchange) -> None:
         self.log_facts = {"task": "the-task"}

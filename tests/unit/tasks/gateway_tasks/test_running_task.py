@@ -127,7 +127,7 @@ async def test_questions_for_which_the_store_has_no_room_end_the_call() -> None:
         assert await running.record.written()
         await replica.table.settled()
     found = await store.read(running.task)
-    assert found.status == "cancelled" and "gateway.tasks.principal_bytes" in found.message
+    assert found.status == "cancelled" and "(256 MiB)" in found.message
     assert len(server.cancelled) == 1 and len(replica.table) == 0
 
 

@@ -151,7 +151,9 @@ async def test_a_request_whose_headers_cannot_be_made_is_refused() -> None:
 async def test_an_answer_beyond_the_limit_fails_with_the_setting() -> None:
     for answer in (stream("data: " + "x" * 2_000), httpx2.Response(200, json={"jsonrpc": "2.0", "x": "x" * 2_000})):
         [reason] = (await ended(Server(post=answer))).reasons
-        assert reason.startswith("server 'remote' sent a message of more than 1000 bytes (gateway.limits.line_bytes)")
+        assert reason.startswith(
+            "server 'remote' sent a message of more than 1000 bytes (four times gateway.limits.body_bytes)"
+        )
 
 
 @requirement("ext.relay")
