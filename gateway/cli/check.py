@@ -50,7 +50,13 @@ def check(
     """
     from gateway.config.secrets import key_ring
     from gateway.doctor.announced_workspaces import check_workspaces
-    from gateway.sandbox.sandbox_checks import configured_sandboxes, refuse_cgroup, refuse_open, refuse_unheld
+    from gateway.sandbox.sandbox_checks import (
+        configured_sandboxes,
+        refuse_cgroup,
+        refuse_open,
+        refuse_unheld,
+        unprotected_secrets,
+    )
     from transports.upstream.cgroup_delegation import look
 
     try:
@@ -68,6 +74,7 @@ def check(
         told = [(one.title, what) for one in sandboxes for what in (*one.missing, *one.not_granted)]
         move = "if it has secrets as text, move it, or the server, to another folder"
         told += [(one.title, f"its processes can read {at}: {move}") for one in sandboxes for at in one.opens([file])]
+        told += [(one.title, what) for one in sandboxes if (what := unprotected_secrets(one, settings.gateway))]
         warnings += of_sandboxes(told)
         forgetful = [(one.server, what) for one in sandboxes for what in one.forgets]
         warnings += [f"server {name}: {what}" for name, what in dict.fromkeys(forgetful)]

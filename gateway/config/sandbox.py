@@ -31,6 +31,7 @@ LIMITS: Final[Mapping[Profile, Mapping[str, int]]] = {
 """The limits of a profile, where no setting has another."""
 
 CONTAINER_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
+_CONTAINER: Final = "the command, whose container is the sandbox"
 """Commands that start a server in a container. The container is its sandbox; walls would hold only the client."""
 
 _AMOUNTS: Final = ("memory_mb", "processes", "files", "cpu_s", "processors")
@@ -169,6 +170,11 @@ class Sandbox:
         return self.profile != "off"
 
     @property
+    def is_unrestricted(self) -> bool:
+        """Return whether nothing restricts the server's processes: no walls, no launcher, no container."""
+        return not self.has_walls and not self.launcher and self.chosen_by != _CONTAINER
+
+    @property
     def prlimit(self) -> tuple[str, ...]:
         """Return the words before the command of a process without walls that set its limits (prlimit(1)); empty if
         there are none. `processes` is not set, because the kernel would count all processes of the user."""
@@ -217,7 +223,7 @@ def _chosen(settings: list[dict[str, SandboxSettings]], command: str) -> tuple[P
         if launcher:
             return "off", f"{launched_by}, whose launcher is the sandbox", launcher
         if PurePosixPath(command).name in CONTAINER_ENGINES:
-            return "off", "the command, whose container is the sandbox", ()
+            return "off", _CONTAINER, ()
     return DEFAULT_PROFILE, "the default", ()
 
 

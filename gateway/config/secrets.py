@@ -208,6 +208,13 @@ class SecretSettings(Frozen):
         return {name: client for name, client in found.items() if client is not None}
 
     @property
+    def files(self) -> list[Path]:
+        """Return the files that contain the secret, with `{subject}` and `{issuer}` as in `file`, or with which the
+        gateway gets it."""
+        own = [Path(self.file)] if self.file else []
+        return own + [file for client in self.clients.values() if (file := client.client_secret_file) is not None]
+
+    @property
     def is_personal(self) -> bool:
         return self.has("{subject}")
 

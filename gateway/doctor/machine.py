@@ -16,6 +16,7 @@ from gateway.sandbox.sandbox_checks import (
     describe_cgroups,
     refuse_cgroup,
     refuse_open,
+    unprotected_secrets,
 )
 from session_store import backend_for
 from transports.upstream.cgroup_delegation import look
@@ -127,6 +128,9 @@ def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[
         yield _cgroups(settings.gateway.cgroup)
     for found in every:
         yield from _finding(found)
+        if secrets := unprotected_secrets(found, settings.gateway):
+            what, _, do = secrets.partition("; ")
+            yield warning(f"sandbox {found.title}", what, do)
         for file in found.opens([config] if config is not None else ()):
             what, do = f"its processes can read {file}, which is the gateway's", "move it, or the server, elsewhere"
             yield warning(f"sandbox {found.title}", what, do)

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
-from gateway.config.settings import Settings
+from gateway.config.settings import GatewaySettings, Settings
 from gateway.sandbox.package_folder import PackageFolder
 from gateway.sandbox.packages import package_folder
-from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, opened, own_files, sandboxes_of
+from gateway.sandbox.private_files import opened, own_files, with_link_targets
+from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, sandboxes_of
 from gateway.sandbox.system_paths import system_grants
 from transports.upstream.cgroup_delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel_support import Kernel, probe
@@ -163,7 +164,7 @@ def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
     Raises:
         ConfigurationError: one line for each grant of each sandbox, with the first file that it opens.
     """
-    files, packages = own_files(settings.gateway), settings.gateway.packages
+    files, packages = with_link_targets(own_files(settings.gateway)), settings.gateway.packages
     walled = {one.server for one in found if one.walls is not None}
     fetched = [package_folder(packages, entry) for name, entry in settings.mcpServers.items() if name in walled]
     folders = [folder.path for folder in fetched if folder is not None]
@@ -178,11 +179,23 @@ def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
         for grant, file in opened(one.walls, files):
             faults.setdefault(
                 (one.server, grant),
-                f"mcpServers.{one.server}: its sandbox grants {grant}, and with it {file}, which holds keys or "
-                "sessions of the gateway; move the file out of what is granted, or name a narrower folder",
+                f"mcpServers.{one.server}: its sandbox grants {grant}, and with it {file}, which holds keys, "
+                "secrets or sessions of the gateway; move the file out of what is granted, or name a narrower folder",
             )
     if faults:
         raise ConfigurationError("\n".join(faults.values()))
+
+
+def unprotected_secrets(one: ServerSandbox, options: GatewaySettings) -> str:
+    """Return a sentence on the secrets' files that nothing keeps the server's processes from reading, and after `;`
+    what to do; empty if there are none."""
+    names = ", ".join(f"gateway.secrets.{name}" for name, secret in options.secrets.items() if secret.files)
+    if not names or not one.sandbox.is_unrestricted:
+        return ""
+    return (
+        f"nothing keeps its processes from reading the files of {names}, for every principal; give it the sandbox "
+        "standard or strict, or a launcher that hides these files"
+    )
 
 
 def refuse_unheld(found: Iterable[ServerSandbox]) -> None:

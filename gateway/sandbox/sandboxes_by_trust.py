@@ -1,27 +1,20 @@
 """Choose the sandbox of a server's processes by the trust of their session, and find its walls (kernel restrictions).
-Name the files and listeners of the gateway that no sandbox may open."""
+Name the listeners of the gateway that no sandbox may open."""
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
-from urllib.parse import urlsplit
 
 from gateway.config.sandbox import Sandbox, sandbox_of
-from gateway.config.secrets import key_file
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.private_files import opened, own_files, with_link_targets
 from gateway.sandbox.walls_from_profile import Enclosure, enclosure_of
-from session_store.connect import sqlite_path
-from session_store.sqlite import KEY_FILE_ENDING
-from session_store.sqlite.database import LOCK_FILE_ENDING
 from transports.upstream.stdio import inherited
-from transports.upstream.walls.wall_specification import Walls
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +43,7 @@ class SandboxesByTrust:
     run: Callable[[Callable[[], object]], None] = _in_thread
 
     def __post_init__(self) -> None:
-        self._enclosure_of = partial(
-            enclosure_of, self.settings, inherited=self.inherited, closed=self.closed, private=self.private
-        )
+        self._own: Sequence[Path] = self.private
         self._made: dict[Sandbox, tuple[float, Enclosure]] = {}
         self._told: set[tuple[str, Path]] = set()
 
@@ -80,10 +71,15 @@ class SandboxesByTrust:
             self.run(lambda: self._find_again(sandbox))
         return made
 
-    def find_again(self) -> None:
-        """Find new walls for all sandboxes, for an operator who has changed folders."""
+    def find_again(self, private: Sequence[Path]) -> None:
+        """Find new walls for all sandboxes, for an operator who has changed folders or the `private` files."""
+        self._own = self.private = private
         for sandbox in [*self._made]:
             self._find_again(sandbox)
+
+    def _enclosure_of(self, sandbox: Sandbox) -> Enclosure:
+        self.private = with_link_targets(self._own)
+        return enclosure_of(self.settings, sandbox, inherited=self.inherited, closed=self.closed, private=self.private)
 
     def _find_again(self, sandbox: Sandbox) -> None:
         """Find new walls for a sandbox. If they would open a private file (`refuse_open`), because a folder was made or
@@ -95,8 +91,8 @@ class SandboxesByTrust:
         elif opens not in self._told:
             self._told.add(opens)
             logger.warning(
-                "server %s: its sandbox would grant %s now, and with it %s, which holds keys or sessions of the "
-                "gateway; it keeps the paths that were found before; move the file, or name a narrower folder",
+                "server %s: its sandbox would grant %s now, and with it %s, which holds keys, secrets or sessions "
+                "of the gateway; it keeps the paths that were found before; move the file, or name a narrower folder",
                 self.name,
                 *opens,
             )
@@ -128,37 +124,3 @@ def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, .
         # Each worker serves its operators on a port of its own.
         own += [f"{name}:{int(port) + number}" for number in range(workers if int(port) else 0)]
     return tuple(dict.fromkeys(address for address in own if address and not address.endswith(":0")))
-
-
-def own_files(options: GatewaySettings) -> list[Path]:
-    """Return the files that give access to all sessions: the gateway's keys, and the files of a SQLite store. No server
-    may read them. They may not exist yet."""
-    store = []
-    if urlsplit(options.store).scheme == "sqlite" and (path := str(sqlite_path(options.store))) != ".":
-        database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
-        beside = (f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))
-        store = [path, f"{path}{KEY_FILE_ENDING}", f"{path}{LOCK_FILE_ENDING}", *beside]
-    named = (key_file(), Path(options.store_file) if options.store_file else None, *map(Path, store))
-    return [file for file in named if file is not None]
-
-
-def opened(walls: Walls | None, files: Iterable[Path], mode: str = "r") -> Iterator[tuple[str, Path]]:
-    """Yield pairs of a grant's path and a file that the grant lets a process read, or write with the `mode` "w". Files
-    and folders are also compared by device and inode, because the kernel grants a folder at each of its mounts, and a
-    file under each of its hard links."""
-    by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if mode in grant.mode}
-    by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
-    for file in files:
-        real = Path(os.path.realpath(file))
-        for one in map(str, (real, *real.parents)):
-            if grant := by_path.get(one) or by_inode.get(_inode(one)):
-                yield grant, file
-                break
-
-
-def _inode(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

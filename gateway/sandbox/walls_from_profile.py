@@ -13,6 +13,7 @@ from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.package_command import parse, placed_commands
 from gateway.sandbox.paths_in_arguments import NamedPaths, named_paths
+from gateway.sandbox.private_files import PrincipalsFile
 from gateway.sandbox.runtime_paths import module_of, runtime_paths
 from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
 from gateway.sandbox.untrusted_files import read_plain
@@ -294,7 +295,7 @@ def without_withheld(
     grants: Iterable[Grant], meant: Collection[str], private: Iterable[Path] = ()
 ) -> tuple[list[Grant], list[str]]:
     """Take files that may contain others' credentials out of the grants of code, and the `private` files, which need
-    not exist yet. Return the changed grants, and the files with credentials.
+    not exist yet and may have `{subject}` in their paths. Return the changed grants, and the files with credentials.
 
     A folder with such a file may only be listed, and everything else in it gets its own grant. The search covers
     granted folders and those between two of them, such as between a project and a script in it. Paths in `meant` stay
@@ -306,17 +307,25 @@ def without_withheld(
     withheld = sorted({path for way in ways for path in _withheld_in(way)})
     away = dict.fromkeys((*withheld, *map(os.path.realpath, private)))
     closed = [path for path in away if is_within(path, granted) and not is_within(path, meant)]
+    of_principals = [found for path in away if (found := PrincipalsFile.of(path)) is not None]
+
+    def is_whole(path: str) -> bool:
+        is_around = any(is_within(each, (path,)) for each in closed) or any(one.is_below(path) for one in of_principals)
+        return not is_around or is_within(path, meant)
+
+    def is_open(path: str) -> bool:
+        return is_within(path, meant) or not any(one.may_be(path) for one in of_principals)
 
     def parts(grant: Grant) -> Iterator[Grant]:
         if is_within(grant.path, closed):
             return
-        if is_within(grant.path, meant) or not any(is_within(path, (grant.path,)) for path in closed):
+        if is_whole(grant.path):
             yield grant
             return
         yield grant._replace(mode="l")
         for name in _entries(grant.path):
             path = os.path.join(grant.path, name)
-            if not os.path.islink(path):  # what it leads to has a grant of its own, or none
+            if not os.path.islink(path) and is_open(path):  # what a link leads to has a grant of its own, or none
                 yield from parts(grant._replace(path=path))
 
     return [part for grant in grants for part in parts(grant)], [path for path in withheld if path in closed]

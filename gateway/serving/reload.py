@@ -27,6 +27,7 @@ from gateway.policy.access_policy import Policy
 from gateway.policy.tool_argument_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.protocol.subscription_filter import ENDED
+from gateway.sandbox.private_files import own_files
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_unheld, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.serving.build_servers import any_is_required, sandboxes_by_name, with_objects
@@ -99,7 +100,7 @@ class Reload:
         old, new = self._settings, applied(self._settings, settings, self._restart)
         found = difference(old, settings, self._restart)
         if found.is_empty:
-            await self._accept(settings)  # the text may differ all the same, and is what replicas compare
+            await self._accept(settings, new)  # the text may differ all the same, and is what replicas compare
             return found
         servers = self._parts.servers
         fresh = {name: new.mcpServers[name] for name in (*found.added, *found.changed)}
@@ -110,7 +111,7 @@ class Reload:
         try:
             await self._ask(made, new)
             # Before it decides: no replica with an older one claims what it has decided.
-            await self._accept(settings)
+            await self._accept(settings, new)
             if not self._parts.foundation.state.is_running:
                 raise ConfigurationError("the gateway stops")
         except BaseException:
@@ -121,10 +122,11 @@ class Reload:
         await self._parts.servers.consented.end_unused(new.gateway.secrets, is_known)
         return found
 
-    async def _accept(self, settings: Settings) -> None:
-        """Look again for what sandboxes grant. Tell the store which configuration this replica has from now on."""
+    async def _accept(self, settings: Settings, new: Settings) -> None:
+        """Look again for what sandboxes grant. Tell the store that this replica has the configuration `settings` from
+        now on, of which `new` is what it applies."""
         for each in self._parts.servers.sandboxes.values():
-            await asyncio.to_thread(each.find_again)
+            await asyncio.to_thread(each.find_again, own_files(new.gateway))
         cluster = self._parts.foundation.cluster
         if cluster is not None:
             cluster.configuration.use(await asyncio.to_thread(digest, settings))
@@ -139,6 +141,9 @@ class Reload:
         found = server_sandboxes(walled, delegation=delegation)
         refuse_unheld(found)
         refuse_open(found, new)
+        if own_files(new.gateway) != own_files(self._settings.gateway):  # kept servers may read the new files
+            kept = {n: entry for n, entry in new.mcpServers.items() if n not in fresh and entry.kind == "command"}
+            refuse_open(server_sandboxes(sandboxes_by_name(kept, new.gateway), delegation=delegation), new)
         log_sandboxes(found, delegation)
         return made
 

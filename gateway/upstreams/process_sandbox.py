@@ -15,7 +15,8 @@ from gateway.context.session_folders import SessionFolders, no_folder
 from gateway.errors import StartRefused
 from gateway.policy.memory_admission import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
-from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened
+from gateway.sandbox.private_files import opened
+from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.sandbox.walls_from_profile import OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound_port import Refused
@@ -105,8 +106,8 @@ class SandboxedResources:
         refused = list(opened(walls, self.by_trust.private))
         for grant, file in refused if refused != self._refused.get(sandbox) else ():
             logger.error(
-                "server %s is not started: its sandbox grants %s, and with it %s, which holds keys or sessions of the "
-                "gateway; move the file out of what is granted, or name a narrower folder",
+                "server %s is not started: its sandbox grants %s, and with it %s, which holds keys, secrets or "
+                "sessions of the gateway; move the file out of what is granted, or name a narrower folder",
                 *(self.name, grant, file),
                 extra={"server": self.name},
             )

@@ -105,6 +105,43 @@ def test_a_script_does_not_read_the_credentials_that_lie_beside_it(http: httpx.C
     assert f"withheld: {app}/mcp.json, " in run_command("sandbox", "explain", "box", "--config", str(config)).stdout
 
 
+@requirement("box.secrets")
+def test_a_server_reads_no_file_of_a_secret_beside_its_code(http: httpx.Client, tmp_path: Path) -> None:
+    app, mounted = tmp_path / "app", tmp_path / "mounted"
+    (app / "secrets").mkdir(parents=True)
+    mounted.mkdir()
+    shutil.copy(EVALUATING, app / "server.py")
+    for name in ("guest", "ada"):
+        (mounted / name).write_text(f"a secret of {name}")
+    (app / "secrets/guest").write_text("a secret of guest")
+    (app / "secrets/ada").symlink_to(mounted / "ada")
+    (app / "token").write_text("a secret of all")
+    (app / "helper.py").write_text("open to the server")
+    env = {"OWN": "${secret:own}", "COMMON": "${secret:common}"}
+    entry = {"command": sys.executable, "args": ["server.py"], "cwd": str(app), "env": env, "sandbox": "standard"}
+    secrets = {"own": {"file": f"{app}/secrets/{{subject}}"}, "common": {"file": f"{app}/token"}}
+    options = {"api_keys": {name: sha256(key) for name, key in KEYS.items()}, "secrets": secrets}
+    with in_process_gateway({"box": entry, "other": BOX}, options=options) as gateway:
+        ada = Legacy(gateway.url, http, headers=bearer(KEYS["ada"])).open()
+        assert asked(ada, "os.environ['OWN'], os.environ['COMMON']") == "('a secret of ada', 'a secret of all')"
+        (app / "secrets/later").write_text("a secret of a principal who came later")
+        for file in ("secrets/guest", "secrets/ada", "secrets/later", "token"):
+            assert asked(ada, f"Path({file!r}).read_text()") in CLOSED, file
+        assert asked(ada, "Path('helper.py').read_text()") == "open to the server"
+    config = tmp_path / "gateway.json"
+
+    def checked(**servers: Any) -> str:
+        config.write_text(json.dumps({"mcpServers": servers, "gateway": options}), encoding="utf-8")
+        done = run_command("check", "--offline", "--config", str(config))
+        return " ".join((done.stdout + done.stderr).split())
+
+    assert "its processes" not in checked(box=entry)
+    why = "nothing keeps its processes from reading the files of gateway.secrets.own, gateway.secrets.common"
+    assert why in checked(free={**entry, "sandbox": "off"})
+    data = {**entry, "sandbox": {"profile": "standard", "read": [str(mounted)]}}
+    assert f"its sandbox grants {mounted}, and with it {mounted}/ada, which holds" in checked(box=data)
+
+
 @requirement("box.explained")
 def test_what_a_session_may_touch_is_explained(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"

@@ -77,6 +77,15 @@ async def test_a_server_that_could_read_the_keys_is_an_error_and_is_not_started(
     assert "server a" not in {finding.check for finding in findings}, "the gateway would not start it"
 
 
+@requirement("box.secrets", "ops.check")
+async def test_a_server_that_nothing_keeps_from_the_files_of_secrets_is_told(tmp_path: Path) -> None:
+    gateway = {"secrets": {"a": {"file": str(tmp_path / "{subject}")}}}
+    servers = {"free": {"command": "cat", "sandbox": "off"}, "walled": {"command": "cat"}}
+    findings = await found(written(tmp_path, {"mcpServers": servers, "gateway": gateway}))
+    [told] = [finding for finding in findings if "gateway.secrets.a" in finding.what]
+    assert (told.state, told.check) == ("warning", "sandbox free") and "sandbox standard or strict" in told.do
+
+
 @requirement("ops.check")
 async def test_what_is_ignored_or_missing_is_a_finding(tmp_path: Path) -> None:
     path = written(tmp_path, {"theme": "dark", "mcpServers": {"a": {"type": "sse", "url": "https://a.example"}}})

@@ -1,14 +1,14 @@
 """What of the sandboxes of servers holds on a machine, which files of the gateway they open, and who is told."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.settings import Settings
+from gateway.sandbox.private_files import own_files
 from gateway.sandbox.sandbox_checks import (
     ServerSandbox,
     configured_sandboxes,
@@ -19,14 +19,14 @@ from gateway.sandbox.sandbox_checks import (
     refuse_open,
     refuse_unheld,
     server_sandboxes,
+    unprotected_secrets,
 )
-from gateway.sandbox.sandboxes_by_trust import opened, own_files, sandboxes_of
+from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from gateway.sandbox.system_paths import system_grants
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.walls.kernel_support import Kernel
-from transports.upstream.walls.wall_specification import Grant, Walls
 
 OLD = Kernel(landlock=0, filters="no filters", gate="no gate", namespaces="no namespaces", mounts="no mounts")
 STORE = {f"sessions.db{ending}" for ending in ("", ".keys", ".lock", "-wal", "-shm", "-journal")}
@@ -35,10 +35,6 @@ NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 
 def settings_of(gateway: Any = None, **servers: Any) -> Settings:
     return Settings.model_validate({"mcpServers": servers, "gateway": gateway or {}})
-
-
-def reading(path: Path) -> Walls:
-    return Walls(profile="standard", grants=(Grant(path=str(path), mode="r"),), reach=None)
 
 
 def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[ServerSandbox]:
@@ -168,36 +164,6 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
     refuse_open(configured_sandboxes(settings), settings)
 
 
-@requirement("box.keys")
-def test_the_file_of_a_store_is_read_from_its_url_as_the_store_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MCP_GATEWAY_KEYS_FILE", raising=False)
-    assert own_files(GatewaySettings.model_validate({"store": "redis://localhost:6379/0"})) == []
-    for scheme, ending in (("sqlite", "my%20s.db"), ("SQLITE", "my s.db"), ("sqlite", "my s.db?x=1")):
-        found = own_files(GatewaySettings.model_validate({"store": f"{scheme}:///{tmp_path}/{ending}"}))
-        assert {tmp_path / "my s.db", tmp_path / "my s.db.keys", tmp_path / "my s.db-wal"} <= {*found}
-
-
-@requirement("box.keys")
-def test_a_single_file_beside_the_store_has_its_pages(tmp_path: Path) -> None:
-    (tmp_path / "link.db").symlink_to(tmp_path / "sessions.db")
-    files = own_files(GatewaySettings.model_validate({"store": f"sqlite:///{tmp_path}/link.db"}))
-    for ending in ("", "-wal", "-shm", "-journal"):
-        file = tmp_path / f"sessions.db{ending}"
-        granted = [grant for grant, _ in opened(reading(file), files)]
-        assert granted == [str(file)], "SQLite names them beside the file itself"
-    assert list(opened(reading(tmp_path / "sessions"), files)) == []
-
-
-@requirement("box.keys")
-def test_a_file_is_opened_by_each_name_that_it_has(tmp_path: Path) -> None:
-    make(tmp_path, "gateway/key", "granted/")
-    key, other = tmp_path / "gateway/key", tmp_path / "granted/key"
-    other.hardlink_to(key)
-    assert [*opened(reading(other), [key, tmp_path / "gateway/none"])] == [(str(other), key)]
-
-
 @requirement("box.package-whole")
 def test_the_packages_that_sessions_start_from_are_written_by_no_server(tmp_path: Path) -> None:
     make(tmp_path, "data/")
@@ -210,14 +176,21 @@ def test_the_packages_that_sessions_start_from_are_written_by_no_server(tmp_path
     refuse_open(configured_sandboxes(beside), beside)
 
 
-@requirement("box.keys")
-def test_a_folder_is_opened_where_it_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(tmp_path, "gateway/", "granted/")
-    folder, mounted = tmp_path / "gateway", tmp_path / "granted"
-    look = os.stat
-    monkeypatch.setattr(os, "stat", lambda path, **how: look(folder if path == str(mounted) else path, **how))
-    found = [*opened(reading(mounted), [folder / "key"])]
-    assert found == [(str(mounted), folder / "key")], "before the file is there, too"
+@requirement("box.secrets")
+def test_who_may_read_the_files_of_secrets_is_told() -> None:
+    options = {"secrets": {"a": {"file": "/run/secrets/a/{subject}"}, "b": {"env": "B"}}}
+    every = settings_of(
+        options,
+        free={"command": "cat", "sandbox": "off"},
+        walled={"command": "cat"},
+        launched={"command": "cat", "sandbox": ["bwrap"]},
+        contained={"command": "docker", "args": ["run", "notes"]},
+    )
+    told = {one.title: unprotected_secrets(one, every.gateway) for one in configured_sandboxes(every)}
+    assert {title for title, what in told.items() if what} == {"free"}
+    assert "the files of gateway.secrets.a, for every principal" in told["free"]
+    [without] = found(NEW, free="off")
+    assert unprotected_secrets(without, settings_of({"secrets": {"b": {"env": "B"}}}).gateway) == ""
 
 
 FOUND: dict[str, Any] = {

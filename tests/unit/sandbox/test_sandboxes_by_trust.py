@@ -100,3 +100,15 @@ def test_a_folder_that_comes_later_opens_no_keys_of_the_gateway(
     folder.rmdir()
     folder.parent.rmdir()
     assert found.looked(33.0) is not first, "what opens none of them counts again"
+
+
+@requirement("box.secrets")
+def test_files_that_a_reload_makes_private_and_links_that_come_later_are_not_granted(tmp_path: Path) -> None:
+    make(tmp_path, "data/token", "keys/")
+    found = Later({}, str(tmp_path / "data"))
+    assert found.enclosure() is not None and [*found.found.private] == []
+    found.found.find_again([tmp_path / "keys/{subject}"])
+    (tmp_path / "keys/ada").symlink_to(tmp_path / "data/token")
+    kept = found.enclosure()
+    assert found.looked(11.0) is kept, "what would open the file does not count"
+    assert tmp_path / "data/token" in found.found.private, "with it, no process is started"

@@ -1,0 +1,110 @@
+"""Name the files of the gateway that no sandbox may open, and find the grants that would open them."""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway.config.secrets import key_file
+from gateway.config.settings import GatewaySettings
+from session_store.connect import sqlite_path
+from session_store.sqlite import KEY_FILE_ENDING
+from session_store.sqlite.database import LOCK_FILE_ENDING
+from transports.upstream.walls.resolved_paths import is_within
+from transports.upstream.walls.wall_specification import Walls
+
+_PLACEHOLDER: Final = re.compile(r"\{(?:subject|issuer)\}")
+
+
+def own_files(options: GatewaySettings) -> list[Path]:
+    """Return the files that give access to all sessions (the gateway's keys, and the files of a SQLite store), and
+    those of secrets, which may have `{subject}` in their paths. No server may read them. They may not exist yet."""
+    store = []
+    if urlsplit(options.store).scheme == "sqlite" and (path := str(sqlite_path(options.store))) != ".":
+        database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
+        beside = (f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))
+        store = [path, f"{path}{KEY_FILE_ENDING}", f"{path}{LOCK_FILE_ENDING}", *beside]
+    named = (
+        key_file(),
+        Path(options.store_file) if options.store_file else None,
+        *map(Path, store),
+        options.peer_tls.certificate,  # it may have its key in it
+        options.peer_tls.key,
+        *(file for secret in options.secrets.values() for file in secret.files),
+    )
+    return [file for file in named if file is not None]
+
+
+def with_link_targets(files: Iterable[Path]) -> list[Path]:
+    """Return the files, and those that symlinks at paths with `{subject}` lead to: a grant could name these alone."""
+    found = dict.fromkeys(files)
+    for file in [*found]:
+        if (template := PrincipalsFile.of(str(file))) is not None:
+            found |= dict.fromkeys(map(Path, template.link_targets()))
+    return [*found]
+
+
+class PrincipalsFile:
+    """A file of which each principal has another one: its path, without symlinks, has `{subject}` or `{issuer}`. Any
+    name counts as that of a principal."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._depth = path.count("/")
+        pattern = ""
+        for part in reversed(path.split("/")[1:]):
+            pattern = f"/{'[^/]+'.join(map(re.escape, _PLACEHOLDER.split(part)))}(?:{pattern})?"
+        self._pattern = re.compile(pattern)
+
+    @classmethod
+    def of(cls, path: str) -> "PrincipalsFile | None":
+        """Return the file of this path; None if it is the same for all principals."""
+        real = os.path.realpath(path)
+        return cls(real) if _PLACEHOLDER.search(real) else None
+
+    def is_below(self, folder: str) -> bool:
+        """Return True if the file of a principal may lie below this folder."""
+        return folder.count("/") < self._depth and self._pattern.fullmatch(folder) is not None
+
+    def may_be(self, path: str) -> bool:
+        """Return True if this may be the file of a principal."""
+        is_deep = path.count("/") == self._depth
+        return is_deep and self._pattern.fullmatch(path) is not None and not os.path.isdir(path)
+
+    def link_targets(self) -> Iterator[str]:
+        """Yield the paths elsewhere that symlinks lead to. Where a folder keeps its files in a folder within it, as
+        mounted secrets of Kubernetes are kept, yield that folder's path once, for any name."""
+        folder = os.path.dirname(_PLACEHOLDER.split(self._path)[0] + "x")
+        for path in glob.iglob("*".join(map(glob.escape, _PLACEHOLDER.split(self._path)))):
+            target = os.path.realpath(path)
+            if not self.may_be(target) and not os.path.isdir(target):
+                where, name = os.path.split(target)
+                is_kept_within = name == os.path.basename(path) and is_within(target, (folder,))
+                yield os.path.join(where, os.path.basename(self._path)) if is_kept_within else target
+
+
+def opened(walls: Walls | None, files: Iterable[Path], mode: str = "r") -> Iterator[tuple[str, Path]]:
+    """Yield pairs of a grant's path and a file that the grant lets a process read, or write with the `mode` "w". Files
+    and folders are also compared by device and inode, because the kernel grants a folder at each of its mounts, and a
+    file under each of its hard links."""
+    by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if mode in grant.mode}
+    by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
+    for file in files:
+        real = Path(os.path.realpath(file))
+        around = map(str, (real, *real.parents))
+        grant = next((grant for one in around if (grant := by_path.get(one) or by_inode.get(_inode(one)))), None)
+        if grant is None and (template := PrincipalsFile.of(str(real))) is not None:
+            grant = next((path for path in by_path if template.is_below(path) or template.may_be(path)), None)
+        if grant is not None:
+            yield grant, file
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
