@@ -9,7 +9,7 @@ import msgspec
 from gateway.protocol.cache_hints import PRIVATE, PUBLIC, hints_of
 from gateway.protocol.extensions import SKILLS, object_of, passed_on
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import UNREADABLE, InvalidMessage, Object, decode_exact, encode
 
 
 class HandshakeRefused(Exception):
@@ -134,7 +134,10 @@ def server_info_of(result: bytes | None) -> bytes:
 
 
 def _part(result: bytes | None, name: str) -> dict[str, Any]:
-    part = msgspec.json.decode(result).get(name) if result else None
+    try:
+        part = decode_exact(object_of(result).get(name, b"null"))
+    except (InvalidMessage, *UNREADABLE):
+        return {}
     return part if isinstance(part, dict) else {}
 
 

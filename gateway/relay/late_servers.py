@@ -32,7 +32,7 @@ from session_store import StoreError
 from transports.background_tasks import Tasks
 from transports.era import Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import encode, encode_notification, splice
+from transports.jsonrpc import UNREADABLE, InvalidMessage, encode, encode_notification, splice
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
@@ -206,6 +206,10 @@ class LateServers:
         raised = {name: error for name, task in tasks.items() if not task.cancelled() and (error := task.exception())}
         errors: dict[str, Exception] = {}
         for name, error in raised.items():
+            if isinstance(error, (InvalidMessage, *UNREADABLE)):
+                error = UpstreamUnavailable(
+                    f"an answer of server {name!r}, or the request to it, cannot be read: {error}"
+                )
             if not isinstance(error, UNAVAILABLE):
                 raise error
             errors[name] = error

@@ -18,6 +18,7 @@ from gateway.protocol.handshake import (
     with_known_version,
 )
 from tests.requirements import requirement
+from tests.support.too_deep import TOO_DEEP
 from tests.unit.protocol.parts import raw
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import encode
@@ -164,3 +165,10 @@ def test_every_list_is_declared_while_servers_are_missing() -> None:
     assert found["capabilities"] == lists and found["supportedVersions"] == [*MODERN_VERSIONS]
     cacheable = encode({"supportedVersions": [*MODERN_VERSIONS], "capabilities": {}, "ttlMs": 60_000})
     assert json.loads(merge_discoveries([cacheable], "9", incomplete=True))["ttlMs"] == 0
+
+
+def test_a_number_that_no_float_holds_hides_no_capability() -> None:
+    result = shaken().replace(b'"capabilities":{}', b'"capabilities":{"experimental":{"x":1e400},"tools":{}}')
+    assert capabilities_of(result)["tools"] == {}
+    for unreadable in (b"1", b'{"a":"\xff"}', b'{"a":' + TOO_DEEP + b"}"):
+        assert capabilities_of(shaken().replace(b'"capabilities":{}', b'"capabilities":' + unreadable)) == {}

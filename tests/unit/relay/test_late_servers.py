@@ -25,7 +25,7 @@ from tests.support.virtual_time import skip_waits
 from tests.unit.calls.parts import turns, until
 from tests.unit.relay.parts import a_live
 from transports.era import Era
-from transports.jsonrpc import Message, Object, encode, encode_notification
+from transports.jsonrpc import InvalidMessage, Message, Object, encode, encode_notification
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
@@ -146,6 +146,19 @@ async def test_a_failure_is_reported_with_the_time_of_the_next_attempt(late: Lat
     assert isinstance(found.failures["b"], UpstreamUnavailable)
     with pytest.raises(ValueError, match="a bug"):
         await listed(late, Server("a"), page=fails)
+
+
+@pytest.mark.parametrize("error", [msgspec.DecodeError("1e400"), RecursionError(), InvalidMessage(0, "too deep")])
+async def test_a_server_whose_answer_cannot_be_read_is_missing_and_the_others_are_listed(
+    late: LateServers, error: Exception
+) -> None:
+    async def page(server: Any) -> str:
+        if server.name == "b":
+            raise error
+        return str(server.name)
+
+    found = await listed(late, Server("a"), Server("b"), page=page)
+    assert found.answers == {"a": "a"} and "cannot be read" in found.missing[0].reason
 
 
 @requirement("ops.memory")
