@@ -254,7 +254,7 @@ def error_code(error: msgspec.Raw | bytes) -> int:
     """Return the code of a raw error object; -32603 if it has none."""
     try:
         return msgspec.json.decode(error, type=_ErrorHead).code
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return INTERNAL_ERROR
 
 

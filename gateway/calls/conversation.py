@@ -553,9 +553,9 @@ class Conversation:
             logger.debug("server %s answered a request that is not pending", self.name)
             return
         restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live)
-        if isinstance(message.error, msgspec.Raw) and error_code(message.error) == HEADER_MISMATCH:
-            self._router.tools_changed(self)
         try:
+            if isinstance(message.error, msgspec.Raw) and error_code(message.error) == HEADER_MISMATCH:
+                self._router.tools_changed(self)
             exchange.finish(message, restarted)
         except Exception as error:  # whatever the server has sent, its call must not wait for ever
             if not isinstance(error, msgspec.MsgspecError | ValueError):

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from tests.support.too_deep import TOO_DEEP
 from transports.jsonrpc import (
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
     InvalidMessage,
     encode_request,
     encode_result,
+    error_code,
     parse,
     splice,
 )
@@ -72,6 +74,11 @@ def test_what_is_no_message_says_why(data: bytes, code: int) -> None:
     with pytest.raises(InvalidMessage) as caught:
         parse(data)
     assert caught.value.code == code
+
+
+def test_an_error_that_cannot_be_read_is_an_internal_one() -> None:
+    for data in (b"null", TOO_DEEP, b'"\xff"'):
+        assert error_code(b'{"data":' + data + b"}") == INTERNAL_ERROR
 
 
 @given(st.binary())
