@@ -143,6 +143,11 @@ class StreamableHttp:
                     return
                 send, started = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
+            except Refused as refused:
+                if not head.again:
+                    raise
+                await self._refuse(send, head.headers, refused, _unread_id(scope), again=True)
+                return
         if not head.again:
             raise _moved()
         request_id = _id_of(self.posts.read(body)) if scope["method"] == "POST" else b""
@@ -190,10 +195,11 @@ class StreamableHttp:
         except Refused as refused:
             await self._refuse(send, head.headers, refused, _id_of(message), again=head.again)
         except InvalidMessage as error:
-            await self._refuse(send, head.headers, Refused(400, error.code, str(error)), _id_of(message))
+            invalid = Refused(400, error.code, str(error))
+            await self._refuse(send, head.headers, invalid, _id_of(message), again=head.again)
         except msgspec.MsgspecError as error:
             unreadable = Refused(400, INVALID_REQUEST, f"Cannot be read: {error}")
-            await self._refuse(send, head.headers, unreadable, _id_of(message))
+            await self._refuse(send, head.headers, unreadable, _id_of(message), again=head.again)
         except OwnedByPeer:
             raise
         except Exception:
