@@ -6,6 +6,7 @@ replica asks all peers to hold: to claim none of its sessions for `HOLD_S`. If a
 that long, but not beyond the end of its lease. Pure, except for the clock.
 """
 
+import asyncio
 from collections.abc import Mapping
 from time import monotonic
 from typing import Final
@@ -34,6 +35,7 @@ class OwnLease:
         copy that lacks the last claims of this replica."""
         self.trusted_until = 0.0
         """Time (monotonic clock) until which no other replica can claim a session of this one unnoticed."""
+        self._trusts = asyncio.Event()
         self._renewed_since: float | None = None
         self._holding: dict[str, float] = {}
         self._doubted: dict[str, float] = {}
@@ -63,7 +65,16 @@ class OwnLease:
     def _trust(self, until: float) -> None:
         self._trusted = max(self._trusted, until)
         if self.is_compared:
-            self.trusted_until = self._trusted
+            self._trust_again()
+
+    def _trust_again(self) -> None:
+        self.trusted_until = self._trusted
+        self._trusts.set()
+        self._trusts = asyncio.Event()
+
+    async def next_trust(self) -> None:
+        """Wait for the next renewal, agreement or comparison."""
+        await self._trusts.wait()
 
     def store_connected(self) -> None:
         """Trust nothing until `compared`: the store behind a new connection may be a copy."""
@@ -73,7 +84,7 @@ class OwnLease:
     def compared(self) -> None:
         """Record that the store names this replica as the owner of all its live sessions."""
         self.is_compared = True
-        self.trusted_until = self._trusted
+        self._trust_again()
 
     def was_young(self, at: float) -> bool:
         """Return True if, at that time (monotonic clock), the last renewal or agreement of the others was recent enough

@@ -63,9 +63,11 @@ class LeaseRenewal:
                 await self._have_them_hold()
             await beating
             await self._cluster.log_refusing()
-        except StoreUnavailable:
+        except Exception as error:
             self._cluster.lease.not_renewed()
             await self._have_them_hold()
+            if not isinstance(error, StoreUnavailable):
+                raise
             return False
         finally:
             beating.cancel()

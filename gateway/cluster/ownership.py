@@ -20,7 +20,7 @@ from cachetools import TTLCache
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
-from transports.background_tasks import Tasks, TasksClosed
+from transports.background_tasks import Tasks
 from transports.inbound_port import OwnedByPeer
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ does not answer or has lost sessions."""
 _BEAT_EACH_S: Final = 0.25
 _KNOWN_S: Final = 0.4
 _AGREED_WITHIN_S: Final = 1.0
-_LOOK_S: Final = 0.05
-_TRUST: Final = "trust"
 _ASKED_EACH_S: Final = 0.1
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
@@ -205,12 +203,14 @@ class Cluster:
         """True while peers reach this replica at its address. A replica that peers do not reach owns no session."""
         self.doubted = asyncio.Event()
         """Set when a peer has claimed a session while this replica's lease was valid: peers may not reach it."""
+        # By session: claimed by others while this lease was valid; claimed by others, and ended here; the epoch of this
+        # replica's last claim; the owners from which it was claimed, and which may still answer.
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._told: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._claimed: TTLCache[str, int] = TTLCache(_MOST_CONTESTED, LEASE_S, timer=lambda: monotonic())
         self._formers: TTLCache[str, _Former] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
-        self._refusing: dict[str, tuple[str, float]] = {}
-        self._released: set[str] = set()
+        self._refusing: dict[str, tuple[str, float]] = {}  # by replica: its address, and since when it refuses
+        self._released: set[str] = set()  # sessions, while this replica drains
         self._tasks = Tasks("cluster")
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
@@ -451,23 +451,18 @@ class Cluster:
 
     def may_have_lost(self, session_id: str) -> bool:
         """Return True if the store must be asked before an answer of this session is sent: this replica's lease is old,
-        or another replica has claimed the session and this one has not ended its calls yet."""
+        or another replica has claimed the session in the last minute."""
         return not self.lease.is_fresh or session_id in self._told
 
     async def trusts_soon(self, session_id: str) -> bool:
         """Return True as soon as an answer of this session may be sent, although the store does not answer: the other
-        replicas are asked at the next beat. Return False after `_AGREED_WITHIN_S`."""
-        if self.may_have_lost(session_id):
-            with contextlib.suppress(TasksClosed):
-                await self._tasks.share(_TRUST, self._until_trusted)
+        replicas are asked at the next beat. Return False after `_AGREED_WITHIN_S`, or if another replica has claimed
+        the session."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGREED_WITHIN_S):
+                while not self.lease.is_fresh and session_id not in self._told:
+                    await self.lease.next_trust()
         return not self.may_have_lost(session_id)
-
-    async def _until_trusted(self) -> None:
-        """Wait until the lease is trusted again, for at most `_AGREED_WITHIN_S`. All answers wait for this together."""
-        for _ in range(round(_AGREED_WITHIN_S / _LOOK_S)):
-            if self.lease.is_fresh:
-                return
-            await asyncio.sleep(_LOOK_S)
 
     async def still_owns(self, session: Session) -> bool:
         """Return True if, according to the store, this replica still owns the session with the same epoch. Raises

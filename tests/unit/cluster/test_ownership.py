@@ -3,6 +3,7 @@ in `tests/proof`, and the simulation."""
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.cluster import lease_validity as lease_module
 from gateway.cluster import ownership as module
-from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
+from gateway.cluster.lease_validity import DOUBT_S, LEASE_S, TRUST_S
 from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import Cluster
 from session_store import MemoryBackend, Session, StoreUnavailable
@@ -406,3 +407,20 @@ async def test_an_edit_that_the_store_did_not_take_is_told_again(monkeypatch: py
     assert other.configuration.own == 3, "it is an edit still: back to the first file, which is the newest now"
     await one.renew_configuration()
     assert one.configuration.own == 3 and not one.configuration.is_outdated
+
+
+async def test_an_answer_that_waits_for_trust_is_sent_when_the_others_agree_and_not_once_its_session_is_lost() -> None:
+    one, _, _ = await replicas()
+    one.lease.renewed(monotonic() - TRUST_S)
+    waiting = [asyncio.create_task(one.trusts_soon(session_id)) for session_id in ("kept", "kept", "lost")]
+    one.lose("lost")
+    await turns()
+    waiting.pop(0).cancel()
+    one.lease.held(monotonic())
+    assert await asyncio.gather(*waiting) == [True, False]
+
+
+async def test_an_answer_waits_for_trust_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, _ = await replicas()
+    monkeypatch.setattr(module, "_AGREED_WITHIN_S", 0.0)
+    assert not await asyncio.wait_for(one.trusts_soon("s"), 60)
