@@ -259,7 +259,7 @@ class LastingConnection:
         reply = self._ask("POST", headers, line)
         async for frame in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
-            answer = parse(frame)
+            answer = _own(frame)
             if isinstance(answer.result, msgspec.Raw):
                 self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", _LATEST))
                 if self._session_key and self._session:
@@ -284,7 +284,7 @@ class LastingConnection:
         failure = None
         async for frame in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
-            error = parse(frame).error
+            error = _own(frame).error
             failure = error if isinstance(error, msgspec.Raw) else None
         return failure
 
@@ -303,7 +303,7 @@ class LastingConnection:
         await self._learn_token(reply)
         answered = False
         async for frame in reply.frames():
-            answer = parse(frame)
+            answer = _own(frame)
             answered = answered or answer.is_response
             # A cancelled request has no response (MCP 2025-11-25, Cancellation). Over HTTP its POST needs one.
             if not (answer.is_response and message.id in self._cancelled):
@@ -359,9 +359,15 @@ def _cancelled_id(message: Message) -> object:
     return decode_id(message.params_object().get("requestId", msgspec.Raw(b"null")))
 
 
+def _own(frame: bytes) -> Message:
+    """Parse a message of the gateway. The limits hold for what a server sends: what the gateway adds to it may be more
+    parts."""
+    return parse(frame, len(frame))
+
+
 def _with_token(frame: bytes, key: str, token: str) -> bytes:
     """Return an answer to `initialize` with the session's token in its `_meta`, for a client that sees no headers."""
-    answer = parse(frame)
+    answer = _own(frame)
     assert isinstance(answer.result, msgspec.Raw)
     found = decode_object(answer.result, "result")
     meta = decode_object(found.get("_meta", b"{}"), "_meta")

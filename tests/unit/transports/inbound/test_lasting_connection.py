@@ -9,6 +9,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
 from transports.inbound.lasting_connection import LastingConnection
+from transports.json_limits import ANSWER_PARTS
 from transports.jsonrpc import encode
 
 pytestmark = requirement("wire.connection-survives")
@@ -21,7 +22,8 @@ class Answered:
 
     def __init__(self, number: int, name: str | None) -> None:
         self.headers: dict[str, str] = {"mcp-session-id": "s", "mcp-gateway-session": "s"}
-        self._frame = {"jsonrpc": "2.0", "id": number, "result": {"name": name}}
+        result = {"parts": [[]] * ANSWER_PARTS} if name == "large" else {"name": name}
+        self._frame = {"jsonrpc": "2.0", "id": number, "result": result}
 
     async def begun(self) -> None:
         """It has."""
@@ -88,3 +90,11 @@ async def test_a_request_after_a_failed_initialize_is_answered_with_its_reason_a
         (0, "could not be started"),
         (1, "could not be started"),
     ]
+
+
+async def test_what_the_gateway_adds_to_an_answer_does_not_count_as_its_parts() -> None:
+    ends = Ends()
+    body = json.dumps(modern_body("tools/call", {"name": "large"}, request_id=1)).encode()
+    await ends.connection.receive(body)
+    await ends.connection.close()
+    assert len(ends.got[0]["result"]["parts"]) == ANSWER_PARTS
