@@ -1,5 +1,6 @@
 """Whatever a client sends, it gets a documented answer and no other session is harmed."""
 
+import functools
 import json
 import socket
 from collections.abc import Iterator
@@ -331,6 +332,16 @@ def test_a_servers_answer_of_too_many_parts_fails_its_call_alone(measured: Runni
 def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+@requirement("wall.structure")
+def test_a_message_that_a_server_in_the_process_cannot_read_was_not_executed(http: httpx.Client) -> None:
+    with in_process_gateway({"noting": {"in_process": "tests.support.sdk_servers:noting"}}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        deep: list[Any] = functools.reduce(lambda inner, _: [inner], range(300), [])
+        answer = client.tool("note", {"word": "a", "deep": deep})
+        assert "may be nested too deeply" in error_of(answer)["message"], answer.text
+        assert "Traceback" not in gateway.stderr() and tool_text(client.tool("note", {"word": "a"}))
 
 
 @requirement("wall.structure", "wall.bystander")

@@ -12,7 +12,7 @@ from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 from starlette.requests import Request
 
-from transports.jsonrpc import InvalidMessage, parse
+from transports.jsonrpc import PARSE_ERROR, InvalidMessage, parse
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,9 @@ class InProcessLink:
         try:
             message = SessionMessage(jsonrpc_message_adapter.validate_json(frame), metadata=self._metadata)
             self._inbox.send_nowait((self._in_context(), message))
+        except ValueError:  # pydantic reads fewer levels than the gateway
+            reason = f"server {self._name!r} cannot read the message: it may be nested too deeply"
+            raise InvalidMessage(PARSE_ERROR, reason) from None
         except anyio.WouldBlock:
             raise LinkClosed(f"server {self._name!r} does not read its input") from None
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
