@@ -26,12 +26,12 @@ from transports.background_tasks import Tasks
 logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S: Final = 1.0
-_STEADY_S: Final = 10.0
 """Seconds between two sweeps, which remove ended sessions and renew those in use. Sweeps are more frequent if sessions
 have a short time to live."""
 
 _EVERY_S: Final = 1.0
 _TASKS_STORED_WITHIN_S: Final = 5.0
+_LOGGED_EVERY_S: Final = 60.0
 
 _EARLY: Final = 0.1
 """The part of its idle timeout after which an idle process is ended while memory is short."""
@@ -263,9 +263,9 @@ class Lifecycle:
         while True:
             await asyncio.sleep(self._sweep_every_s)
             try:
+                await self._parts.sessions.lifecycle.sweep()
                 self._parts.resolution.prestart.sweep()
                 await self._parts.resolution.returns.tell()
-                await self._parts.sessions.lifecycle.sweep()
                 self.store.answers()
             except StoreUnavailable as error:
                 self.store.is_away(error)
@@ -302,14 +302,15 @@ async def _kept_running(work: Callable[[], Awaitable[None]], failed: str) -> Non
     """Run endless work. If an exception ends it, log that with the text `failed`, and run it again, `_EVERY_S` after it
     began at the earliest. A replica that stopped to renew its lease would serve nothing until a person starts it again.
 
-    The same exception as the last one is logged again only if the work went well for `_STEADY_S` in between.
+    The same exception as the last one is logged again after `_LOGGED_EVERY_S`.
     """
-    last = ""
+    last, logged = "", 0.0
     while True:
         began = monotonic()
         try:
             await work()
         except Exception as error:
-            if last != (last := repr(error)) or monotonic() - began >= _STEADY_S:
+            if last != (last := repr(error)) or monotonic() - logged >= _LOGGED_EVERY_S:
                 logger.exception(failed)
+                logged = monotonic()
         await asyncio.sleep(max(0.0, began + _EVERY_S - monotonic()))

@@ -31,13 +31,13 @@ from transports.reply_queue import ReplyQueue
 
 
 @requirement("task.durable")
-@pytest.mark.parametrize(("steady_s", "is_told_again"), [(60.0, False), (0.0, True)])
+@pytest.mark.parametrize(("every_s", "is_told_again"), [(60.0, False), (0.0, True)])
 async def test_no_failure_ends_the_upkeep(
-    steady_s: float, is_told_again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    every_s: float, is_told_again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failure is logged once in a row, and again where the work went well in between."""
+    """A failure that comes back is logged again after a while."""
     monkeypatch.setattr(lifecycle, "_EVERY_S", 0.001)
-    monkeypatch.setattr(lifecycle, "_STEADY_S", steady_s)
+    monkeypatch.setattr(lifecycle, "_LOGGED_EVERY_S", every_s)
     done = asyncio.Event()
     calls = {"renew": 0, "sweep": 0, "live": 0}
 
