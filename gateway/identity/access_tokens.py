@@ -113,7 +113,15 @@ class _Issuer:
                 response.raise_for_status()
                 found = jwt.PyJWKSet.from_dict(response.json())
             self._keys = {str(key.key_id or ""): key for key in found.keys}
-        except (httpx2.HTTPError, jwt.PyJWTError, ValueError, OSError) as error:
+        except (
+            httpx2.HTTPError,
+            jwt.PyJWTError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            OSError,
+        ) as error:
             # The present keys stay valid: an issuer that is unreachable for a while must not lock everybody out.
             logger.warning("the keys of %s could not be fetched: %s", self.settings.issuer, type(error).__name__)
         finally:
