@@ -22,7 +22,7 @@ class Answered:
 
     def __init__(self, number: int, name: str | None) -> None:
         self.headers: dict[str, str] = {"mcp-session-id": "s", "mcp-gateway-session": "s"}
-        result = {"parts": [[]] * ANSWER_PARTS} if name == "large" else {"name": name}
+        result: dict[str, Any] = {"parts": [[]] * ANSWER_PARTS} if name == "large" else {"name": name}
         self._frame = {"jsonrpc": "2.0", "id": number, "result": result}
 
     async def begun(self) -> None:

@@ -28,7 +28,7 @@ class Owners:
     async def check_sender(self, request: Request) -> None:
         """Let everybody in."""
 
-    async def negotiated(self, request: Request) -> str:
+    async def negotiated(self, request: Request) -> Any:
         return await self.call(request)
 
     async def call(self, request: Request) -> Any:
