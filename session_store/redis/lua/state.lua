@@ -44,7 +44,9 @@ if operation == 'increment' then
   -- Lua's numbers are doubles: Redis adds, and says what does not fit 64 bits.
   local probe = redis.pcall('HINCRBY', KEYS[2], key, ARGV[5])
   if type(probe) == 'table' and probe.err then
-    return { string.find(probe.err, 'overflow') and 'range' or 'type' }
+    if string.find(probe.err, 'overflow') then return { 'range' } end
+    if string.find(probe.err, 'not an integer') then return { 'type' } end
+    return probe -- Redis takes no writes
   end
   local sum = redis.call('HGET', KEYS[2], key)
   local more = #sum - (present and #present or -#key)
