@@ -115,14 +115,22 @@ class _OneSession:
     async def run(self, work: Work[Result]) -> Result:
         async with self._lock:
             for _ in range(_ATTEMPTS):
-                before = await self._asked(self._store.get(self._id))
-                records = _records(before)
+                records, before = await self._read()
                 result = work(records)
                 session = records.read(self._id)
                 after = None if session is None else _document(session, records)
                 if after == before or await self._changed(session, before, after):
                     return result
-        raise StoreUnavailable("too many others change this session at once")
+        raise StoreUnavailable("too many others change this session at once", may_have_taken_effect=False)
+
+    async def _read(self) -> tuple[Records, bytes | None]:
+        """Return the session's records, and the document that they are from."""
+        try:
+            document = await self._asked(self._store.get(self._id))
+            return _records(document), document
+        except StoreError as error:
+            error.changed_nothing()  # a change is stored later
+            raise
 
     async def _changed(self, session: Session | None, before: bytes | None, after: bytes | None) -> bool:
         """Store the changed document, or delete it. Return False if another writer has changed it first."""

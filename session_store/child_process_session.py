@@ -85,16 +85,21 @@ class SocketState:
             raise SessionGone(reason)
         if status in (400, 409, 413):
             raise InvalidState(reason)
-        raise StoreUnavailable(f"{reason} (status {status})")
+        is_refused = status < 500 or status == 503
+        raise StoreUnavailable(f"{reason} (status {status})", may_have_taken_effect=not is_refused)
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         connection = _UnixConnection(self._path)
+        is_connected = False
         try:
+            connection.connect()
+            is_connected = True
             connection.request(method, path, body, self._headers)
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise StoreUnavailable(f"the gateway's state socket cannot be reached: {error}") from error
+            text = f"the gateway's state socket cannot be reached: {error}"
+            raise StoreUnavailable(text, may_have_taken_effect=is_connected) from error
         finally:
             connection.close()
 

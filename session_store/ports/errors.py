@@ -2,7 +2,21 @@
 
 
 class StoreError(Exception):
-    """The store itself fails. Never caused by a client's request."""
+    """The store itself fails. Never caused by a client's request.
+
+    `may_have_taken_effect` is False if the operation surely changed nothing, because it was not sent or was undone.
+    Only then is it safe to repeat a write. For an operation that only reads, it means nothing.
+    """
+
+    may_have_taken_effect: bool
+
+    def __init__(self, *arguments: object, may_have_taken_effect: bool = True) -> None:
+        super().__init__(*arguments)
+        self.may_have_taken_effect = may_have_taken_effect
+
+    def changed_nothing(self) -> None:
+        """Set `may_have_taken_effect` to False."""
+        self.may_have_taken_effect = False
 
 
 class StoreUnavailable(StoreError):
@@ -15,6 +29,9 @@ class StoreMissing(StoreError):
 
 class StoreFull(StoreError):
     """The store has its maximum of sessions, and all of them are in use; or it has its maximum of tasks."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments, may_have_taken_effect=False)
 
 
 class UnknownEvent(LookupError):

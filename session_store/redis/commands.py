@@ -208,7 +208,8 @@ class ClusterCommands(Commands):
                 address = await self._read_again(slot, address)
             if address is None:
                 self._is_stale = True
-                raise StoreUnavailable("no node of Redis Cluster serves that slot now")
+                text = "no node of Redis Cluster serves that slot now"
+                raise StoreUnavailable(text, may_have_taken_effect=False)
             address = importer or address
             try:
                 return await self._deliver_to(address, packed, is_importer=importer is not None)
@@ -230,7 +231,8 @@ class ClusterCommands(Commands):
                     if details[0] in ("CLUSTERDOWN", "READONLY"):
                         self._suspect(address)
                     raise refusal
-        raise StoreUnavailable("a slot of Redis Cluster moved for too long during one command")
+        text = "a slot of Redis Cluster moved for too long during one command"
+        raise StoreUnavailable(text, may_have_taken_effect=False)
 
     async def _deliver_to(self, address: Address, packed: bytes, *, is_importer: bool) -> Any:
         """Send a command to a node, and return its reply. `is_importer`: the node imports the slot, and may already
@@ -275,7 +277,7 @@ class ClusterCommands(Commands):
         return known
 
     async def _read_slot_table(self) -> None:
-        failure: StoreUnavailable | None = None
+        failure = StoreUnavailable("no node of Redis Cluster is known")
         for address in sorted(dict.fromkeys([*self._masters, *self._seeds]), key=self._suspects.__contains__):
             try:
                 ranges = await self._connection_to(address).reply_to(encoded("CLUSTER", "SLOTS"))
@@ -297,7 +299,8 @@ class ClusterCommands(Commands):
             failure = StoreUnavailable(
                 "Redis Cluster has no slots: check that the servers are a cluster and that it has been created"
             )
-        raise failure or StoreUnavailable("no node of Redis Cluster is known")
+        failure.changed_nothing()  # the callers' commands wait for the table
+        raise failure
 
     def _serve_from(self, masters: Iterable[Address]) -> None:
         """Set the nodes that serve slots. A failover breaks no connection to the copy that it makes a master, so that

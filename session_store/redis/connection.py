@@ -65,8 +65,9 @@ class Connection:
     """Send commands over a connection that is opened when needed, again after it was lost. A loss fails the commands in
     flight.
 
-    It is unknown whether those commands took effect, so no command is ever sent twice. `connected`: called each time
-    the server behind a new connection has accepted the greeting, before the first command is sent.
+    It is unknown whether those commands took effect, so no command is ever sent twice. The failure of a command that
+    was not sent, or that Redis refused before executing it, says so (`StoreError.may_have_taken_effect`). `connected`:
+    called each time the server behind a new connection has accepted the greeting, before the first command is sent.
     """
 
     def __init__(self, client: Redis, connected: Iterable[Callable[[], None]] = ()) -> None:
@@ -96,7 +97,7 @@ class Connection:
         if self._transport is None:
             # It was lost after it had opened for this caller. A future that waits here without its command would take
             # the first reply on the next connection, and each reply there would go to the wrong command.
-            reply.set_exception(StoreUnavailable("the connection to Redis was lost"))
+            reply.set_exception(StoreUnavailable("the connection to Redis was lost", may_have_taken_effect=False))
             return reply
         if not self._unsent:
             # All commands of one iteration of the event loop go out in one write.
@@ -141,12 +142,14 @@ class Connection:
         except asyncio.CancelledError:
             self._fail("the store is closed")  # the connection may have opened since `close`
             raise
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self._fail("Redis refused the connection or the credentials")
+            error.changed_nothing()  # the callers' commands follow the greeting, which has failed
             raise
         except (OSError, TimeoutError, RedisError) as error:
             self._fail(f"Redis cannot be reached: {type(error).__name__}")
-            raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
+            text = f"Redis cannot be reached: {type(error).__name__}"
+            raise StoreUnavailable(text, may_have_taken_effect=False) from error
 
     async def _address(self, settings: Any) -> tuple[str, int]:
         """Return the address of the server; with Sentinel, that of the current master."""
@@ -219,12 +222,13 @@ class Connection:
         wire, self._wire, self._transport = self._wire, None, None
         if wire is not None:
             wire.transport.abort()
-        self._unsent.clear()
         failed, self._unanswered = self._unanswered, deque()
         self._answered += len(failed)
-        for reply in failed:
+        written = len(failed) - len(self._unsent)
+        self._unsent.clear()
+        for number, reply in enumerate(failed):
             if not reply.done():
-                reply.set_exception(StoreUnavailable(reason))
+                reply.set_exception(StoreUnavailable(reason, may_have_taken_effect=number < written))
 
     def close(self) -> None:
         self._connecting.cancel()
@@ -272,7 +276,15 @@ def _greeting(settings: Any) -> list[tuple[Any, ...]]:
     return [*commands, ("CLIENT", "SETNAME", "mcp-session-gateway"), ("PING",)]
 
 
+NOT_EXECUTED: Final = frozenset(
+    "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOREPLICAS NOSCRIPT OOM READONLY TRYAGAIN".split()
+)
+"""Codes of errors with which Redis refuses a command, or the first write of a script. Other errors, as of a proxy or of
+a script that has begun to write, do not say that nothing was changed."""
+
+
 def _refused(reply: Exception) -> StoreUnavailable:
-    error = StoreUnavailable(f"Redis: {str(reply)[:200]}")
+    code = str(reply).partition(" ")[0]
+    error = StoreUnavailable(f"Redis: {str(reply)[:200]}", may_have_taken_effect=code not in NOT_EXECUTED)
     error.__cause__ = ServerError(str(reply))
     return error

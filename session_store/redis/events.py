@@ -14,7 +14,7 @@ from session_store.ports.errors import StoreError, StoreUnavailable, UnknownEven
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, numbers_of
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, prepared, script
-from session_store.redis.connection import ServerError
+from session_store.redis.connection import NOT_EXECUTED, ServerError
 
 _APPEND, _WRITE, _RESERVE = script("append"), script("write"), script("reserve")
 _LOG, _DELIVERED, _TAKE = script("log"), script("delivered"), script("take_request")
@@ -214,9 +214,7 @@ def _nonce() -> str:
     return _random.randbytes(4).hex()
 
 
-_PASSING: Final = frozenset(
-    "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM READONLY TRYAGAIN".split()
-)
+_PASSING: Final = NOT_EXECUTED | {"NOPERM"}
 """Codes of errors that are temporary, or that the server's operator can repair."""
 _OF_SCRIPTS: Final = ("user_script", "unning script", "Protocol error", "ERR The ID", "ERR Invalid stream ID")
 

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from session_store.ports.errors import SessionGone
+from session_store.ports.errors import SessionGone, StoreUnavailable
 from session_store.ports.sessions import Gone, SessionStatus, SetField
 from session_store.ports.tool_state import (
     MAX_INTEGER,
@@ -179,7 +179,10 @@ class RedisSessionStore:
             _END, [keys.last_status(session_id), *keys.of_session(session_id)], self.now(), _STATUS_PENDING_MS
         )
         if ended:
-            await self._unindex(session_id, "ended")
+            try:
+                await self._unindex(session_id, "ended")
+            except StoreUnavailable as error:
+                raise StoreUnavailable(*error.args) from error  # the session has ended
         return bool(ended)
 
     async def _unindex(self, session_id: str, status: str) -> bool:

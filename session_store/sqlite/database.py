@@ -9,6 +9,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -79,6 +80,16 @@ Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
 
+@dataclass(eq=False, slots=True)
+class _Queued:
+    """A function that waits for its transaction, and the future of its result. The thread sets `has_begun` before it
+    looks whether the future is cancelled. So a function that had not begun when it was cancelled is never called."""
+
+    work: Work
+    done: asyncio.Future[Any]
+    has_begun: bool = False
+
+
 class Database:
     """Run functions with the SQLite connection, one at a time.
 
@@ -88,7 +99,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._work: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock_file: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,16 +167,18 @@ class Database:
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """Run `work` in a transaction, and return its result after the commit. Raises `StoreUnavailable`."""
         if self._thread is None or self._loop is None:
-            raise StoreUnavailable(f"{self.path.name} is not open")
+            raise StoreUnavailable(f"{self.path.name} is not open", may_have_taken_effect=False)
         if self._work.qsize() >= _MOST_WAITING:
-            raise StoreUnavailable(f"{self.path.name} does not keep up")
+            raise StoreUnavailable(f"{self.path.name} does not keep up", may_have_taken_effect=False)
         done: asyncio.Future[Result] = self._loop.create_future()
-        self._work.put((work, done))
+        queued = _Queued(work, done)
+        self._work.put(queued)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await done
         except TimeoutError:
-            raise StoreUnavailable(f"{self.path.name} did not answer within {TIMEOUT_S:g} s") from None
+            text = f"{self.path.name} did not answer within {TIMEOUT_S:g} s"
+            raise StoreUnavailable(text, may_have_taken_effect=queued.has_begun) from None
 
     def _serve(self, connection: sqlite3.Connection) -> None:
         with contextlib.closing(connection):
@@ -179,25 +192,28 @@ class Database:
                     batch.append(following)
                 self._commit(connection, batch)
 
-    def _commit(self, connection: sqlite3.Connection, batch: list[tuple[Work, asyncio.Future[Any]]]) -> None:
+    def _commit(self, connection: sqlite3.Connection, batch: list[_Queued]) -> None:
         outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
+        is_committing = False
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for work, done in batch:
-                if done.cancelled():  # its caller was told that the store did not answer
+            for queued in batch:
+                queued.has_begun = True
+                if queued.done.cancelled():  # its caller was told that the store did not answer
                     continue
                 try:
-                    outcomes.append((done, work(connection), None))
+                    outcomes.append((queued.done, queued.work(connection), None))
                 except sqlite3.Error:
                     raise
                 except Exception as error:
-                    outcomes.append((done, None, error))
+                    outcomes.append((queued.done, None, error))
+            is_committing = True
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-            failure = StoreUnavailable(f"{self.path.name}: {error}")
-            outcomes = [(done, None, failure) for _, done in batch]
+            failure = StoreUnavailable(f"{self.path.name}: {error}", may_have_taken_effect=is_committing)
+            outcomes = [(queued.done, None, failure) for queued in batch]
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits for the results
             self._loop.call_soon_threadsafe(_settle, outcomes)

@@ -67,8 +67,9 @@ async def test_no_reply_goes_to_another_command_when_a_connection_is_lost_betwee
     own._connection.broken(lost, "lost")
     late = own._connection.send(encoded("ECHO", "late"))
     assert await own.run("ECHO", "first") == b"first"
-    with pytest.raises(StoreUnavailable, match="lost"):
+    with pytest.raises(StoreUnavailable, match="lost") as unsent:
         await late
+    assert not unsent.value.may_have_taken_effect
     replies = asyncio.gather(*(own.run("ECHO", each) for each in ("second", "third")))
     await asyncio.sleep(0)
     lost.data_received(b"+another's\r\n")
@@ -159,9 +160,9 @@ async def test_a_server_that_loads_its_data_is_away_and_no_copy_yet() -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         backend = RedisBackend(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/1")
         backend.directory.when_connected(lambda: told.append("connected"))
-        with pytest.raises(StoreUnavailable, match="LOADING"):
+        with pytest.raises(StoreUnavailable, match="LOADING") as loading:
             await backend.commands.run("ECHO", "a")
-        assert not told
+        assert not told and not loading.value.may_have_taken_effect
         loads = False
         assert await backend.commands.run("ECHO", "a") == b"OK" and told == ["connected"]
         await backend.close()
@@ -180,6 +181,40 @@ async def test_a_refused_command_fails_alone(backend: RedisBackend) -> None:
     assert results[0] == results[2] == b"PONG" and isinstance(results[1], StoreUnavailable)
 
 
+async def test_a_failure_says_whether_the_command_may_have_taken_effect(
+    backend: RedisBackend, redis_server: RunningRedis
+) -> None:
+    own: Any = backend.commands
+    session = await backend.sessions.create(a_session(FakeClock(time())))
+    sent = own._connection.send(encoded("PING"))
+    await asyncio.sleep(0)  # it is written
+    unsent = own._connection.send(encoded("PING"))
+    own._connection.broken(own._connection._wire, "lost")
+    failures: list[Any] = [*await asyncio.gather(sent, unsent, own.run("NO-SUCH-COMMAND"), return_exceptions=True)]
+    client = redis_server.client()
+    client.config_set("maxmemory", 1)
+    try:
+        for write in (own.run("SET", "k", "v"), backend.state.increment(session.id, "n", 1)):
+            failures += await asyncio.gather(write, return_exceptions=True)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert [error.may_have_taken_effect for error in failures] == [True, False, True, False, False]
+    await backend.sessions.end(session.id)
+
+
+async def test_an_ended_session_is_not_said_to_be_unchanged(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cut_off(*_: object) -> None:
+        raise StoreUnavailable("not sent", may_have_taken_effect=False)
+
+    session = await backend.sessions.create(a_session(FakeClock(time())))
+    with monkeypatch.context() as patched, pytest.raises(StoreUnavailable) as half:
+        patched.setattr(backend.sessions, "_unindex", cut_off)
+        await backend.sessions.end(session.id)
+    assert half.value.may_have_taken_effect and await backend.sessions.peek(session.id) is None
+
+
 async def test_silence_fails_within_the_limit_and_what_was_on_its_way_is_not_sent_again() -> None:
     with running_redis() as server:
         backend = RedisBackend(server.url)
@@ -190,6 +225,7 @@ async def test_silence_fails_within_the_limit_and_what_was_on_its_way_is_not_sen
         started = loop.time()
         failed = await asyncio.gather(*(run("INCR", "n") for _ in range(5)), return_exceptions=True)
         assert {type(error) for error in failed} == {StoreUnavailable}
+        assert all(error.may_have_taken_effect for error in failed if isinstance(error, StoreUnavailable))
         assert 0.9 < loop.time() - started < 2.0
         server.thaw()
         async with asyncio.timeout(60):
@@ -202,7 +238,10 @@ async def test_silence_fails_within_the_limit_and_what_was_on_its_way_is_not_sen
         assert value in (0, 5), "what Redis had received it did once, and nothing came twice"
         server.stop()
         with pytest.raises(StoreUnavailable):
-            await run("GET", "n")
+            await run("GET", "n")  # on the old connection, whose end was not noticed yet
+        with pytest.raises(StoreUnavailable) as refused:
+            await run("INCR", "n")
+        assert not refused.value.may_have_taken_effect
         server.start()
         assert int(await run("GET", "n")) == value, "and it is connected again by itself"
         await backend.close()

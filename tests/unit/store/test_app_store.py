@@ -119,6 +119,39 @@ async def test_any_failure_of_the_store_is_an_outage(clock: FakeClock) -> None:
             await asked
 
 
+async def test_a_failure_before_a_change_is_stored_has_changed_nothing(clock: FakeClock) -> None:
+    class Broken(Documents):
+        reads_fail = False
+        error: Exception
+
+        async def get(self, session_id: str) -> bytes | None:
+            if self.reads_fail:
+                raise self.error
+            return await super().get(session_id)
+
+        async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
+            raise self.error
+
+    documents = Broken()
+    store = DocumentBackend(documents, clock=clock)
+    session = await store.sessions.create(a_session(clock))
+    unsent = StoreUnavailable("not sent", may_have_taken_effect=False)
+    for documents.error, documents.reads_fail, may in (
+        (OSError("lost"), False, True),
+        (OSError("lost"), True, False),
+        (StoreUnavailable("lost"), False, True),
+        (StoreUnavailable("lost"), True, False),
+        (unsent, False, False),
+    ):
+        with pytest.raises(StoreUnavailable) as failed:
+            await store.state.increment(session.id, "n", 1)
+        assert failed.value.may_have_taken_effect is may
+    documents.reads_fail, documents.kept[session.id] = False, b"{}"
+    with pytest.raises(StoreError) as unreadable:
+        await store.state.increment(session.id, "n", 1)
+    assert not unreadable.value.may_have_taken_effect
+
+
 async def test_a_document_that_is_not_ours_is_said_to_be(clock: FakeClock) -> None:
     documents = Documents()
     documents.kept["x" * 24] = b"{}"
