@@ -179,6 +179,17 @@ def store_refused(error: StoreError) -> Refused:
     return store_full() if isinstance(error, StoreFull) else store_unavailable()
 
 
+def write_unknown() -> Refused:
+    """Return the error for a request of an app whose write to its session may have taken effect before the store
+    failed. It does not invite the client to repeat the request."""
+    return Refused(
+        504,
+        OUTCOME_UNKNOWN,
+        "The session store failed during this request; whether the request took effect is unknown",
+        reason="outcome_unknown",
+    )
+
+
 def unreachable() -> Refused:
     """Return the error for a request whose session no replica can serve: the owner is silent, but may still run."""
     text = "The gateway that serves your session does not answer. Your session is not lost. Try again."

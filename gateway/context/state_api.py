@@ -107,13 +107,19 @@ RouteHandler = Callable[[Request, StateAccess], Awaitable[Response]]
 
 def _guarded(allowing: Allowing, endpoint: RouteHandler) -> Callable[[Request], Awaitable[Response]]:
     async def checked(request: Request) -> Response:
+        writes = False
         try:
-            return await endpoint(request, await allowing(request))
+            access = await allowing(request)
+            writes = request.method not in ("GET", "HEAD")
+            return await endpoint(request, access)
         except SessionGone:
             raise HTTPException(410, "the session has ended") from None
         except InvalidState as error:
             raise HTTPException(400, str(error)) from None
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            if writes and error.may_have_taken_effect:
+                why = "the session store did not answer; whether the change took effect is unknown"
+                raise HTTPException(504, why) from None
             raise HTTPException(503, "the session store does not answer", {"Retry-After": "1"}) from None
 
     return checked

@@ -96,6 +96,9 @@ class AppSession(ToolSession):
     reading this opens no session."""
     has_failed = False
     """Set if an operation of this request has failed because of the store."""
+    writes = 0
+    """The number of changes of this request to its session that have taken effect, or may have. A session that was
+    opened is none: without its id, which the response gives to the client, nobody can use it."""
     _record: Session | None = None
     _facts: ToolSession | None = None
     _who: Principal | asyncio.Future[Principal] | None = None
@@ -170,7 +173,7 @@ class AppSession(ToolSession):
 
     async def end(self) -> None:
         """End the session, as at sign-out. Later writes open a new one."""
-        self.ended_id = await self.read(self._sessions.end, "")
+        self.ended_id = await self.change(self._sessions.end, "")
         self.is_new = self._is_wanted = self._is_checked = False
         self.known_id, self._ids = "", ()
         self._record = None
@@ -195,7 +198,7 @@ class AppSession(ToolSession):
             assert isinstance(who, Principal)  # the session was found with it
             return await self._sessions.rotate(session_id, who, peer_of(self._scope))
 
-        fresh = await self.read(rotated, None)
+        fresh = await self.change(rotated, None)
         if fresh is not None:
             self._record, self._who, self.known_id, self._ids = fresh, fresh.principal, fresh.id, ()
             self.is_new = True
@@ -209,7 +212,7 @@ class AppSession(ToolSession):
         """Open the session if the app has read its id. Called before the response begins, which sends the id to the
         client."""
         if self._is_wanted and not self.known_id:
-            await self.write(_nothing)
+            await self.open()
         self.seal()
 
     def seal(self) -> None:
@@ -226,22 +229,32 @@ class AppSession(ToolSession):
 
     async def open(self) -> None:
         """Open a session if the client has none."""
-        await self.write(_nothing)
+        await self._called(_nothing, (), None, opens=True, writes=False)
 
     # -- operations
 
     def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> Coroutine[Any, Any, T]:
         """Call `operation` with the session's id and `arguments`, and return its result. Without a session, return
         `default`."""
-        return self._called(operation, arguments, default, opens=False)
+        return self._called(operation, arguments, default, opens=False, writes=False)
+
+    def change(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> Coroutine[Any, Any, T]:
+        """Call `operation`, which changes the session, as `read` does. Without a session, return `default`."""
+        return self._called(operation, arguments, default, opens=False, writes=True)
 
     def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> Coroutine[Any, Any, T]:
         """Call `operation` with the session's id and `arguments`, and return its result. Open a session if there is
         none."""
-        return self._called(operation, arguments, None, opens=True)
+        return self._called(operation, arguments, None, opens=True, writes=True)
 
     async def _called(
-        self, operation: Callable[..., Awaitable[T]], arguments: tuple[Any, ...], default: Any, *, opens: bool
+        self,
+        operation: Callable[..., Awaitable[T]],
+        arguments: tuple[Any, ...],
+        default: Any,
+        *,
+        opens: bool,
+        writes: bool,
     ) -> T:
         self.is_used = True
         while True:
@@ -250,12 +263,15 @@ class AppSession(ToolSession):
                 if not opens:
                     return default  # type: ignore[no-any-return]  # that of `read`
                 session_id = await self._opened()
+            self.writes += writes  # before its end: the app may stop waiting for it
             try:
                 result = await operation(session_id, *arguments)
             except SessionGone:
+                self.writes -= writes
                 self._lost(session_id)
-            except StoreError:
+            except StoreError as error:
                 self.has_failed = True
+                self.writes -= writes and not error.may_have_taken_effect
                 raise
             else:
                 self._is_checked = True
@@ -359,7 +375,7 @@ class _LazyState:
         return self._session.write(self._store.set, key, value)
 
     def delete(self, key: str) -> Coroutine[Any, Any, bool]:
-        return self._session.read(self._store.delete, False, key)
+        return self._session.change(self._store.delete, False, key)
 
     def increment(self, key: str, by: int) -> Coroutine[Any, Any, int]:
         return self._session.write(self._store.increment, key, by)
@@ -368,7 +384,7 @@ class _LazyState:
         operation = self._store.compare_and_set
         if expected is None:
             return self._session.write(operation, key, expected, value)
-        return self._session.read(operation, False, key, expected, value)  # without a session there is no value
+        return self._session.change(operation, False, key, expected, value)  # without a session there is no value
 
     def keys(self) -> Coroutine[Any, Any, list[str]]:
         return self._session.read(self._store.keys, [])

@@ -13,7 +13,7 @@ from gateway.config.secrets import given_keys
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
 from gateway.config.settings_base import Frozen
-from gateway.errors import session_unknown, store_refused, store_unavailable
+from gateway.errors import session_unknown, store_refused, store_unavailable, write_unknown
 from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
 from gateway.integrations.app_session import AppSession, Client, WhoIs
 from gateway.integrations.app_session_store import AppSessions, AppStore, StorePerLoop
@@ -177,7 +177,7 @@ class SessionMiddleware:
         except (Refused, SessionGone, StoreError) as error:
             if answer.has_begun:
                 raise
-            await answer.refuse(_refusal(error))
+            await answer.refuse(_refusal(error, session))
         finally:
             session.finish()
 
@@ -205,14 +205,14 @@ class SessionMiddleware:
         return sending
 
 
-def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
+def _refusal(error: Refused | SessionGone | StoreError, session: AppSession) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, SessionGone):
         return session_unknown()
     if not isinstance(error, StoreFull):
         logger.warning("a request needs its session, and the store does not answer: %s", error)
-    return store_refused(error)
+    return write_unknown() if session.writes else store_refused(error)
 
 
 def response_of(refused: Refused) -> tuple[int, bytes, HeaderList]:
@@ -262,9 +262,10 @@ class _Response(_Answer):
         try:
             await session.settle()
         except (SessionGone, StoreError) as error:
-            refused = _refusal(error)
+            refused = _refusal(error, session)
         if refused is None and session.has_failed and event["status"] >= 500:
-            refused = store_unavailable()  # frameworks answer 500 to exceptions that they do not know
+            # Frameworks answer 500 to exceptions that they do not know.
+            refused = write_unknown() if session.writes else store_unavailable()
         if refused is not None:
             self._is_replaced = True
             await self.refuse(refused)
@@ -318,8 +319,8 @@ class _Handshake(_Answer):
         self.has_begun = True
         status, body, headers = response_of(refused)
         if "websocket.http.response" not in (self._scope.get("extensions") or {}):
-            # 1008: policy violation. 1013: try again later (RFC 6455 §7.4, IANA).
-            await self._send({"type": "websocket.close", "code": 1013 if status == 503 else 1008})
+            # 1008: policy violation. 1011: internal error. 1013: try again later (RFC 6455 §7.4, IANA).
+            await self._send({"type": "websocket.close", "code": {503: 1013, 504: 1011}.get(status, 1008)})
             return
         head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
         await self._send({"type": "websocket.http.response.start", "status": status, "headers": head})

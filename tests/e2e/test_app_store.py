@@ -91,13 +91,33 @@ async def test_requests_that_need_their_session_wait_for_the_store_and_no_sessio
         async with client_of(SessionMiddleware(app, store=redis.url, keys=KEYS)) as [client]:
             assert (await client.get("/visit")).json() == 1
             redis.stop()
-            for path in ("/visit", "/visits"):
+            for path in ("/visits", "/visit"):  # the first one finds the connection closed
                 refused = await client.get(path)
                 assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
             assert (await client.get("/about")).status_code == 200
             redis.start()
             assert (await client.get("/visits")).json() == 1
             assert (await client.get("/visit")).json() == 2
+
+
+@requirement("app.outage", "rep.store-down")
+async def test_a_client_is_not_told_to_repeat_what_the_store_may_execute_late() -> None:
+    with running_redis() as redis:
+        async with client_of(SessionMiddleware(app, store=redis.url, keys=KEYS)) as [client]:
+            assert (await client.get("/visit")).json() == 1
+            redis.freeze()
+            unknown = await client.get("/visit")  # its command waits at the server
+            assert unknown.status_code == 504 and "retry-after" not in unknown.headers
+            assert "whether the request took effect is unknown" in unknown.json()["error"]
+            refused = await client.get("/visit")  # the server accepts no command on a new connection
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            redis.thaw()
+            assert (await client.get("/visits")).json() == 2, "the first of the two"
+            redis.freeze()
+            refused = await client.get("/visits")
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1", "a read can be repeated"
+            redis.thaw()
+            assert (await client.get("/visit")).json() == 3
 
 
 @requirement("app.middleware", "app.sign-out")

@@ -92,9 +92,9 @@ async def nothing(session: AppSession) -> Any:
 
 
 class FailingStore(MemoryBackend):
-    """A store that can be cut off. Counts the transactions that it is asked for."""
+    """A store that can be cut off, or lose its answers. Counts the transactions that it is asked for."""
 
-    is_cut_off = False
+    is_cut_off = loses_answers = False
     asked = 0
 
     def __init__(self) -> None:
@@ -108,6 +108,9 @@ class FailingStore(MemoryBackend):
 
     async def run(self, work: Any) -> Any:
         if self.is_cut_off:
-            raise StoreUnavailable("cut off")
+            raise StoreUnavailable("cut off", may_have_taken_effect=False)
         self.asked += 1
-        return await super().run(work)
+        result = await super().run(work)
+        if self.loses_answers:
+            raise StoreUnavailable("no answer")
+        return result

@@ -1,11 +1,15 @@
-"""A session gets another id, or another owner, when the app says so."""
+"""A session gets another id, or another owner, when the app says so. What may have changed it is not to be repeated."""
 
+import asyncio
 from typing import Any
 
+import pytest
+
 from gateway.integrations.app_session import AppSession
-from session_store import StoreUnavailable
+from gateway.integrations.session_middleware import SessionMiddleware
+from session_store import MISSING, StoreUnavailable
 from tests.requirements import requirement
-from tests.unit.integrations.apps import Client, FailingStore, app_of
+from tests.unit.integrations.apps import KEY, Answer, Client, FailingStore, app_of, count
 
 pytestmark = requirement("app.rotate")
 
@@ -65,5 +69,106 @@ async def test_a_session_that_cannot_be_moved_whole_stays_where_it_is() -> None:
     client = Client(app_of(handler, store=store))
     await client.get()
     [before] = store.sessions.records.scan()
-    assert (await client.get()).status == 503
+    assert (await client.get()).status == 504, "the visit is counted"
     assert [session.id for session in store.sessions.records.scan()] == [before.id]
+
+
+CHANGES: dict[str, Any] = {
+    "increment": count,
+    "set": lambda session: session.state.set("k", 1),
+    "delete": lambda session: session.state.delete("visits"),
+    "compare_and_set": lambda session: session.state.compare_and_set("visits", 1, 2),
+    "compare_and_set of nothing": lambda session: session.state.compare_and_set("k", MISSING, 2),
+    "annotate": lambda session: session.annotate({"team": "red"}),
+    "rotate": lambda session: session.rotate(),
+    "end": lambda session: session.end(),
+}
+READS: dict[str, Any] = {
+    "get": lambda session: session.state.get("visits"),
+    "keys": lambda session: session.state.keys(),
+    "metadata": lambda session: session.metadata(),
+}
+
+
+def is_unknown(answer: Answer) -> bool:
+    """Whether the answer says so, and does not ask for another try. Otherwise it does ask for it."""
+    if answer.status == 504:
+        assert not answer.header("retry-after") and b"effect is unknown" in answer.body and b"gain" not in answer.body
+        return True
+    assert answer.status == 503 and answer.header("retry-after") == "1" and b"Try again" in answer.body
+    return False
+
+
+@requirement("app.outage")
+@pytest.mark.parametrize("status", [0, 500], ids=["raises", "answers 500"])
+@pytest.mark.parametrize("name", [*CHANGES, *READS])
+async def test_after_a_change_without_an_answer_the_outcome_is_unknown(name: str, status: int) -> None:
+    async def handler(session: AppSession) -> Any:
+        await session.load()
+        store.loses_answers = True
+        try:
+            return await (CHANGES | READS)[name](session)
+        except StoreUnavailable as error:
+            assert error.may_have_taken_effect
+            if not status:
+                raise
+
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    client.app = app_of(handler, store=store, status=status or 200)
+    assert is_unknown(await client.get()) is (name in CHANGES)
+
+
+@requirement("app.outage")
+async def test_what_was_not_sent_can_be_repeated_unless_the_request_has_changed_its_session_before() -> None:
+    async def handler(session: AppSession) -> Any:
+        await session.load()
+        if changes_before:
+            await count(session)
+        store.is_cut_off = True
+        with pytest.raises(StoreUnavailable) as failed:
+            await count(session)
+        assert not failed.value.may_have_taken_effect
+        return await session.state.get("visits")
+
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    client.app = app_of(handler, store=store)
+    for changes_before in (False, True):
+        store.is_cut_off = False
+        assert is_unknown(await client.get()) is changes_before
+
+
+@requirement("app.outage")
+async def test_a_change_that_the_app_does_not_wait_for_any_more_may_take_effect() -> None:
+    async def handler(session: AppSession) -> Any:
+        await session.load()
+        writing = asyncio.create_task(count(session))
+        await began.wait()
+        writing.cancel()
+        raise StoreUnavailable("of a read", may_have_taken_effect=False)
+
+    async def slow(*_: Any) -> None:
+        began.set()
+        await asyncio.Future()
+
+    store, began = FailingStore(), asyncio.Event()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    store.state.increment = slow  # type: ignore[method-assign, assignment]  # a store that does not answer
+    client.app = app_of(handler, store=store)
+    assert is_unknown(await client.get())
+
+
+@requirement("app.outage", "app.websocket")
+async def test_a_handshake_whose_outcome_is_unknown_is_not_to_be_tried_again() -> None:
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        await count(scope["mcp.session"])
+        store.is_cut_off = True
+        await scope["mcp.session"].state.get("visits")
+
+    store = FailingStore()
+    client = Client(SessionMiddleware(failing, store=store, keys=KEY))
+    assert (await client.connect()).events == [{"type": "websocket.close", "code": 1011}]
