@@ -28,16 +28,13 @@ class LimitSettings(Frozen):
     not count. As many bytes of outcomes of tasks wait for the session's client to read them."""
     exchanges: Annotated[int, Field(ge=1)] = 256
     """Maximum number of calls of one session in flight, together with its open streams; further ones get 429."""
-    all_in_flight_bytes: Annotated[int, Field(ge=65_536)] = 512 << 20
-    """Maximum total size of the bodies of all clients that are being read or whose requests are unanswered, for each
-    worker; further ones get 429. One client network may use half of it. Bodies up to 64 KiB do not count. Outcomes
-    of tasks that were asked for with `tasks/result` and are not read yet count as bodies do. Give the process twice as
-    much memory."""
     total_memory_mb: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_null)] = None
-    """Memory in MiB that this gateway and its server processes may have together; each worker has its share. A process
-    for which too little is left is not started, and its client gets 503 ([memory](memory.md)). 0: no limit. Null: 80 %
-    of the machine's memory or of its cgroup's, and always less than what is available there. Set it where other
-    programs need more than the rest, and where the memory cannot be read (macOS)."""
+    """Memory in MiB that this gateway and its server processes may have together; each worker has its share. A
+    process for which too little is left is not started, and its client gets 503 ([memory](memory.md)). 0: no limit.
+    Null: 80 % of the machine's memory or of its cgroup's, and always less than what is available there. Set it
+    where other programs need more than the rest, and where the memory cannot be read (macOS). The bodies of all
+    clients that are being read or whose requests are unanswered may have an eighth of it, 512 MiB at most; further
+    ones get 429. One client network may use half of that. Bodies up to 64 KiB do not count."""
     start_timeout_s: Seconds = 30.0
     """Maximum time for the start of a server, including the handshake. A server whose first line on stdout is no MCP
     message has a sixth of it from then on. Raise it for a server that takes long to start."""
@@ -73,11 +70,8 @@ class LimitSettings(Frozen):
     connections: Annotated[int, Field(ge=0)] = 0
     """Maximum number of connections for each worker. 0: half of the files that the process may open, because server
     processes need files too. At the limit, the connection that has been idle longest is closed; if none is idle, the
-    new connection gets 503."""
-    peer_connections: Annotated[int, Field(ge=0)] = 0
-    """Maximum number of connections from one address (IPv6: one /64 network); further ones get 503. 0: half of
-    `connections`. Trusted proxies do not count. If no proxies are configured, connections from this machine do not
-    count either."""
+    new connection gets 503. One address (IPv6: one /64 network) may have half of them. Trusted proxies do not count. If
+    no proxies are configured, connections from this machine do not count either."""
 
     @property
     def line_bytes(self) -> int:
@@ -107,7 +101,7 @@ class LimitSettings(Frozen):
             idle_timeout_s=self.idle_timeout_s,
             write_timeout_s=self.client_timeout_s,
             connections=connections,
-            peer_connections=self.peer_connections or max(1, connections // 2),
+            peer_connections=max(1, connections // 2),
         )
 
 

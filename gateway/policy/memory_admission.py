@@ -41,6 +41,8 @@ _MOST_SPARE: Final = 1 / 3
 """Upper bound on the memory that must be free for more processes, as a share of the memory that servers may use. A
 shortage ends when twice that is free, so that it can end even with very large servers."""
 
+_MOST_BODIES: Final = 512 << 20
+
 _MIB: Final = 1 << 20
 
 
@@ -149,6 +151,19 @@ class ServerMemory:
             found[process.server] += self.bytes_of(process)
         return found
 
+    @property
+    def bodies(self) -> int:
+        """Return how many bytes the bodies of unanswered requests may have together: an eighth of what this process and
+        its servers may use, at most 512 MiB. Bodies take about twice their size."""
+        share = self._share(self._machine())
+        return _MOST_BODIES if not share else min(share // 8, _MOST_BODIES)
+
+    def _share(self, machine: MachineMemory | None) -> int:
+        """Return what this process and its servers may use of the whole memory; 0 if there is no limit."""
+        if self._limit_mb is not None:
+            return self._limit_mb * _MIB // self._workers
+        return 0 if machine is None else round(machine.total * _SHARE) // self._workers
+
     def state(self) -> MemoryState:
         """Return the memory that the gateway and its servers use, and the limit for them now."""
         own, machine = self._own() or 0, self._machine()
@@ -156,12 +171,10 @@ class ServerMemory:
         growing = sum(self.bytes_of(each) - (each.read_bytes or 0) for each in self if not each.is_grown)
         if machine is not None:  # a server can make its processes seem larger than they are, not the machine fuller
             used = min(used, max(own, machine.total - machine.available) + growing)
-        if self._limit_mb is not None:
-            return MemoryState(used, self._limit_mb * _MIB // self._workers, own)
-        if machine is None:
-            return MemoryState(used, 0, own)
+        share = self._share(machine)
+        if self._limit_mb is not None or machine is None:
+            return MemoryState(used, share, own)
         reserved = min(machine.total // 20, _MOST_RESERVED)
-        share = round(machine.total * _SHARE) // self._workers
         available = used + machine.available - reserved - growing
         return MemoryState(used, max(1, min(share, available)), own)
 

@@ -189,7 +189,8 @@ class Http:
         options = base.settings.gateway
         self._base = base
         self._guard = guard
-        self._body_budget = BodyBudget(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
+        bodies = max(base.memory.bodies, 2 * options.limits.body_bytes)  # a client may always have one
+        self._body_budget = BodyBudget(bodies, base.metrics.limited, too_much_in_flight)
         self.intake = Intake(
             endpoints=servers.endpoints,
             events=base.events,

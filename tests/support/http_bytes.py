@@ -72,14 +72,14 @@ def listener_of(url: str) -> Listener:
     return host.strip("[]"), int(port)
 
 
-def connected(listener: Listener, *, timeout_s: float = 10.0) -> socket.socket:
+def connected(listener: Listener, *, timeout_s: float = 10.0, source: str = "") -> socket.socket:
     """A connection without Nagle's delay: each write is sent at once."""
     if isinstance(listener, str):
         unix = socket.socket(socket.AF_UNIX)
         unix.settimeout(timeout_s)
         unix.connect(listener)
         return unix
-    tcp = socket.create_connection(listener, timeout=timeout_s)
+    tcp = socket.create_connection(listener, timeout_s, source_address=(source, 0) if source else None)
     tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return tcp
 

@@ -271,3 +271,18 @@ async def test_what_is_still_growing_is_not_available_to_others() -> None:
     memory.run()
     with pytest.raises(Refused):
         memory.begin("files", "s2")
+
+
+@pytest.mark.parametrize(
+    ("memory", "most"),
+    [
+        (Memory(), 100 * MIB),
+        (Memory(workers=2), 50 * MIB),
+        (Memory(400), 50 * MIB),
+        (Memory(1 << 20), 512 * MIB),
+        (Memory(0), 512 * MIB),
+        (Memory(has_machine=False), 512 * MIB),
+    ],
+)
+def test_bodies_may_have_an_eighth_of_what_the_gateway_may_use(memory: Memory, most: int) -> None:
+    assert memory.bodies == most
