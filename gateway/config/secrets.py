@@ -39,7 +39,10 @@ def fault_of_placeholders(values: Mapping[str, str], known: Collection[str]) -> 
             return f"{variable}: write ${{secret:NAME}} or ${{secret_file:NAME}}, with a name from gateway.secrets"
         for name in secrets_in(value):
             if name not in known:
-                return f"gateway.secrets has no entry {name!r}"
+                how = (
+                    f'add one to the configuration: "{name}": {{"file": "/run/secrets/{name}"}}, or "env" or "command"'
+                )
+                return f"gateway.secrets has no entry {name!r}: {how}"
     return ""
 
 

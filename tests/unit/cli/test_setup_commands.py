@@ -414,3 +414,9 @@ def test_a_folder_that_the_table_cannot_be_written_to_is_said_before_the_server_
     outcome = CliRunner().invoke(app, words, env={"COLUMNS": "500"})
     assert outcome.exit_code == 2 and not ran.exists()
     assert f"no file can be written to {file.parent}" in outcome.stderr
+
+
+@requirement("first.clients", "ops.hosts")
+def test_a_server_with_a_secret_that_is_not_there_is_refused_with_how_to_add_it(here: Path) -> None:
+    told = refused("add", "notes", "--env", "TOKEN=${secret:notes}", "--", "cat")
+    assert "gateway.secrets has no entry 'notes': add one" in told and '"notes": {"file": ' in told
