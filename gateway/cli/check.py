@@ -203,7 +203,7 @@ async def _first_answers(gateway: "Gateway", start_timeout_s: float, quiet_s: fl
     fetched = [upstream for upstream in late if packages.fetching(upstream.name)]
     _say_what_is_fetched(fetched, packages)
     if silent := ", ".join(upstream.name for upstream in late if upstream not in fetched):
-        _err.print_labelled("waiting", f"for {silent}: each has {start_timeout_s:.0f} s to answer in each era of MCP")
+        _err.print_waiting(f"for {silent}: each has {start_timeout_s:.0f} s to answer in each era of MCP")
     await asyncio.wait(asked)
     return frozenset(upstream.name for upstream in fetched)
 

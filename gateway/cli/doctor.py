@@ -87,5 +87,4 @@ def doctor(
 
 
 def _say_that_it_waits() -> None:
-    what = "for the next check: a server has limits.start_timeout_s in each era of MCP"
-    Terminal(stderr=True).print_labelled("waiting", what)
+    Terminal(stderr=True).print_waiting("for the next check: a server has limits.start_timeout_s in each era of MCP")

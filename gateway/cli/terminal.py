@@ -15,7 +15,7 @@ from rich.text import Text
 from gateway.observability.escaped_text import visible
 
 _WIDE: Final = 220
-_STYLES: Final = {"warning": "bold yellow", "ignored": "dim", "fetching": "dim"}
+_STYLES: Final = {"warning": "bold yellow", "ignored": "dim", "fetching": "dim", "waiting": "dim"}
 
 
 class Terminal(Console):
@@ -39,3 +39,8 @@ class Terminal(Console):
         """Print a line that begins with `kind`, in a colour for that kind."""
         style = _STYLES.get(kind, "bold red")
         self.print(Text.assemble((kind, style), " ", visible(message)))
+
+    def print_waiting(self, message: str) -> None:
+        """Say what is waited for, if somebody watches a terminal: in a file, a line of progress reads as a fault."""
+        if self.file.isatty():
+            self.print_labelled("waiting", message)

@@ -1,6 +1,7 @@
 """`check`: the wait for packages that are fetched, and what is told of many sandboxes."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -76,6 +77,7 @@ async def test_check_names_servers_that_are_late(is_fetched: bool, line: str, mo
         told.set()
 
     monkeypatch.setattr("gateway.cli.check._err.print_labelled", printed)
+    monkeypatch.setattr("gateway.cli.check._err.print_waiting", partial(printed, "waiting"))
     waiting = asyncio.create_task(until_fetched(cast(Any, gateway), 30.0, quiet_s=0.0))
     await asyncio.wait_for(told.wait(), 30)
     assert gateway.known.latest is None and not waiting.done()
