@@ -28,7 +28,7 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
         table.add_column(name, no_wrap=True, justify="right")
     has_calls = bool(rows) and with_calls
     if has_calls:
-        for name in ("calls", "failed"):
+        for name in ("requests", "failed"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("last failure")
     for row in rows:
@@ -37,7 +37,10 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
         if has_calls:
             failed = Text(str(row.failed), style="red") if row.failed else "0"
             last = [f"{failure.name}: {failure.why or failure.outcome}" for failure in row.failures[:1]]
-            cells += [str(row.calls), failed, _cut("".join(last))]
+            # The record has counts if a replica has released the session: not if its replica was killed.
+            is_unknown = row.state == "detached" and not row.calls
+            counts: tuple[str | Text, ...] = ("?", "?") if is_unknown else (str(row.calls), failed)
+            cells += [*counts, _cut("".join(last))]
         table.add_row(*cells)
     return table
 
@@ -55,7 +58,7 @@ def totals_line(page: Page) -> str:
     """Return a line with the totals of all sessions that match, and with a note if some are missing."""
     totals = page.totals or SessionTotals()
     states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
-    counts = [*states, f"{totals.failing:,} with failures", f"calls {totals.calls:,}", f"failed {totals.failed:,}"]
+    counts = [*states, f"{totals.failing:,} with failures", f"requests {totals.calls:,}", f"failed {totals.failed:,}"]
     line = f"{totals.sessions:,} session{'' if totals.sessions == 1 else 's'}: {', '.join(counts)}"
     if page.unanswered:
         line += f"; {page.unanswered} replica{'' if page.unanswered == 1 else 's'} did not answer"

@@ -228,3 +228,21 @@ def test_lines_of_the_log_stay_above_the_status() -> None:
     line.show("")
     line.write("three\n")
     assert terminal.getvalue() == f"one\nwaiting{CLEAR}two\nwaiting{CLEAR}three\n"
+
+
+@requirement("ops.readable")
+def test_calls_that_a_killed_gateway_has_not_stored_are_unknown() -> None:
+    rows = [_row(state="detached"), _row(state="detached", calls=7, failed=1), _row(state="idle")]
+    lines = _printed(sessions_table(rows, with_calls=True)).splitlines()[1:]
+    assert [line.split()[-2:] for line in lines] == [["?", "?"], ["7", "1"], ["0", "0"]]
+
+
+@requirement("ops.config")
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_for_people_at_a_terminal(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: is_terminal, raising=False)
+    out = Terminal(stderr=True)
+    out.file = written
+    out.print_waiting("for notes")
+    assert ("waiting for notes" in written.getvalue()) is is_terminal
