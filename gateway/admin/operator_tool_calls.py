@@ -426,8 +426,9 @@ class TriedCalls:
             found = await call.answered(mirrored, left)
             duration_s = round(monotonic() - began, 4)
             if session is None:
-                opened = await self._opened(destination)
-                kept = opened is not None and (attempt.keep or not await self._ended(opened, by))
+                with contextlib.suppress(StoreUnavailable):  # the tool has run: its operator gets the result
+                    opened = await self._opened(destination)
+                    kept = opened is not None and (attempt.keep or not await self._ended(opened, by))
         except BaseException:
             if session is None:
                 await asyncio.shield(self._end_fresh(destination, by))

@@ -537,8 +537,8 @@ class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `outcome`: `ok` and `tool_error` have a `result`, `error` has the JSON-RPC `error`. `asks`: the tool asks its user,
     but a tried call has none. `note` explains `timeout`, `too_large` and `unreadable`. `session` is the beginning of
-    the session's id; empty if none was opened. `kept`: the session is live now. `messages` are notifications of the
-    server before its answer, `asked` are its questions, both cut.
+    the session's id; empty if none was opened, or if the store did not answer after the call. `kept`: the session is
+    live now. `messages` are notifications of the server before its answer, `asked` are its questions, both cut.
     """
 
     server: str

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.admin.operator_tool_calls import Destination, OngoingCall, ToolCatalog
+from gateway.admin.operator_tool_calls import Destination, OngoingCall, ToolCatalog, TriedCalls
 from gateway.admin.report_types import Approval, Attempt, TriedCall
 from gateway.policy.unapproved_items import Unapproved
 from gateway.protocol.item_digests import digest_of
 from gateway.sessions.client_chosen_keys import KEY_META
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.upstreams.approval import item_difference, write_lock
-from session_store import ANONYMOUS
+from session_store import ANONYMOUS, StoreUnavailable
 from tests.requirements import requirement
 from transports.era import LEGACY, MODERN
 from transports.inbound.modern_request_checks import VERSION_HEADER
@@ -103,6 +103,25 @@ async def test_a_legacy_call_is_cancelled_once_nobody_waits() -> None:
     (headers, call), (_, cancelled) = wire.sent
     assert VERSION_HEADER not in headers and tried.outcome == "timeout"
     assert cancelled["method"] == "notifications/cancelled" and cancelled["params"]["requestId"] == call["id"]
+
+
+async def test_the_result_of_a_tool_that_has_run_is_told_without_the_store() -> None:
+    """Its operator would try it again."""
+
+    async def away(_: str) -> None:
+        raise StoreUnavailable("away")
+
+    parts: dict[str, Any] = {
+        "catalog": SimpleNamespace(
+            path_of=lambda _: "/mcp", name_at=lambda *_: "t", headers_for=lambda *_: {"mcp-param-a": "1"}
+        ),
+        "ask": Wire(ANSWER),
+        "finder": SimpleNamespace(sessions=SimpleNamespace(named=away)),
+        "record": lambda **_: None,
+    }
+    calls = TriedCalls(**parts, claims=lambda _: None, token=str, ending=None, where="any")  # type: ignore[arg-type]  # no session ends
+    tried = await calls.call(Attempt(server="s", tool="t"), "ops")
+    assert (tried.outcome, tried.session, tried.kept) == ("ok", "", True)
 
 
 @requirement("live.tools-lock")
