@@ -30,13 +30,15 @@ _OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
     """A running gateway of this user on this machine. `url` is the operators' URL without a path, `endpoint` the
-    clients' URL, and `key` an operator's key. The addresses are valid in the network namespace `network`."""
+    clients' URL, and `key` an operator's key. The addresses are valid in the network namespace `network`. `config` is
+    the path of its configuration file; empty: it has none, or is an earlier version, which does not tell."""
 
     url: str
     endpoint: str
     key: str
     pid: int
     network: int
+    config: str = ""
 
     def is_at(self, url: str) -> bool:
         """Return True if `url` is on this machine, with scheme and port of one of this gateway's URLs."""

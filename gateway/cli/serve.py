@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,7 +68,7 @@ def run(
     try:
         loaded = load(found, overrides.given(), strict=strict)
         settings = with_command(loaded.settings, command)
-        welcome = _welcome(settings.gateway, workers=workers, verbose=verbose)
+        welcome = _welcome(settings.gateway, found, workers=workers, verbose=verbose)
         if LISTENER not in os.environ:
             if found != config:
                 logger.info("the configuration is %s of this folder", found)
@@ -123,7 +124,7 @@ def stdio(
         raise error_exit(located(str(error), config)) from None
 
 
-def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":
+def _welcome(options: GatewaySettings, config: Path | None, *, workers: int, verbose: bool) -> "Welcome | None":
     """Configure the log. Return the greeting if a person reads the log; None otherwise, and in workers: their parent
     announces the gateway."""
     from gateway.observability.logs import configure_logging
@@ -139,7 +140,7 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
 
     status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
     configure_logging(level, "pretty", status)
-    return TerminalWelcome(options, status=status, verbose=verbose)
+    return TerminalWelcome(options, status=status, verbose=verbose, config=config)
 
 
 def _log(notes: Iterable[Note]) -> None:

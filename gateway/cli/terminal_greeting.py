@@ -6,6 +6,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic
 from typing import Final, TextIO
 
@@ -76,13 +77,21 @@ class StatusLine:
 
 class TerminalWelcome(Welcome):
     """Show the start of the gateway on stderr. `status` is the terminal's status line; None if stderr is not a
-    terminal, and then there is no sign-in link.
+    terminal, and then there is no sign-in link. `config` is the gateway's configuration file.
 
     While servers start, only warnings are logged, because the greeting shows the rest. With `verbose`, everything is
     logged.
     """
 
-    def __init__(self, options: GatewaySettings, *, status: StatusLine | None, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        options: GatewaySettings,
+        *,
+        status: StatusLine | None,
+        verbose: bool = False,
+        config: Path | None = None,
+    ) -> None:
+        self._config = config
         self.link: SignInLink | None = None if status is None else link_for(options)
         self._status = status
         self._is_quiet = not verbose
@@ -134,7 +143,7 @@ class TerminalWelcome(Welcome):
         """Write the file by which commands of this user find the gateway, unless a server could read it. Return whether
         it is written."""
         folder = runtime_folder()
-        found = local_gateway(gateway, url, self.link, folder)
+        found = local_gateway(gateway, url, self.link, folder, self._config)
         if found is None:
             return False
         try:

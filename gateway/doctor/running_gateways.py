@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 import httpx2
 
-from gateway.admin.local_gateways import local_gateways
+from gateway.admin.local_gateways import LocalGateway, local_gateways
 from gateway.config.addresses import is_of_this_machine, url_here
 from gateway.config.settings import ConfigurationError, GatewaySettings, load
 from gateway.doctor.findings import Finding, failure, ok, warning
@@ -189,7 +190,7 @@ async def check_running(config: Path | None, token: str, key: str, *, is_named: 
     url = f"{url_here(options.host, options.port)}/mcp"
     here = [one for one in local_gateways() if not is_named or one.is_at(url)]
     for one in here:
-        yield ok("gateway", f"{one.endpoint} is served by process {one.pid}")
+        yield ok("gateway", f"{one.endpoint} is served by process {one.pid}{_of_other_file(one, config)}")
         async for finding in _seen(one.endpoint, token, one.url, one.key):
             yield finding
     if any(one.is_at(url) for one in here):
@@ -200,6 +201,13 @@ async def check_running(config: Path | None, token: str, key: str, *, is_named: 
             yield finding
     elif not here:
         yield ok("gateway", _NONE.format(url=url))
+
+
+def _of_other_file(one: LocalGateway, config: Path | None) -> str:
+    """Return the words that name a gateway's configuration if it is not the checked file; empty if it is, or is
+    unknown."""
+    is_other = one.config and (config is None or one.config != os.path.realpath(config))
+    return f", with another configuration, {one.config}" if is_other else ""
 
 
 async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIterator[Finding]:

@@ -92,14 +92,17 @@ def link_for(options: GatewaySettings) -> SignInLink | None:
     return SignInLink() if is_loopback(host) and options.auth.proxies is None else None
 
 
-def local_gateway(gateway: Gateway, url: str, link: SignInLink | None, folder: Path) -> LocalGateway | None:
-    """Return the entry by which other commands of this user find the gateway. Return None if there is no `link`, or if
-    a server could read `folder`, where the entry is stored."""
+def local_gateway(
+    gateway: Gateway, url: str, link: SignInLink | None, folder: Path, config: Path | None = None
+) -> LocalGateway | None:
+    """Return the entry by which other commands of this user find the gateway, with its configuration file. Return None
+    if there is no `link`, or if a server could read `folder`, where the entry is stored."""
     options = gateway.parts.foundation.settings.gateway
     operators = "" if link is None else _operators(options, url)
     if link is None or not operators or not all(_is_closed(one, folder) for one in sandboxes_at(gateway)):
         return None
-    return LocalGateway(url=operators, endpoint=url, key=link.key, pid=os.getpid(), network=network_namespace())
+    file, pid = "" if config is None else os.path.realpath(config), os.getpid()
+    return LocalGateway(url=operators, endpoint=url, key=link.key, pid=pid, network=network_namespace(), config=file)
 
 
 def _is_closed(one: ServerSandbox, folder: Path) -> bool:

@@ -148,6 +148,11 @@ def test_commands_in_a_second_terminal_find_the_gateway(terminal: Terminal) -> N
     assert failed[0] == failed[1], "what the doctor asks is no failure in the figures"
     assert checked.returncode == 0 and f"gateway: {url} is served by process {terminal.process.pid}" in checked.stdout
     assert "a session was found through each" in checked.stdout and "\x1b" not in checked.stdout
+    told = json.loads(file.read_text())
+    other = {"config": "/elsewhere/mcp.json"}
+    assert "another configuration" not in checked.stdout
+    file.write_text(json.dumps(told | other))
+    assert f"process {told['pid']}, with another configuration, /elsewhere/mcp.json" in terminal.beside("doctor").stdout
 
 
 PRYING = """

@@ -104,10 +104,10 @@ def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
     text = json.dumps(entry).replace("RUNTIME", str(folder)).replace("ABOVE", str(tmp_path))
     given = Settings.model_validate({"mcpServers": {"one": json.loads(text)}, "gateway": options})
     link = link_for(given.gateway)
-    found = local_gateway(Gateway(given, link=link), "http://127.0.0.1:8080/mcp", link, folder)
+    found = local_gateway(Gateway(given, link=link), "http://127.0.0.1:8080/mcp", link, folder, tmp_path / "mcp.json")
     assert isinstance(found, LocalGateway) == is_left
     if found is not None:
-        assert link is not None and found.key == link.key
+        assert link is not None and found.key == link.key and found.config == str(tmp_path / "mcp.json")
         assert found.url == ("http://127.0.0.1:9000" if options else "http://127.0.0.1:8080")
 
 
