@@ -75,7 +75,7 @@ async def test_a_failure_names_its_step(fork_server: ForkServer, family: Family)
     gone = Walls(profile="strict", grants=(Grant(path="/does/not/exist", mode="rw"),), namespaces=True)
     with pytest.raises(ProcessFailed, match=r"'strict' could not be built \(namespaces\): .*'/does/not/exist'"):
         await fork_server.spawn(replace(family.command(sys.executable), walls=gone), Recorder())
-    with pytest.raises(ProcessFailed, match="No such file or directory: 'no-such-program'"):
+    with pytest.raises(ProcessFailed, match="there is no program 'no-such-program' on its PATH"):
         await fork_server.spawn(walled(family.command("no-such-program")), Recorder())
 
 

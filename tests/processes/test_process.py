@@ -171,9 +171,16 @@ async def test_a_sink_that_raises_loses_only_that_line(house: House, caplog: pyt
 # --- starting
 
 
-@pytest.mark.parametrize("command", ["no-such-command", "/no/such/command", "./no-such"])
-async def test_missing_commands_are_named(house: House, command: str) -> None:
-    with pytest.raises(ProcessFailed, match=f"^No such file or directory: '{command}'$") as caught:
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("no-such-command", "there is no program 'no-such-command' on its PATH"),
+        ("/no/such/command", "No such file or directory: '/no/such/command'"),
+        ("./no-such", "No such file or directory: './no-such'"),
+    ],
+)
+async def test_missing_commands_are_named(house: House, command: str, why: str) -> None:
+    with pytest.raises(ProcessFailed, match=f"^{why}$") as caught:
         await house.start(command)
     assert caught.value.command == command
     assert house.sink.codes == []

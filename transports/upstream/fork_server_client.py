@@ -130,8 +130,11 @@ class ForkServer:
                 prototype = None
             elif reason != REAPER_LOST:
                 break
-        is_missing = shutil.which(command.argv[0], path=command.env.get("PATH", os.defpath)) is None
-        raise ProcessFailed(reason, command.argv[0], is_missing=is_missing)
+        program = command.argv[0]
+        is_missing = shutil.which(program, path=command.env.get("PATH", os.defpath)) is None
+        if is_missing and "/" not in program and reason == f"No such file or directory: {program!r}":
+            reason = f"there is no program {program!r} on its PATH"
+        raise ProcessFailed(reason, program, is_missing=is_missing)
 
     def _note(self, command: Command, lacks: str) -> None:
         """Log that servers get no namespaces or mounts of their own. Repeat the line only for another reason, or after
