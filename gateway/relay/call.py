@@ -55,6 +55,7 @@ from gateway.errors import (
     too_many_exchanges,
     too_much_in_flight,
     unknown_method,
+    unknown_tool,
 )
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.request_context import RequestContext
@@ -64,6 +65,7 @@ from gateway.observability.outcome import OK, Outcome
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.merged_lists import SEPARATOR
 from gateway.protocol.methods import LISTS, METHODS, NO_REQUESTS
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
@@ -559,6 +561,9 @@ async def _send(
         call = await checked(admitted, call)
     except Refused as refused:
         record_refused_call(endpoint.admission.audit, upstream.name, call, refused)
+        if named is not None and refused.reason == "unknown_tool":  # the client knows the tool by its public name
+            public = f"{upstream.name}{SEPARATOR}{msgspec.json.decode(named)}"
+            raise unknown_tool(public).recorded() from None
         raise
     if is_large(call.params):
         await let_others_run()

@@ -97,7 +97,7 @@ def test_only_what_is_listed_and_allowed_is_there(senders: tuple[Send, Send, str
     assert "result" in call(alice, "read") and "result" in call(alice, "delete_all") and "result" in call(bob, "read")
     for name in ("delete_all", "Delete_All", "delete_all ", "de\uff4cete_all", "unlisted", "\uff45rase", "erase"):
         error = call(bob, name)["error"]
-        unknown = {"code": -32602, "message": f"Unknown tool: {name}", "data": {"reason": "unknown_tool"}}
+        unknown = {"code": -32602, "message": f"Unknown tool: {prefix}{name}", "data": {"reason": "unknown_tool"}}
         assert without_id(error) == unknown
     # What nobody has listed is not there for those who may all either.
     assert "Unknown tool" in call(alice, "Delete_All")["error"]["message"]
