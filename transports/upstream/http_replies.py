@@ -124,6 +124,8 @@ class ReplyReader:
     async def stream(self, response: httpx2.Response, request_id: int | str | None, place: StreamPlace) -> bool:
         """Deliver the messages of an event stream, and record in `place` how far it was read. Return True as soon as
         the answer to the request has come."""
+        if is_encoded(response):  # a few bytes may be hours of empty lines, which no limit of an event ends
+            raise httpx2.DecodingError("the event stream has a Content-Encoding that was not asked for")
         decoder = EventDecoder(self.max_bytes)
         async for chunk in response.aiter_bytes():
             for event in decoder.feed(chunk):
@@ -159,6 +161,11 @@ class ReplyReader:
             return True
         self.deliver(message, STANDALONE if request_id is None else request_id)
         return message.is_response and message.id == request_id
+
+
+def is_encoded(response: httpx2.Response) -> bool:
+    """Return True if the response is compressed, although requests accept no coding (RFC 9110 §12.5.3)."""
+    return response.headers.get("content-encoding", "identity").lower() not in ("", "identity")
 
 
 def redirect_target(response: httpx2.Response) -> httpx2.URL | None:

@@ -21,7 +21,15 @@ from transports.era import NAME_SOURCES, SESSIONLESS, VERSION_KEY
 from transports.jsonrpc import UNREADABLE, Message, Object, decode_exact, decode_id, encode, encode_request, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
-from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, redirect_target, skim
+from transports.upstream.http_replies import (
+    ReplyReader,
+    StreamPlace,
+    error_text,
+    is_encoded,
+    pause_s,
+    redirect_target,
+    skim,
+)
 from transports.upstream.non_message_lines import LineBudget
 from transports.upstream_port import (
     ConnectOptions,
@@ -241,6 +249,7 @@ class HttpLink:
             **more,
             **self._given.headers(),
             **self._upstream.headers,
+            "accept-encoding": "identity",
             **({"via": via_of(self._upstream.gateway)} if self._upstream.gateway else {}),
         }
 
@@ -496,7 +505,12 @@ async def _has_ended(response: httpx2.Response) -> bool:
     unknown method, so the code of the error counts."""
     named = response.request.headers.get(_GATEWAY_SESSION, _NEW) != _NEW
     length = response.headers.get("content-length", "")
-    if not named or response.status_code != 404 or not (length.isascii() and length.isdigit() and len(length) < 10):
+    if (
+        not named
+        or response.status_code != 404
+        or is_encoded(response)
+        or not (length.isascii() and length.isdigit() and len(length) < 10)
+    ):
         return False
     if not 0 < int(length) <= _MOST_REFUSAL_BYTES:
         return False

@@ -1,6 +1,7 @@
 """How an HTTP link tells requests of the two eras apart, and which failures it reports."""
 
 import asyncio
+import gzip
 import http.cookiejar
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -152,7 +153,7 @@ async def test_an_answer_beyond_the_limit_fails_with_the_setting() -> None:
     for answer in (stream("data: " + "x" * 2_000), httpx2.Response(200, json={"jsonrpc": "2.0", "x": "x" * 2_000})):
         [reason] = (await ended(Server(post=answer))).reasons
         assert reason.startswith(
-            "server 'remote' sent a message of more than 1000 bytes (four times gateway.limits.body_bytes)"
+            "server 'remote' sent a message of more than 1000 bytes (four times gateway.limits.body_bytes"
         )
 
 
@@ -196,6 +197,24 @@ async def test_a_stream_is_not_opened_any_more_when_the_link_has_ended() -> None
         await server.halted.wait()
         await link.close()
         assert running.done() and len(server.asked) == 12
+
+
+@requirement("wall.structure")
+async def test_a_compressed_stream_is_not_read() -> None:
+    """A few bytes can be megabytes of empty lines, which a gateway would read in one turn of its loop."""
+    lines = gzip.compress(b"\n" * 4_000_000)
+    server = Server(
+        post=httpx2.Response(
+            200, headers={"content-type": "text/event-stream", "content-encoding": "gzip"}, content=lines
+        )
+    )
+    async with linked(server) as (link, events):
+        link.send(request({}, {"name": "t"}))
+        await events.settled()
+    assert events.reasons == [
+        "server 'remote' broke off: DecodingError: the event stream has a Content-Encoding that was not asked for"
+    ]
+    assert server.posted[0].headers["accept-encoding"] == "identity"
 
 
 @requirement("up.retry")
