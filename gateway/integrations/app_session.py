@@ -9,6 +9,8 @@ from gateway.integrations.app_carriers import AppCarriers
 from gateway.integrations.app_session_store import AppSessions
 from session_store import (
     ANONYMOUS,
+    InvalidMetadata,
+    InvalidState,
     NoSession,
     Principal,
     Session,
@@ -257,25 +259,34 @@ class AppSession(ToolSession):
         writes: bool,
     ) -> T:
         self.is_used = True
-        while True:
-            session_id = self.known_id or self._known() or await self._found()
-            if not session_id:
-                if not opens:
-                    return default  # type: ignore[no-any-return]  # that of `read`
-                session_id = await self._opened()
-            self.writes += writes  # before its end: the app may stop waiting for it
-            try:
-                result = await operation(session_id, *arguments)
-            except SessionGone:
+        self.writes += writes  # before it begins: the app may stop waiting for it, and it goes on
+        may_have_changed = False
+        try:
+            while True:
+                session_id = self.known_id or self._known() or await self._found()
+                if not session_id:
+                    if not opens:
+                        return default  # type: ignore[no-any-return]  # that of `read`
+                    session_id = await self._opened()
+                may_have_changed = True
+                try:
+                    result = await operation(session_id, *arguments)
+                except SessionGone:
+                    may_have_changed = False
+                    self._lost(session_id)
+                else:
+                    self._is_checked = True
+                    return result
+        except StoreError as error:
+            self.has_failed = True
+            may_have_changed = may_have_changed and error.may_have_taken_effect
+            raise
+        except (InvalidState, InvalidMetadata):
+            may_have_changed = False
+            raise
+        finally:
+            if not may_have_changed:
                 self.writes -= writes
-                self._lost(session_id)
-            except StoreError as error:
-                self.has_failed = True
-                self.writes -= writes and not error.may_have_taken_effect
-                raise
-            else:
-                self._is_checked = True
-                return result
 
     def _known(self) -> str:
         """Return the id of the client's session if this process has read the session before; else an empty string.

@@ -8,7 +8,7 @@ class StoreError(Exception):
     Only then is it safe to repeat a write. For an operation that only reads, it means nothing.
     """
 
-    may_have_taken_effect: bool
+    may_have_taken_effect = True  # also of a store of others that makes its errors without `__init__`
 
     def __init__(self, *arguments: object, may_have_taken_effect: bool = True) -> None:
         super().__init__(*arguments)

@@ -7,8 +7,9 @@ import pytest
 
 from gateway.integrations.app_session import AppSession
 from gateway.integrations.session_middleware import SessionMiddleware
-from session_store import MISSING, StoreUnavailable
+from session_store import MISSING, InvalidMetadata, InvalidState, StoreUnavailable
 from tests.requirements import requirement
+from tests.unit.calls.parts import turns
 from tests.unit.integrations.apps import KEY, Answer, Client, FailingStore, app_of, count
 
 pytestmark = requirement("app.rotate")
@@ -172,3 +173,40 @@ async def test_a_handshake_whose_outcome_is_unknown_is_not_to_be_tried_again() -
     store = FailingStore()
     client = Client(SessionMiddleware(failing, store=store, keys=KEY))
     assert (await client.connect()).events == [{"type": "websocket.close", "code": 1011}]
+
+
+async def test_a_write_that_waits_for_its_session_when_another_operation_fails_may_take_effect() -> None:
+    async def handler(session: AppSession) -> Any:
+        await asyncio.gather(session.state.get("x"), session.state.increment("visits"))
+
+    async def resume(*given: Any, **more: Any) -> Any:
+        looked.append(given)
+        is_first = len(looked) == 1
+        await turns()
+        if is_first:
+            raise StoreUnavailable("of the first one", may_have_taken_effect=False)
+        return await found(*given, **more)
+
+    store, looked = FailingStore(), list[Any]()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    found, client.app = store.sessions.resume, app_of(handler, store=store)
+    store.sessions.resume = resume  # type: ignore[method-assign]
+    assert is_unknown(await client.get())
+    await turns()
+    assert len(looked) == 2
+
+
+async def test_a_write_that_was_refused_changes_nothing() -> None:
+    async def handler(session: AppSession) -> Any:
+        for refused in (session.state.set("k", "x" * (1 << 20)), session.annotate({"": "x" * (1 << 20)})):
+            with pytest.raises((InvalidState, InvalidMetadata)):
+                await refused
+        store.is_cut_off = True
+        await session.state.get("k")
+
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    client.app = app_of(handler, store=store)
+    assert not is_unknown(await client.get())
