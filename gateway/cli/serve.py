@@ -50,6 +50,7 @@ def run(
     """
     with uncollected():
         from gateway.observability.queued_output import queue_stderr
+        from gateway.serving.reload import state_of
         from gateway.serving.uvicorn_server import serve
         from gateway.serving.workers import LISTENER, run_workers
 
@@ -66,6 +67,7 @@ def run(
         return settings
 
     try:
+        read_from = () if found is None else state_of([found])
         loaded = load(found, overrides.given(), strict=strict)
         settings = with_command(loaded.settings, command)
         welcome = _welcome(settings.gateway, found, workers=workers, verbose=verbose)
@@ -75,7 +77,7 @@ def run(
             _log(loaded.notes)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
-        serve(settings, welcome, read=read, file=found, strict=strict)
+        serve(settings, welcome, read=read, file=found, read_from=read_from, strict=strict)
     except ConfigurationError as error:
         raise error_exit(located(str(error), found)) from None
     except OSError as error:

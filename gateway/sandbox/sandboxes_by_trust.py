@@ -71,6 +71,10 @@ class SandboxesByTrust:
             self.run(lambda: self._find_again(sandbox))
         return made
 
+    def opens(self, private: Sequence[Path]) -> bool:
+        """Return True if a process that runs in one of these sandboxes can read one of the files."""
+        return any(True for _, made in self._made.values() for _ in opened(made.walls, private))
+
     def find_again(self, private: Sequence[Path]) -> None:
         """Find new walls for all sandboxes, for an operator who has changed folders or the `private` files."""
         self._own = self.private = private

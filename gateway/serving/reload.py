@@ -11,6 +11,7 @@ import logging
 import signal
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -103,6 +104,9 @@ class Reload:
             await self._accept(settings, new)  # the text may differ all the same, and is what replicas compare
             return found
         servers = self._parts.servers
+        if own_files(new.gateway) != own_files(old.gateway):
+            exposed = await asyncio.to_thread(self._exposed, found, new)
+            found = replace(found, changed=(*found.changed, *exposed))
         fresh = {name: new.mcpServers[name] for name in (*found.added, *found.changed)}
         if taken := fresh.keys() & set(self._objects):
             raise ConfigurationError(f"mcpServers.{min(taken)}: the program that embeds the gateway serves this name")
@@ -121,6 +125,12 @@ class Reload:
         is_known = self._parts.http.tasks.rights.is_known
         await self._parts.servers.consented.end_unused(new.gateway.secrets, is_known)
         return found
+
+    def _exposed(self, found: Difference, new: Settings) -> list[str]:
+        """Return the kept servers whose processes, started before, can read a file that is private from now on."""
+        private, sandboxes = own_files(new.gateway), self._parts.servers.sandboxes
+        kept = sandboxes.keys() & new.mcpServers.keys() - {*found.added, *found.changed}
+        return sorted(name for name in kept if sandboxes[name].opens(private))
 
     async def _accept(self, settings: Settings, new: Settings) -> None:
         """Look again for what sandboxes grant. Tell the store that this replica has the configuration `settings` from
@@ -141,7 +151,7 @@ class Reload:
         found = server_sandboxes(walled, delegation=delegation)
         refuse_unheld(found)
         refuse_open(found, new)
-        if own_files(new.gateway) != own_files(self._settings.gateway):  # kept servers may read the new files
+        if own_files(new.gateway) != own_files(self._settings.gateway):  # kept servers may grant the new files
             kept = {n: entry for n, entry in new.mcpServers.items() if n not in fresh and entry.kind == "command"}
             refuse_open(server_sandboxes(sandboxes_by_name(kept, new.gateway), delegation=delegation), new)
         log_sandboxes(found, delegation)
@@ -281,7 +291,7 @@ async def _read_by(read: Callable[[], Settings]) -> Settings:
 # -- when to reload
 
 
-def _state_of(files: Iterable[Path]) -> tuple[int, ...]:
+def state_of(files: Iterable[Path]) -> tuple[int, ...]:
     """Return numbers that change with the content of files, or with the target of a link to one; empty if one is no
     regular file, as for a moment while it is replaced."""
     state: list[int] = []
@@ -299,26 +309,34 @@ def _state_of(files: Iterable[Path]) -> tuple[int, ...]:
 class ReloadTriggers:
     """Load the configuration again for each SIGHUP, and when its file or the lock has changed. Signals during a reload
     cause one more. `reload` loads it once, or raises `ConfigurationError`. `file`: looked at each second, as is the
-    lock in effect, which `lock` returns; None: no file.
+    lock in effect, which `lock` returns; None: no file. `read_from`: its state (`state_of`) before it was read: what
+    has changed since then is loaded, too.
 
     A changed file is loaded once it has not changed for a second: some editors write it in pieces.
     """
 
     def __init__(
-        self, reload: Callable[[], Awaitable[object]], file: Path | None, lock: Callable[[], ToolsLock | None]
+        self,
+        reload: Callable[[], Awaitable[object]],
+        file: Path | None,
+        lock: Callable[[], ToolsLock | None],
+        read_from: tuple[int, ...] = (),
     ) -> None:
         self._reload_once = reload
         self._file = file
         self._lock = lock
-        self._loaded = _state_of(self._files())
+        self._loaded = (*read_from, *state_of(self._locks())) if read_from else state_of(self._files())
         self._had_terminal = has_terminal()
         self._is_wanted = False
         self._tasks = Tasks("reload")
         signal.signal(signal.SIGHUP, self._too_early)  # the signal must not end the process until the loop runs
 
     def _files(self) -> list[Path]:
+        return [*([] if self._file is None else [self._file]), *self._locks()]
+
+    def _locks(self) -> list[Path]:
         lock = self._lock()
-        return [*([] if self._file is None else [self._file]), *([] if lock is None else [Path(lock.file)])]
+        return [] if lock is None else [Path(lock.file)]
 
     def _too_early(self, *_: object) -> None:
         self._is_wanted = True
@@ -346,7 +364,7 @@ class ReloadTriggers:
         before = self._loaded
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
-            now = await asyncio.to_thread(_state_of, self._files())  # a folder in a network may not answer
+            now = await asyncio.to_thread(state_of, self._files())  # a folder in a network may not answer
             if now and now == before and now != self._loaded:
                 self._start()
             before = now
@@ -354,7 +372,7 @@ class ReloadTriggers:
     async def _reload(self) -> None:
         while self._is_wanted:
             self._is_wanted = False
-            self._loaded = await asyncio.to_thread(_state_of, self._files())  # before it is read: a later change counts
+            self._loaded = await asyncio.to_thread(state_of, self._files())  # before it is read: a later change counts
             try:
                 await self._reload_once()
             except ConfigurationError:

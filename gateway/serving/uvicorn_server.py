@@ -239,11 +239,12 @@ def serve(
     *,
     read: Callable[[], Settings],
     file: Path | None = None,
+    read_from: tuple[int, ...] = (),
     strict: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `welcome` shows the start; if it is None, a line says when the gateway is ready.
-    `read` reads the settings again, on SIGHUP, at an operator's request, or when `file` has changed. With `strict`,
-    refuse to start if a server cannot be used.
+    `read` reads the settings again, on SIGHUP, at an operator's request, or when `file` has changed since its state was
+    `read_from`. With `strict`, refuse to start if a server cannot be used.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -257,7 +258,7 @@ def serve(
 
     tasks, triggers = (
         Tasks("the start"),
-        ReloadTriggers(gateway.reload_again, file, lambda: gateway.settings.gateway.policy.lock),
+        ReloadTriggers(gateway.reload_again, file, lambda: gateway.settings.gateway.policy.lock, read_from),
     )
 
     def serves(url: str) -> None:

@@ -1,7 +1,9 @@
 """A configuration that changes while the gateway runs: whole or not at all, and no session is lost."""
 
 import json
+import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -283,3 +285,20 @@ def test_the_first_operators_key_waits_for_a_restart_because_there_is_no_console
         told = it.edit(servers, {"admin": {"keys": {"ann": sha256("ann")}}})
         assert "loaded again: unchanged until a restart: gateway.admin.keys" in told
         assert http.get(f"{it.gateway.base}/admin/api/overview", headers=bearer("ann")).status_code == 404
+
+
+@requirement("box.secrets")
+def test_a_server_that_could_read_the_files_of_a_new_secret_is_replaced(tmp_path: Path, http: httpx.Client) -> None:
+    shutil.copy(PROBE[1], tmp_path / "server.py")
+    (tmp_path / "keys").mkdir()
+    entry = {"command": sys.executable, "args": ["server.py"], "cwd": str(tmp_path), "sandbox": "standard"}
+    others = server(PROBE)
+    with edited({"box": entry, "other": others}, SOON) as it:
+        client = Legacy(it.gateway.at("box"), http).open()
+        (tmp_path / "keys" / "ada").write_text("hers")
+        code = {"code": "Path('keys/ada').read_text()"}
+        assert tool_text(client.tool("python", code)) == "hers"
+        secret = {"s": {"file": f"{tmp_path}/keys/{{subject}}"}}
+        assert "servers changed: box" in it.edit({"box": entry, "other": others}, {**SOON, "secrets": secret})
+        assert eventually(lambda: "hers" not in client.tool("python", code).text)
+        assert "FileNotFoundError" in client.tool("python", code).text
