@@ -22,8 +22,8 @@ class LimitSettings(Frozen):
     """What one client or one server may cost."""
 
     body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
-    """Maximum size of a request body; larger ones get 413. A server's message may have four times this size; a larger
-    one is discarded and its call fails. The bodies of one session's calls in flight may have eight
+    """Maximum size of a request body; larger ones get 413. A server's message may have four times this size, and 16 MiB
+    at least; a larger one is discarded and its call fails. The bodies of one session's calls in flight may have eight
     times this size together; further ones get 429. A body is kept until its call is answered. Bodies up to 64 KiB do
     not count. As many bytes of outcomes of tasks wait for the session's client to read them."""
     exchanges: Annotated[int, Field(ge=1)] = 256
@@ -75,8 +75,9 @@ class LimitSettings(Frozen):
 
     @property
     def line_bytes(self) -> int:
-        """Return the maximum size of a server's message. Results are larger than requests."""
-        return 4 * self.body_bytes
+        """Return the maximum size of a server's message. Results are larger than requests: at least 16 MiB are read,
+        because a call has run when its result is thrown away."""
+        return max(16 << 20, 4 * self.body_bytes)
 
     @property
     def in_flight_bytes(self) -> int:

@@ -25,7 +25,7 @@ PREFIX: Final = "MCP_GATEWAY_"
 GONE: Final[Mapping[str, str]] = {
     "gateway.audit.arguments": "give names or values as gateway.audit.calls",
     "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
-    "gateway.context.env.*.empty_for_anonymous": "a default is also the value of principal for anonymous clients",
+    "gateway.context.env.*.empty_for_anonymous": 'a default, such as "", is also the value for anonymous clients',
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
     "gateway.discovery.cards.*.title": "clients show the name that the server gives",
     "gateway.discovery.cards.*.website": "a card has no website",
@@ -40,7 +40,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.head_bytes": "the request line and the headers have at most 64 KiB together",
     "gateway.limits.headers": "a request has at most 128 headers",
     "gateway.limits.in_flight_bytes": "it is eight times gateway.limits.body_bytes",
-    "gateway.limits.line_bytes": "it is four times gateway.limits.body_bytes",
+    "gateway.limits.line_bytes": "it is four times gateway.limits.body_bytes, and 16 MiB at least",
     "gateway.limits.name_chars": "names have at most 256 characters",
     "gateway.limits.noise_timeout_s": "it is a sixth of gateway.limits.start_timeout_s",
     "gateway.limits.parked_s": f"a call waits {SUSPENDED_S:g} s for the answers of its client",

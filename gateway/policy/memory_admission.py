@@ -154,14 +154,19 @@ class ServerMemory:
     @property
     def bodies(self) -> int:
         """Return how many bytes the bodies of unanswered requests may have together: an eighth of what this process and
-        its servers may use, at most 512 MiB. Bodies take about twice their size."""
-        share = self._share(self._machine())
+        its servers may use (of the machine, if they have no limit), at most 512 MiB. Bodies take about twice their
+        size."""
+        machine = self._machine()
+        share = self._share(machine) or self._share_of(machine)
         return _MOST_BODIES if not share else min(share // 8, _MOST_BODIES)
 
     def _share(self, machine: MachineMemory | None) -> int:
         """Return what this process and its servers may use of the whole memory; 0 if there is no limit."""
         if self._limit_mb is not None:
             return self._limit_mb * _MIB // self._workers
+        return self._share_of(machine)
+
+    def _share_of(self, machine: MachineMemory | None) -> int:
         return 0 if machine is None else round(machine.total * _SHARE) // self._workers
 
     def state(self) -> MemoryState:

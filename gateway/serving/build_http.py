@@ -189,8 +189,7 @@ class Http:
         options = base.settings.gateway
         self._base = base
         self._guard = guard
-        bodies = max(base.memory.bodies, 2 * options.limits.body_bytes)  # a client may always have one
-        self._body_budget = BodyBudget(bodies, base.metrics.limited, too_much_in_flight)
+        self._body_budget = BodyBudget(base.memory.bodies, base.metrics.limited, too_much_in_flight)
         self.intake = Intake(
             endpoints=servers.endpoints,
             events=base.events,

@@ -68,9 +68,7 @@ def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx
     one, two = Legacy(probe.at("probe"), http).open(), Legacy(probe.at("shared"), http).open()
     for client in (one, two):
         said = error_of(client.tool("giant", {"size": 17 << 20}))["message"]
-        assert (
-            "of more than 16777216 bytes (four times gateway.limits.body_bytes)" in said and "raise the limit" in said
-        )
+        assert "of more than 16777216 bytes (four times gateway.limits.body_bytes" in said and "raise the limit" in said
         assert len(tool_text(client.tool("giant", {"size": 150_000}))) == 150_000
     assert tool_text(one.tool("echo", {"a": 1})) == '{"a": 1}'
 

@@ -280,7 +280,7 @@ async def test_what_is_still_growing_is_not_available_to_others() -> None:
         (Memory(workers=2), 50 * MIB),
         (Memory(400), 50 * MIB),
         (Memory(1 << 20), 512 * MIB),
-        (Memory(0), 512 * MIB),
+        (Memory(0), 100 * MIB),
         (Memory(has_machine=False), 512 * MIB),
     ],
 )
