@@ -36,6 +36,7 @@ from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import (
     HEADER_MISMATCH,
+    UNREADABLE,
     InvalidMessage,
     Message,
     Object,
@@ -558,9 +559,8 @@ class Conversation:
                 self._router.tools_changed(self)
             exchange.finish(message, restarted)
         except Exception as error:  # whatever the server has sent, its call must not wait for ever
-            if not isinstance(error, msgspec.MsgspecError | ValueError):
-                fields = exchange.log_fields()
-                logger.exception("an answer of server %s could not be passed on", self.name, extra=fields)
+            if not isinstance(error, (*UNREADABLE, ValueError)):
+                logger.exception("an answer of %s could not be passed on", self.name, extra=exchange.log_fields())
             self.end(exchange)
             exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that cannot be read")
         self.links.start_idle_timer()
