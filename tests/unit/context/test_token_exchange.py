@@ -56,9 +56,10 @@ def endpoint() -> Iterator[Endpoint]:
     class Tokens(Handler):
         def do_POST(self) -> None:
             endpoint.asked.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.respond(endpoint.status, endpoint.kind, endpoint.body)
-            if endpoint.later:
+            body = endpoint.body
+            if endpoint.later:  # before the client has its answer, and the test goes on
                 endpoint.body = endpoint.later.pop(0)
+            self.respond(endpoint.status, endpoint.kind, body)
 
     with answering(Tokens) as port:
         endpoint.url = f"http://127.0.0.1:{port}/token"
