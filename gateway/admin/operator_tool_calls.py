@@ -421,7 +421,7 @@ class TriedCalls:
         self._note(attempt, by, session, destination, correlation)
         call = OngoingCall(self.ask, destination, name, attempt, correlation, peer)
         mirrored = self.catalog.headers_for(attempt.server, attempt.tool, attempt.arguments)
-        began, opened, kept = monotonic(), session, True
+        began, opened, kept = monotonic(), session, session is not None
         try:
             found = await call.answered(mirrored, left)
             duration_s = round(monotonic() - began, 4)

@@ -40,6 +40,8 @@ class DiscoverySettings(Frozen):
     @field_validator("cards")
     @classmethod
     def _have_own_names(cls, cards: dict[str, CardSettings]) -> dict[str, CardSettings]:
-        if len({card.name for card in cards.values()}) < len(cards):
-            raise ValueError("two cards have the same name, which identifies a server")
+        if len({card.identifier for card in cards.values()}) < len(cards):
+            raise ValueError(
+                "two cards have the same name, which identifies a server; case does not count in its domain"
+            )
         return cards

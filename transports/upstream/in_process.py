@@ -74,11 +74,12 @@ class InProcessLink:
 
     def send(self, frame: bytes) -> None:
         try:
-            message = SessionMessage(jsonrpc_message_adapter.validate_json(frame), metadata=self._metadata)
-            self._inbox.send_nowait((self._in_context(), message))
+            read = jsonrpc_message_adapter.validate_json(frame)
         except ValueError:  # pydantic reads fewer levels than the gateway
             reason = f"server {self._name!r} cannot read the message: it may be nested too deeply"
             raise InvalidMessage(PARSE_ERROR, reason) from None
+        try:
+            self._inbox.send_nowait((self._in_context(), SessionMessage(read, metadata=self._metadata)))
         except anyio.WouldBlock:
             raise LinkClosed(f"server {self._name!r} does not read its input") from None
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -121,7 +121,7 @@ async def test_the_result_of_a_tool_that_has_run_is_told_without_the_store() -> 
     }
     calls = TriedCalls(**parts, claims=lambda _: None, token=str, ending=None, where="any")  # type: ignore[arg-type]  # no session ends
     tried = await calls.call(Attempt(server="s", tool="t"), "ops")
-    assert (tried.outcome, tried.session, tried.kept) == ("ok", "", True)
+    assert (tried.outcome, tried.session, tried.kept) == ("ok", "", False)
 
 
 @requirement("live.tools-lock")
