@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # $(call pytest,WHICH,SUITES): the tests with that mark, first those that run side by side, then those that run alone.
 # Both parts run if the first fails. A part that no test is of has not failed (5).
-WORKERS ?= 3
+WORKERS ?= 5
 pytest = failed=0; \
 	$(BIN)/python -m pytest -m "not alone $(if $(1),and $(1))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(2) \
 		|| [ $$? -eq 5 ] || failed=1; \
@@ -25,7 +25,7 @@ help: ## List the commands
 run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server || [ $$? -eq 130 ] # Ctrl+C is no error
 
-test: $(VENV)/.installed-dev ## Set up and run the tests (eight minutes; WORKERS=n of them at once)
+test: $(VENV)/.installed-dev ## Set up and run the tests (six minutes; WORKERS=n of them at once)
 	@$(call pytest,not second_ring)
 
 test-touched: $(VENV)/.installed-dev ## Run the longer tests that the commits since BASE touch (without it: those of the last day)
