@@ -73,7 +73,7 @@ class SandboxesByTrust:
 
     def opens(self, private: Sequence[Path]) -> bool:
         """Return True if a process that runs in one of these sandboxes can read one of the files."""
-        return any(True for _, made in self._made.values() for _ in opened(made.walls, private))
+        return any(True for _, made in [*self._made.values()] for _ in opened(made.walls, private))
 
     def find_again(self, private: Sequence[Path]) -> None:
         """Find new walls for all sandboxes, for an operator who has changed folders or the `private` files."""
