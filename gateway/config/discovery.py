@@ -9,7 +9,7 @@ from gateway.config.settings_base import Frozen
 ALL_SERVERS: Final = "*"
 """The key of the card for `/mcp`, which serves all servers."""
 
-_NAME: Final = r"^[a-zA-Z0-9.-]+/[a-zA-Z0-9._-]+$"
+_NAME: Final = r"^[a-zA-Z0-9-]+(\.[a-zA-Z0-9-]+)*/[a-zA-Z0-9._-]+$"
 
 
 class CardSettings(Frozen):

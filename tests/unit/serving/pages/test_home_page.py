@@ -246,8 +246,10 @@ async def test_every_page_may_read_and_keep_them() -> None:
             for url in ("http://mcp.example", "https://u:pw@a.b")
         ),
         ({"cards": {"*": SEARCH, "search": SEARCH}}, "two cards have the same name"),
+        ({"cards": {"*": SEARCH, "search": {**SEARCH, "name": "Com.Example/search"}}}, "two cards have the same name"),
         ({"cards": {"other": SEARCH}}, "there is no server 'other'"),
         ({"cards": {"*": {**SEARCH, "name": "search"}}}, "pattern"),
+        ({"cards": {"*": {**SEARCH, "name": "com..example/search"}}}, "pattern"),
         ({"cards": {"*": {**SEARCH, "description": "x" * 101}}}, "100"),
     ],
 )
