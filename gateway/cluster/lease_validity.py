@@ -3,7 +3,8 @@
 A replica that has not renewed its lease for `DOUBT_S` and does not answer a peer loses its sessions to that peer. So
 from `TRUST_S` after its last renewal, a replica asks the store before it answers. If the store does not answer, the
 replica asks all peers to hold: to claim none of its sessions for `HOLD_S`. If all agree, it serves its sessions for
-that long, but not beyond the end of its lease. Pure, except for the clock.
+that long, but not beyond the end of its lease. Pure, except for the clock, and for waking those who wait for the next
+renewal (`next_trust`).
 """
 
 import asyncio

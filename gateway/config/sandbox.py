@@ -31,8 +31,9 @@ LIMITS: Final[Mapping[Profile, Mapping[str, int]]] = {
 """The limits of a profile, where no setting has another."""
 
 CONTAINER_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
-_CONTAINER: Final = "the command, whose container is the sandbox"
 """Commands that start a server in a container. The container is its sandbox; walls would hold only the client."""
+
+_CONTAINER: Final = "the command, whose container is the sandbox"
 
 _AMOUNTS: Final = ("memory_mb", "processes", "files", "cpu_s", "processors")
 _GRANTS: Final = ("read", "write", "reach", "sockets", "listen")

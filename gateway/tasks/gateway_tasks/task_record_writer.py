@@ -30,8 +30,8 @@ _FAILURES: Final = 5
 """Maximum number of retries of a change that the store rejects. An unreachable store is retried without limit."""
 
 _FULL: Final = (
-    "The store of tasks is full, or what its principal may have of it (256 MiB): what the server "
-    "has sent is not kept. The call may have taken effect."
+    "The store of tasks is full, or what its principal may have of it (256 MiB): what the server has sent is not kept. "
+    "The call may have taken effect."
 )
 
 _NOT_KEPT: Final[dict[str, Any]] = {
