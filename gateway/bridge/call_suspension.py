@@ -40,15 +40,16 @@ def ask_modern(live: LiveSession, conversation: Conversation, message: Message, 
 class _ServerRequest:
     """A request of a legacy server to the client of one of its calls. The server gets one answer.
 
-    On stdio, the request does not name its call. It may belong to any call that was in flight when it came (`_among`,
-    by request id). The gateway asks in one of these calls, and when that call ends, in the next.
+    On stdio, the request does not name its call. It may belong to any call of its session that was in flight when it
+    came (`_among`, by request id). The gateway asks in one of these calls, and when that call ends, in the next.
     """
 
     __slots__ = ("_among", "_call", "_conversation", "_is_answered", "_live", "_message")
 
     def __init__(self, live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
         self._live, self._conversation, self._call = live, conversation, call
-        self._among = [number for number, e in conversation.calls.sent.items() if e.method in MAY_ASK]
+        sent = conversation.calls.sent  # of all sessions, if they share the server
+        self._among = [number for number, e in sent.items() if e.live is live and e.method in MAY_ASK]
         self._message = message
         self._is_answered = False
 

@@ -159,6 +159,14 @@ async def test_a_question_of_a_shared_process_reaches_no_session_whose_call_came
     assert server.refused == [METHOD_NOT_FOUND] and stranger.suspended is None and not server.live.suspended
 
 
+async def test_a_question_of_a_call_that_may_not_ask_reaches_no_other_session() -> None:
+    server = Server()
+    mine, stranger = server.call(), server.call(Server().live)
+    mine.method = "completion/complete"
+    server.asks(call=mine)
+    assert server.refused == [METHOD_NOT_FOUND] and stranger.suspended is None
+
+
 async def test_a_question_that_names_its_call_ends_with_it() -> None:
     server = Server()
     first, second = server.call(), server.call()
