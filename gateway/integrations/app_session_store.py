@@ -236,7 +236,12 @@ class AppSessions:
             for key in await self.state.keys(session_id):
                 if (value := await self.state.get(session_id, key)) is not None:
                     await self.state.set(fresh.id, key, value)
-            await self.end(session_id)
+            try:
+                await self.end(session_id)
+            except StoreError:
+                # If only the answer was lost, the old session is over, and so would be the new one below. A look at the
+                # old one could come before its end takes effect.
+                await self.end(session_id)
         except BaseException:
             with contextlib.suppress(StoreError):  # nobody has its id
                 await self.end(fresh.id)

@@ -74,6 +74,27 @@ async def test_a_session_that_cannot_be_moved_whole_stays_where_it_is() -> None:
     assert [session.id for session in store.sessions.records.scan()] == [before.id]
 
 
+async def test_a_session_whose_old_id_has_ended_without_an_answer_goes_on_under_the_new_one() -> None:
+    async def handler(session: AppSession) -> Any:
+        if await session.state.increment("visits") == 2:
+            store.sessions.end = lost  # type: ignore[method-assign]  # a store that loses an answer
+            await session.rotate()
+        return await session.state.get("visits")
+
+    async def lost(session_id: str) -> bool:
+        store.sessions.end = end  # type: ignore[method-assign]
+        await end(session_id)
+        raise StoreUnavailable("no answer")
+
+    store = FailingStore()
+    end = store.sessions.end
+    client = Client(app_of(handler, store=store))
+    await client.get()
+    before = client.cookie
+    assert [(await client.get()).body for _ in range(2)] == [b"2", b"3"] and client.cookie != before
+    assert len(list(store.sessions.records.scan())) == 1
+
+
 CHANGES: dict[str, Any] = {
     "increment": count,
     "set": lambda session: session.state.set("k", 1),
