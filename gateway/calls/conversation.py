@@ -418,12 +418,13 @@ class Conversation:
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the server a client's answer to one of its requests. `request_id` is the server's own id, as JSON."""
-        if (tasks := self.known_tasks) is not None:
-            message = tasks.answer_for_server(message)
-        self._send_or_drop(response_under(request_id, message))
+        self.calls.take_asked(request_id)
+        tasks = self.known_tasks
+        self._send_or_drop(response_under(request_id, message if tasks is None else tasks.answer_for_server(message)))
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         """Answer a request of the server with an error of the gateway. `request_id` is the server's own id, as JSON."""
+        self.calls.take_asked(request_id)
         self._send_or_drop(encode_error(request_id, {"code": code, "message": reason}))
 
     # -- tasks that the server has made
@@ -496,8 +497,7 @@ class Conversation:
         self.links.forgotten(link)
         if request_id is not None:
             self._own.fail(request_id, LinkClosed(reason))
-        exchange = self.calls.find(request_id)
-        if exchange is None:
+        if (exchange := self.calls.find(request_id)) is None:
             return
         request = exchange.take_request()
         if request is None:

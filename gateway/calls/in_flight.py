@@ -14,7 +14,7 @@ from weakref import ref
 
 import msgspec
 
-from gateway.calls.exchange import Exchange, ExchangeConversation
+from gateway.calls.exchange import Exchange, ExchangeConversation, ExchangeSession
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.link_manager import LinkSource
 from gateway.calls.questions_to_client import give_up
@@ -66,10 +66,11 @@ class CallsInFlight:
     """The calls of one conversation that have no answer yet. `fast` has those on the fast path, by request id. Any
     access to `sent` takes all calls off the fast path. Calls may begin and end during an iteration."""
 
-    __slots__ = ("_sent", "_tokens", "_waiting", "fast")
+    __slots__ = ("_asked", "_sent", "_tokens", "_waiting", "fast")
 
     def __init__(self) -> None:
         self.fast: dict[int, CallOnFastPath] = {}
+        self._asked: dict[bytes, ExchangeSession] | None = None  # by the id of the server's request, as JSON
         self._sent: dict[int, Exchange] = {}
         self._tokens: dict[int, TaskToken] | None = None  # of calls that were answered with a task, by number
         self._waiting: dict[Exchange, None] = {}
@@ -157,9 +158,22 @@ class CallsInFlight:
         if not self._waiting:
             self._waiting = {}
 
-    def forget_tasks(self) -> None:
-        """Drop the progress tokens of tasks: the server and its tasks are gone."""
-        self._tokens = None
+    def asks(self, server_id: bytes, live: ExchangeSession) -> None:
+        """Record which session's client the server asks with the request that has this id (JSON)."""
+        if self._asked is None:
+            self._asked = {}
+        self._asked[server_id] = live
+
+    def take_asked(self, server_id: bytes) -> ExchangeSession | None:
+        """Remove a request of the server, which is answered or cancelled, and return the session that was asked; None
+        if there is none."""
+        live = None if self._asked is None else self._asked.pop(server_id, None)
+        self._asked = self._asked or None
+        return live
+
+    def forget_server(self) -> None:
+        """Drop the progress tokens of tasks and the questions: the server is gone, and its tasks with it."""
+        self._tokens = self._asked = None
 
     def take_only(self) -> Exchange | None:
         """Remove and return the only sent call; None if there are several or none.

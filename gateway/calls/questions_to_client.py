@@ -190,12 +190,9 @@ class Questions:
 
     # -- their end, in both eras
 
-    def withdraw(self, server: AskingServer, params: Object) -> None:
-        """Cancel a question, because the server has cancelled its request. Notify a legacy client with the id that it
-        knows."""
-        server_id = bytes(params.get("requestId", b""))
-        if not server_id:
-            return
+    def withdraw(self, server: AskingServer, server_id: bytes, params: Object) -> None:
+        """Cancel a question, because the server has cancelled its request with this id (JSON). Notify a legacy client
+        with the id that it knows."""
         self._withdraw_suspended(server, server_id)
         for number, question in list(self._open.items()):
             if question.server is server and question.server_id == server_id:

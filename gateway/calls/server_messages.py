@@ -85,6 +85,7 @@ class _Router(ABC):
         if refused:
             conversation.refuse(server_id, *refused)
             return
+        conversation.calls.asks(server_id, live)
         try:
             live.ask(conversation, shown, exchange, is_named=is_named)
         except InvalidMessage as error:
@@ -131,17 +132,19 @@ class _Router(ABC):
             return  # an unreadable notification gets no answer: it has no id
 
     def closed(self, conversation: Conversation) -> None:
-        conversation.calls.forget_tasks()
+        conversation.calls.forget_server()
         for live in self._audience(conversation):
             live.link_closed(conversation)
 
     def _cancelled(self, conversation: Conversation, params: Object) -> None:
+        server_id = decode_id(params.get("requestId", msgspec.Raw(b"null")))
         if conversation.era is Era.LEGACY:
-            for live in self._audience(conversation):
-                live.questions.withdraw(conversation, params)
+            live = conversation.calls.take_asked(encode(server_id))
+            if isinstance(live, LiveSession):
+                live.questions.withdraw(conversation, encode(server_id), params)
             return
         # The only request that a server may cancel is a subscription (MCP 2026-07-28, Cancellation).
-        exchange = conversation.calls.find(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
+        exchange = conversation.calls.find(server_id)
         if exchange is not None and exchange.is_subscription:
             conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=msgspec.Raw(ENDED)))
 

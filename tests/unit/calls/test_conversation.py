@@ -54,6 +54,16 @@ async def test_a_start_is_counted_when_the_server_answers_or_ends_before_it_does
     assert unused.starts == [], "nobody has asked it anything"
 
 
+@requirement("spec.cancelled")
+async def test_a_question_that_is_answered_or_refused_is_not_asked_any_more() -> None:
+    conversation, live = FakeUpstream().conversation, a_live()
+    for server_id in (b"1", b"2"):
+        conversation.calls.asks(server_id, live)
+    conversation.answer(b"1", parse(b'{"jsonrpc":"2.0","id":1,"result":{}}'))
+    conversation.refuse(b"2", INVALID_PARAMS, "no")
+    assert [conversation.calls.take_asked(b"%d" % number) for number in (1, 2)] == [None, None]
+
+
 QUOTA = too_many("server processes", 3, anonymous=False)
 
 

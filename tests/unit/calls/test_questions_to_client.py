@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_read_or_has_all_the_questions_that_it_may_
 async def test_a_question_that_its_server_withdraws_is_cancelled_by_the_id_that_the_client_knows() -> None:
     server, client, questions = asking()
     questions.ask(server.conversation, request("roots/list", "theirs"), None)
-    questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b'"theirs"'), "reason": msgspec.Raw(b'"done"')})
+    questions.withdraw(server.conversation, b'"theirs"', {"reason": msgspec.Raw(b'"done"')})
     assert client.frames[1]["method"] == "notifications/cancelled"
     assert client.frames[1]["params"] == {"requestId": 1, "reason": "done"}
     assert not questions.answered(answer(1))
@@ -133,7 +133,7 @@ async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
 async def test_a_server_withdraws_its_own_questions_only_and_gets_no_answer_to_them() -> None:
     server, other, questions = Server(), Server(), asking()[2]
     exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2"), elicitation(other))
-    questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b"1")})
+    questions.withdraw(server.conversation, b"1", {})
     assert exchange.suspended is not None and set(exchange.suspended.requests()) == {"q2", "q3"}
     questions.closed(server.conversation)
     assert set(exchange.suspended.requests()) == {"q3"} and questions.has_suspended

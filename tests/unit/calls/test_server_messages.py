@@ -1,5 +1,7 @@
 """Which call or session a server means with what it sends on its own."""
 
+import sys
+from collections import Counter
 from typing import Any, cast
 
 import msgspec
@@ -26,7 +28,7 @@ from tests.support.too_deep import TOO_DEEP
 from tests.unit.calls import parts
 from tests.unit.calls.parts import notification, request
 from transports.era import Era
-from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, Object, encode
+from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, Object, encode, parse
 from transports.upstream_port import STANDALONE
 
 TOO_DEEP_PARAMS = {"_meta": {RELATED: msgspec.Raw(TOO_DEEP)}}
@@ -129,6 +131,32 @@ async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None
     assert server.refusals == [(b"1", METHOD_NOT_FOUND)] * 2
 
 
+@requirement("spec.cancelled")
+@pytest.mark.parametrize("others", [1, 500])
+async def test_a_server_cancels_its_question_at_the_session_that_was_asked_whoever_else_uses_it(others: int) -> None:
+    server, router, live = Server(), SharedRouter(), Live()
+    bystanders = [Live() for _ in range(others)]
+    for user in (live, *bystanders):
+        server.users.add(user)
+        user.questions.ask(parts.Server().conversation, request("roots/list", "é"), None)  # that of another server
+    call = server.send(live)
+    router.asked(server.conversation, request("roots/list", "é"))
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([event]))
+    router.notified(
+        server.conversation,
+        parse(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"\\u00e9"}}'),
+    )
+    sys.setprofile(None)
+    assert [frame["method"] for frame in await frames_of(call)] == ["roots/list", "notifications/cancelled"]
+    assert all(len(user.sent) == 1 for user in (live, *bystanders)) and calls["call"] < 60
+    router.notified(server.conversation, notification("notifications/cancelled", {"requestId": "é"}))
+    assert len(live.sent) == 1
+    server.calls.asks(b"1", live)
+    router.closed(server.conversation)
+    assert server.calls.take_asked(b"1") is None
+
+
 @requirement("spec.letter")
 @pytest.mark.parametrize(
     ("declared", "method", "params", "code"),
@@ -200,7 +228,7 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
             router.notified(server.conversation, progress(number))
     assert [frame["method"] for frame in live.sent] == ["notifications/progress"] * 2 and not other.sent
     assert [frame["params"] for frame in live.sent] == [{"progressToken": "theirs", "progress": 2}] * 2
-    server.calls.forget_tasks()
+    server.calls.forget_server()
     IsolatedRouter(live).notified(server.conversation, progress(1))
     assert len(live.sent) == 2, "the process is gone"
 
