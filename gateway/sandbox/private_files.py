@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from gateway.config.secrets import key_file
 from gateway.config.settings import GatewaySettings
@@ -20,22 +20,30 @@ _PLACEHOLDER: Final = re.compile(r"\{(?:subject|issuer)\}")
 
 
 def own_files(options: GatewaySettings) -> list[Path]:
-    """Return the files that give access to all sessions (the gateway's keys, and the files of a SQLite store), and
-    those of secrets, which may have `{subject}` in their paths. No server may read them. They may not exist yet."""
-    store = []
-    if urlsplit(options.store).scheme == "sqlite" and (path := str(sqlite_path(options.store))) != ".":
-        database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
-        beside = (f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))
-        store = [path, f"{path}{KEY_FILE_ENDING}", f"{path}{LOCK_FILE_ENDING}", *beside]
+    """Return the files that give access to all sessions (the gateway's keys, the files of a SQLite store, the client's
+    key for Redis), those of secrets, which may have `{subject}` in their paths, and the file of audit events. No server
+    may read them. They may not exist yet."""
     named = (
         key_file(),
         Path(options.store_file) if options.store_file else None,
-        *map(Path, store),
+        options.audit.file,
+        *map(Path, _files_of_store(options.store)),
         options.peer_tls.certificate,  # it may have its key in it
         options.peer_tls.key,
         *(file for secret in options.secrets.values() for file in secret.files),
     )
     return [file for file in named if file is not None]
+
+
+def _files_of_store(store: str) -> list[str]:
+    url = urlsplit(store)
+    if url.scheme != "sqlite":
+        return [path for name, path in parse_qsl(url.query) if name in ("ssl_keyfile", "ssl_certfile")]
+    if (path := str(sqlite_path(store))) == ".":
+        return []
+    database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
+    beside = (f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))
+    return [path, f"{path}{KEY_FILE_ENDING}", f"{path}{LOCK_FILE_ENDING}", *beside]
 
 
 def with_link_targets(files: Iterable[Path]) -> list[Path]:

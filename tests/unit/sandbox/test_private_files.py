@@ -29,6 +29,16 @@ def test_the_file_of_a_store_is_read_from_its_url_as_the_store_reads_it(
 
 
 @requirement("box.keys")
+def test_the_client_key_of_a_store_and_the_audit_file_are_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MCP_GATEWAY_KEYS_FILE", raising=False)
+    store = f"rediss://redis:6380/0?ssl_ca_certs={tmp_path}/ca.pem&ssl_keyfile={tmp_path}/my%20key.pem"
+    options = {"store": store, "audit": {"to": ["store", f"{tmp_path}/audit.jsonl"]}}
+    assert {*own_files(GatewaySettings.model_validate(options))} == {tmp_path / "my key.pem", tmp_path / "audit.jsonl"}
+
+
+@requirement("box.keys")
 def test_a_single_file_beside_the_store_has_its_pages(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "sessions.db")
     files = own_files(GatewaySettings.model_validate({"store": f"sqlite:///{tmp_path}/link.db"}))
