@@ -114,7 +114,9 @@ class ServerMemory:
         self._workers = workers
         self._read, self._machine, self._own, self._clock = read, machine, own, clock
         self._processes: dict[str, tuple[ServerProcess, ...]] = {}  # by session
+        self._of_server: Counter[str] = Counter()  # how many processes
         self._typical: dict[str, int] = {}  # by server, the mean of its grown processes, while one of it is counted
+        self._counted = self._growing = 0  # what all processes count, and how much of it was not read
         self._next_at = 0.0
         self.is_short = False
         self._refused_bytes = 0  # what the largest process needs that was refused since it is short
@@ -172,15 +174,14 @@ class ServerMemory:
     def state(self) -> MemoryState:
         """Return the memory that the gateway and its servers use, and the limit for them now."""
         own, machine = self._own() or 0, self._machine()
-        used = own + sum(map(self.bytes_of, self))
-        growing = sum(self.bytes_of(each) - (each.read_bytes or 0) for each in self if not each.is_grown)
+        used = own + self._counted
         if machine is not None:  # a server can make its processes seem larger than they are, not the machine fuller
-            used = min(used, max(own, machine.total - machine.available) + growing)
+            used = min(used, max(own, machine.total - machine.available) + self._growing)
         share = self._share(machine)
         if self._limit_mb is not None or machine is None:
             return MemoryState(used, share, own)
         reserved = min(machine.total // 20, _MOST_RESERVED)
-        available = used + machine.available - reserved - growing
+        available = used + machine.available - reserved - self._growing
         return MemoryState(used, max(1, min(share, available)), own)
 
     # -- processes come and go
@@ -197,7 +198,15 @@ class ServerMemory:
             self._refuse(server, state, needs)
         process = ServerProcess(self, server, session_id, self._clock)
         self._processes[session_id] = (*self._processes.get(session_id, ()), process)
+        self._of_server[server] += 1
+        self._count(process, 1)
         return process
+
+    def _count(self, process: ServerProcess, sign: int) -> None:
+        size = self.bytes_of(process)
+        self._counted += sign * size
+        if not process.is_grown:
+            self._growing += sign * (size - (process.read_bytes or 0))
 
     def _refuse(self, server: str, state: MemoryState, needs: int) -> None:
         self._refusals[Limited.MEMORY] += 1
@@ -213,11 +222,18 @@ class ServerMemory:
 
     def forget(self, process: ServerProcess) -> None:
         """Stop counting a process. Idempotent."""
-        others = tuple(each for each in self._processes.pop(process.session, ()) if each is not process)
-        if others:
+        own = self._processes.get(process.session, ())
+        if process not in own:
+            return
+        self._count(process, -1)
+        if others := tuple(each for each in own if each is not process):
             self._processes[process.session] = others
-        if all(each.server != process.server for each in self):
+        else:
+            del self._processes[process.session]
+        self._of_server[process.server] -= 1
+        if not self._of_server[process.server]:
             # Else one process that grew beyond what is left would shut the server off: no other one could be read.
+            del self._of_server[process.server]
             self._typical.pop(process.server, None)
 
     # -- reading
@@ -243,13 +259,16 @@ class ServerMemory:
             for server in {process.server for process in due}:
                 if grown := [each.read_bytes or 0 for each in self if each.server == server and each.is_grown]:
                     self._typical[server] = round(mean(grown))
+            self._counted = self._growing = 0
+            for each in self:
+                self._count(each, 1)
             self._next_at = began + (self._clock() - began) * _REST
         self._judge(self.state())
 
     def _judge(self, state: MemoryState) -> None:
         """Set `is_short` if less than a tenth of the memory is free, if two processes of the largest running server
         have no room, or if a process was refused. Log each change."""
-        largest = max((self._typical.get(server, 0) for server in {each.server for each in self}), default=0)
+        largest = max(self._typical.values(), default=0)
         spare = (state.most - state.own) * _MOST_SPARE
         enough = max(state.most * _SHORT, min(2 * largest, spare))
         if state.most and not self.is_short and (state.left < enough or self._refused_bytes):
@@ -262,9 +281,8 @@ class ServerMemory:
             logger.info("memory is no longer short: %s", self._told(state))
 
     def _told(self, state: MemoryState) -> str:
-        count = sum(len(some) for some in self._processes.values())
         which = "limits.total_memory_mb" if self._limit_mb is not None else "what this machine or its cgroup allows"
         return (
-            f"the gateway and its {count} server processes have {state.used // _MIB} of {state.most // _MIB} MiB "
-            f"({which}; docs/memory.md)"
+            f"the gateway and its {self._of_server.total()} server processes have {state.used // _MIB} of "
+            f"{state.most // _MIB} MiB ({which}; docs/memory.md)"
         )

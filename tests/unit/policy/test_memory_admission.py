@@ -74,6 +74,28 @@ async def test_each_session_and_server_is_counted_and_what_has_ended_is_not() ->
     assert not [*memory] and memory.state().used == 50 * MIB
 
 
+async def test_no_process_is_asked_when_one_comes_or_goes() -> None:
+    memory, asked = Memory(limit_mb=10_000), 0
+    running = [memory.run(session=f"s{number}", server=f"{number % 3}")[0] for number in range(40)]
+    await memory.grow()
+    young = memory.run(2, session="s0", server="0")
+    before = memory.state()
+    bytes_of = memory.bytes_of
+
+    def asking(process: ServerProcess) -> int:
+        nonlocal asked
+        asked += 1
+        return bytes_of(process)
+
+    memory.bytes_of = asking  # type: ignore[method-assign]
+    (another,) = memory.run(session="s1", server="1")
+    assert memory.state().used == before.used + 20 * MIB
+    for process in (another, another, young[0], running[7]):
+        process.ended()
+    assert memory.state().used == before.used - 40 * MIB
+    assert asked == 4, "only of those that came or went"
+
+
 async def test_a_process_that_grew_beyond_the_limit_shuts_its_server_off_only_while_it_runs() -> None:
     memory = Memory(250)
     [large] = memory.run()
