@@ -189,7 +189,7 @@ class Http:
         options = base.settings.gateway
         self._base = base
         self._guard = guard
-        self._body_budget = BodyBudget(base.memory.bodies, base.metrics.limited, too_much_in_flight)
+        self.body_budget = BodyBudget(base.memory.bodies, base.metrics.limited, too_much_in_flight)
         self.intake = Intake(
             endpoints=servers.endpoints,
             events=base.events,
@@ -232,7 +232,7 @@ class Http:
             self._handler,
             path,
             guard=self._guard,
-            body_budget=self._body_budget,
+            body_budget=self.body_budget,
             limits=base.limits,
             refusals=base.metrics.limited,
             times=StreamTimes(limits.priming_after_s, limits.poll_after_s),
@@ -263,7 +263,7 @@ class Http:
             maker=parts.maker,
             made=parts.made,
             results=ResultCalls(
-                parts.table, base.backend.bus, Outcomes(self._body_budget, options.limits.in_flight_bytes)
+                parts.table, base.backend.bus, Outcomes(self.body_budget, options.limits.in_flight_bytes)
             ),
             handles=handles,
             intake=intake,

@@ -240,6 +240,7 @@ class Reload:
         parts.http.intake.replace(options.limits)
         servers.late.replace(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
         base.memory.replace(options.limits.total_memory_mb)
+        parts.http.body_budget.replace(base.memory.bodies)
         parts.callers.identity.replace_keys(options.api_keys)
         parts.callers.identity.keep_tokens(wanted=options.exchanges_tokens)
         parts.http.tasks.rights.replace_keys(options.api_keys)

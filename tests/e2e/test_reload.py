@@ -173,6 +173,12 @@ def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None
         refused = Modern(it.gateway.at("probe"), http).tool("pid")
         assert refused.status_code == 503 and error_of(refused)["data"]["reason"] == "out_of_memory", refused.text
         assert tool_text(client.tool("pid")) == pid, "a process that runs stays"
+        most = {"of what bodies may have together": "x" * 100_000}
+        calling = threading.Thread(target=lambda: answers.append(client.tool("hang", most)))
+        calling.start()
+        assert eventually(lambda: client.tool("pid", most).status_code == 429), "bodies have a part of the memory"
+        client.delete()
+        calling.join(30)
 
 
 @requirement("live.reload")

@@ -116,6 +116,10 @@ class BodyBudget:
         self._held = 0
         self._by_network: Counter[str] = Counter()
 
+    def replace(self, most: int) -> None:
+        """Refuse further bodies by this limit from now on."""
+        self._most = most
+
     def take(self, network: str, size: int, mine: int) -> None:
         """Count `size` more bytes of a request that has `mine` bytes counted. An empty `network` limits the total only.
 
