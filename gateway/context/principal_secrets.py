@@ -149,8 +149,10 @@ class PrincipalSecrets:
         try:
             found = await self._read(settings, principal)
         except (OSError, ValueError, TimeoutError) as error:
-            # The text of the error may contain the output of a command.
-            logger.warning("gateway.secrets.%s could not be read: %s", name, type(error).__name__)
+            reason = type(error).__name__  # its text may contain the output of a command
+            if isinstance(error, OSError) and error.filename is not None:
+                reason = f"{error.filename}: {error.strerror}"
+            logger.warning("gateway.secrets.%s could not be read: %s", name, reason)
             found = ""
         if not found:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")

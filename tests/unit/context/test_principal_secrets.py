@@ -1,5 +1,8 @@
 """Secrets of principals come from the sources that the operator declared."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from gateway.config.secrets import SecretSettings
@@ -17,6 +20,27 @@ async def test_a_name_reaches_no_variable_of_the_gateways_own(monkeypatch: pytes
     for subject in ("KEYS", "alice"):
         with pytest.raises(UpstreamUnavailable):
             await secrets.fill({"T": "${secret:word}"}, Principal(issuer="api-key", subject=subject))
+
+
+@requirement("wall.secrets")
+async def test_the_log_names_the_source_that_could_not_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    garbled = (sys.executable, "-c", "import sys; sys.stdout.buffer.write(b'pass' + bytes([255]))")
+    sources = {
+        "file": SecretSettings(file=f"{tmp_path}/{{subject}}"),
+        "program": SecretSettings(command=(f"{tmp_path}/vault",)),
+        "garbled": SecretSettings(command=garbled),
+    }
+    secrets = PrincipalSecrets(sources, ["api-key"])
+    for name in sources:
+        with pytest.raises(UpstreamUnavailable, match="there is no credential"):
+            await secrets.fill({"T": f"${{secret:{name}}}"}, Principal(issuer="api-key", subject="ada"))
+    assert caplog.messages == [
+        f"gateway.secrets.file could not be read: {tmp_path}/ada: No such file or directory",
+        f"gateway.secrets.program could not be read: {tmp_path}/vault: No such file or directory",
+        "gateway.secrets.garbled could not be read: UnicodeDecodeError",
+    ]
 
 
 @requirement("cred.refresh")
