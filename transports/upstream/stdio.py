@@ -221,7 +221,7 @@ class StdioLink:
         if self._closed_after_s and not self._is_heard:
             kind = how.partition(" after ")[0]  # the time differs at each end, and would make each a line
         is_asked_to = self._closed_after_s and not self._process.why_ended and (code or 0) in _STOPPED
-        if not self._is_heard or (code and not is_asked_to):
+        if not self._is_heard or (not is_asked_to and (code or not self._closed_after_s)):
             lines = [text for line in self.output_tail if (text := line.strip())]
             words = " | ".join(text[:_LOGGED_CHARS] for text in lines[-3:]) or "nothing"
             before = self.budget.add("end", kind, words, now=monotonic()) if not self._is_heard else 0

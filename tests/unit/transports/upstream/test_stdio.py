@@ -78,6 +78,18 @@ def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest
     assert len(caplog.messages) == 2, "each of these has served somebody"
 
 
+@requirement("proc.ends")
+async def test_a_server_that_has_served_is_told_of_when_it_ends_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    for is_closed in (True, False):
+        link, _ = linked()
+        link.attach(cast(Process, Child()))
+        link.line(MESSAGE)
+        if is_closed:
+            await link.close()
+        link.exited(0)
+    assert caplog.messages == ["server files exited with code 0; the end of its output: nothing"]
+
+
 @requirement("proc.noise")
 def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     budget = LineBudget()
