@@ -160,7 +160,7 @@ def test_the_deadline_ends_a_call_also_if_its_session_has_another_workspace_by_n
 def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None:
     servers = {"probe": server(PROBE)}
     with edited(servers) as it:
-        client = opened(it.gateway.at("probe"), http, "legacy")
+        client = Legacy(it.gateway.at("probe"), http).open()
         pid = tool_text(client.tool("pid"))
         answers: list[httpx.Response] = []
         calling = threading.Thread(target=lambda: answers.append(client.tool("hang")))
