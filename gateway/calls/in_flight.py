@@ -66,11 +66,13 @@ class CallsInFlight:
     """The calls of one conversation that have no answer yet. `fast` has those on the fast path, by request id. Any
     access to `sent` takes all calls off the fast path. Calls may begin and end during an iteration."""
 
-    __slots__ = ("_asked", "_sent", "_tokens", "_waiting", "fast")
+    __slots__ = ("_asked", "_left", "_sent", "_tokens", "_waiting", "fast")
 
     def __init__(self) -> None:
         self.fast: dict[int, CallOnFastPath] = {}
         self._asked: dict[bytes, ExchangeSession] | None = None  # by the id of the server's request, as JSON
+        # The session of the last call that has ended without an answer, when that was, and when it was in another one.
+        self._left: tuple[ref[object], float, float] | None = None
         self._sent: dict[int, Exchange] = {}
         self._tokens: dict[int, TaskToken] | None = None  # of calls that were answered with a task, by number
         self._waiting: dict[Exchange, None] = {}
@@ -172,8 +174,9 @@ class CallsInFlight:
         return live
 
     def forget_server(self) -> None:
-        """Drop the progress tokens of tasks and the questions: the server is gone, and its tasks with it."""
-        self._tokens = self._asked = None
+        """Drop the progress tokens of tasks, the questions and the calls without an answer: the server is gone, and its
+        work with it."""
+        self._tokens = self._asked = self._left = None
 
     def take_only(self) -> Exchange | None:
         """Remove and return the only sent call; None if there are several or none.
@@ -187,8 +190,25 @@ class CallsInFlight:
         """Remove a call. Return False if it was not in flight."""
         if self._sent.get(exchange.number) is exchange:
             del self._sent[exchange.number]
+            if not exchange.is_subscription:
+                self._leave(exchange)
             return True
         return exchange in self._waiting and self._waiting.pop(exchange) is None
+
+    def _leave(self, exchange: Exchange) -> None:
+        last, at, before = self._left or (None, -math.inf, -math.inf)
+        live = exchange.live
+        if last is None or last() is not live:
+            before = at
+        self._left = (ref(exchange if live is None else live), monotonic(), before)
+
+    def may_work_for_others(self, live: object, since: float) -> bool:
+        """Return True if a call of another session has ended without an answer after the monotonic time `since`: the
+        server may still work on it, because it need not heed a cancellation."""
+        if self._left is None:
+            return False
+        last, at, before = self._left
+        return (before if last() is live else at) > since
 
 
 class CallWatch:

@@ -7,6 +7,7 @@ serves several, a message goes to a session only if it cannot belong to another.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -255,6 +256,8 @@ class SharedRouter(_Router):
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)
         if not calls or any(call.live is not calls[0].live for call in calls):
+            return None, None
+        if conversation.calls.may_work_for_others(calls[0].live, monotonic() - conversation.deadlines.call_s):
             return None, None
         return live_session_of(calls[-1]), calls[-1]
 

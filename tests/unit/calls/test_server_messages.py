@@ -2,11 +2,13 @@
 
 import sys
 from collections import Counter
+from time import monotonic
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from gateway.calls import in_flight, server_messages
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight
 from gateway.calls.link_manager import LinkUsers
@@ -129,6 +131,29 @@ async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None
     server.send(Live())
     router.asked(server.conversation, request("roots/list"))
     assert server.refusals == [(b"1", METHOD_NOT_FOUND)] * 2
+
+
+@pytest.mark.parametrize("sessions", [2, 3])
+async def test_in_a_shared_process_nobody_gets_the_late_question_of_a_call_that_was_cancelled(
+    sessions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, router, live, now = Server(), SharedRouter(), Live(), [monotonic()]
+    for module in (in_flight, server_messages):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    for each in (*(Live() for _ in range(sessions - 1)), live):
+        server.calls.end(server.send(each))
+    call = server.send(live)
+    router.asked(server.conversation, request("roots/list"))
+    router.notified(server.conversation, notification("notifications/message", {"level": "error", "data": "theirs"}))
+    assert server.refusals == [(b"1", METHOD_NOT_FOUND)] and not live.sent
+    now[0] += server.deadlines.call_s / 2
+    server.calls.end(server.send(live))
+    now[0] += server.deadlines.call_s / 2
+    router.asked(server.conversation, request("roots/list"))
+    assert [frame["method"] for frame in await frames_of(call)] == ["roots/list"], "its own leave no doubt"
+    server.calls.end(server.send(Live()))
+    router.closed(server.conversation)
+    assert router._addressee(server.conversation)[0] is live, "the process is gone"
 
 
 @requirement("spec.cancelled")
