@@ -253,6 +253,13 @@ class SharedRouter(_Router):
         if message.method != _VISITED or conversation.calls.find(stream) is not None:
             super()._relay(conversation, message, params, stream)
 
+    def _meant(
+        self, conversation: Conversation, stream: int | str | None
+    ) -> tuple[LiveSession | None, Exchange | None]:
+        if isinstance(stream, int) and conversation.calls.find(stream) is None:
+            return None, None  # a request of the gateway, or a call that has ended: none of the others
+        return super()._meant(conversation, stream)
+
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)
         if not calls or any(call.live is not calls[0].live for call in calls):
