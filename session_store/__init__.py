@@ -6,7 +6,6 @@ from session_store.embedded.events import MemoryEventLog
 from session_store.memory import MemoryBackend, MemorySessionStore
 from session_store.ports.audit import AuditEvent, AuditTrail
 from session_store.ports.backend import Backend
-from session_store.ports.cluster import Bus, Directory
 from session_store.ports.errors import (
     SessionGone,
     StoreError,
@@ -17,6 +16,7 @@ from session_store.ports.errors import (
 )
 from session_store.ports.events import Entry, Event, EventLog, EventStreams, Reserved, id_of_event
 from session_store.ports.quotas import ExpiringFlags, Quotas, Rates, SealedValues
+from session_store.ports.replica_directory import Bus, Directory
 from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
 from session_store.ports.timelines import (

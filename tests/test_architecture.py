@@ -49,7 +49,7 @@ PURE = [
     "gateway/protocol/result_translation.py",
     "gateway/protocol/handshake.py",
     "gateway/protocol/tasks.py",
-    "gateway/tasks/task_encoding.py",
+    "gateway/tasks/task_messages.py",
     "gateway/tasks/task_handles.py",
     "gateway/tasks/gateway_tasks/stored_call.py",
     "gateway/tasks/gateway_tasks/task_states.py",

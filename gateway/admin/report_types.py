@@ -12,7 +12,7 @@ import msgspec
 from gateway.calls.watched_messages import SeenFrame, StderrLine
 from gateway.observability.metrics import Sample
 from gateway.observability.observed_call import Counted, Failure
-from gateway.sandbox.refusals import RefusedRow
+from gateway.sandbox.refusal_reports import RefusedRow
 from gateway.sessions.client_return_tracking import ClientWarning
 from session_store import Session, TimelineEntry, TimelineHead
 from session_store.session import redact

@@ -22,7 +22,7 @@ from gateway.identity.context_rules import ContextRules, Reason, announced_field
 from gateway.policy.access_policy import Policy
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Tools, operation_of
-from gateway.sandbox.packages import package_folder
+from gateway.sandbox.package_fetching import package_folder
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandbox_of
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.sandbox.walls_from_profile import Enclosure

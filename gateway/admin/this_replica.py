@@ -39,7 +39,7 @@ from gateway.observability.activity_buffer import Activity
 from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.memory_admission import ServerMemory
-from gateway.sandbox.refusals import RefusedRow
+from gateway.sandbox.refusal_reports import RefusedRow
 from gateway.sessions.client_return_tracking import ClientWarning
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.cli.configuration import configuration, required_configuration
 from gateway.cli.error_exit import error_exit
+from gateway.cli.find_configuration import configuration, required_configuration
 from gateway.cli.options import ConfigOption, JsonOption, StrictOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.configuration_errors import located
@@ -20,7 +20,7 @@ from gateway.observability.escaped_text import visible_line
 
 if TYPE_CHECKING:
     from gateway.config.tools_lock import ToolsLock
-    from gateway.sandbox.packages import Packages
+    from gateway.sandbox.package_fetching import Packages
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.configured_upstream import ConfiguredUpstream
 
@@ -222,7 +222,7 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
     """
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
-    from gateway.upstreams.configuration_review import CORRECT, MEND, review
+    from gateway.upstreams.unmatched_patterns import CORRECT, MEND, review
 
     configure_logging("critical")
     gateway = Gateway.to_ask(settings)

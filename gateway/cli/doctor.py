@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from gateway.cli.configuration import configuration
+from gateway.cli.find_configuration import configuration
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.doctor.findings import Finding

@@ -10,8 +10,8 @@ import typer
 from msgspec.structs import replace
 
 from gateway.cli.check import until_fetched, why_silent
-from gateway.cli.configuration import configuration, with_command
 from gateway.cli.error_exit import error_exit
+from gateway.cli.find_configuration import configuration, with_command
 from gateway.cli.options import Caller, ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.configuration_errors import located
@@ -29,8 +29,8 @@ from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.approval import Unlockable, lists_of
-from gateway.upstreams.configuration_review import listed_names
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.unmatched_patterns import listed_names
 from session_store import ANONYMOUS, ClientFacts, Context, Principal, Session
 from transports.inbound_port import Refused
 

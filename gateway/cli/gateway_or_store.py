@@ -12,8 +12,8 @@ from typing import Any, Final
 from gateway.admin.local_gateways import local_gateways
 from gateway.admin.query_types import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
-from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit
+from gateway.cli.find_configuration import configuration
 from gateway.cli.options import AtGateway, Target, options
 from gateway.config.addresses import url_here
 from gateway.config.configuration_errors import ConfigurationError

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from gateway.cli.check import until_fetched
-from gateway.cli.configuration import configuration, required_configuration
 from gateway.cli.error_exit import error_exit
+from gateway.cli.find_configuration import configuration, required_configuration
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.configuration_errors import located

@@ -85,7 +85,7 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "Follow the session events of all replicas. With gateway.audit.calls, tool calls are included.",
         ),
         "sessions": ("sessions:app", "List sessions and end them."),
-        "credentials": ("credentials:app", "List and revoke the accounts that people have connected to servers."),
+        "credentials": ("connected_accounts:app", "List and revoke accounts that people have connected to servers."),
         "tasks": ("tasks:app", "List and cancel tasks: calls that go on after their clients have left."),
         "reload": (
             "replicas_top_tail:reload",

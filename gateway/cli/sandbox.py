@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit
+from gateway.cli.find_configuration import configuration
 from gateway.cli.options import ConfigOption, JsonOption, NamedConfigOption, options
 from gateway.config.configuration_errors import located
 from gateway.config.hosts.file_formats import served_name
@@ -24,7 +24,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.escaped_text import as_json, visible_line
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.sandbox.package_command import parse
-from gateway.sandbox.packages import package_folder
+from gateway.sandbox.package_fetching import package_folder
 from gateway.sandbox.profile_learning import Learnt, merge_tables
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of

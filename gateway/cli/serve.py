@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.configuration import configuration, with_command, with_url
 from gateway.cli.error_exit import error_exit
+from gateway.cli.find_configuration import configuration, with_command, with_url
 from gateway.cli.main import uncollected
 from gateway.cli.options import (
     CommandArgument,

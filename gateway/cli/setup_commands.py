@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from gateway.admin.local_gateways import local_gateways
 from gateway.admin.query_types import OperatorError
-from gateway.cli.configuration import FILE, fault_after_dashes
 from gateway.cli.error_exit import error_exit
+from gateway.cli.find_configuration import FILE, fault_after_dashes
 from gateway.cli.gateway_or_store import endpoint_here
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal

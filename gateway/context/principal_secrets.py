@@ -20,7 +20,7 @@ from cachetools import TTLCache
 
 from gateway.config.secrets import PLACEHOLDER, ConsentSettings, ExchangeSettings, SecretSettings, secrets_in
 from gateway.context.consented_tokens import ConsentedTokens
-from gateway.context.secret_files import CurrentSecrets
+from gateway.context.process_secret_files import CurrentSecrets
 from gateway.identity.credential_claims import CallerToken
 from session_store import Principal
 from transports.upstream.stdio import INHERITED

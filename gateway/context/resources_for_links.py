@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from gateway.context.secret_files import SecretFiles
+from gateway.context.process_secret_files import SecretFiles
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import ProcessTree, StateAccess, by_connection, state_api
 from session_store import Session, StateStore

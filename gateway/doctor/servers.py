@@ -17,8 +17,8 @@ from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.observability.process_memory import machine_memory, tree_bytes
 from gateway.policy.memory_admission import ASSUMED_BYTES, MemoryState
 from gateway.serving.gateway import Gateway
-from gateway.upstreams.configuration_review import review
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.unmatched_patterns import review
 
 _SLOW_START_S: Final = 1.0
 _FEW: Final = 10

@@ -31,9 +31,9 @@ from gateway.protocol.shown_tool_hashes import NOTHING
 from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
 from gateway.protocol.uris import matches_any_template
 from gateway.sessions.sessions_by_handle import with_handles
-from gateway.upstreams.configuration_review import require_matches
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import MOST_URI_CHARS, listed_items
+from gateway.upstreams.unmatched_patterns import require_matches
 from session_store import Context, Session
 from transports.era import Era
 from transports.inbound_port import Refused

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, LookupOutcome, Query, load, read_query
 from gateway.sandbox.host_name_lookups import Lookups
-from gateway.sandbox.refusals import ProcessRefusals, Refusal, Refusals
+from gateway.sandbox.refusal_reports import ProcessRefusals, Refusal, Refusals
 from transports.background_tasks import Tasks
 from transports.jsonrpc import UNREADABLE
 from transports.upstream.walls.network_rules import NameRules

@@ -14,8 +14,8 @@ from typing import Any, Final
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import GatewaySettings, Settings
+from gateway.sandbox.package_fetching import package_folder
 from gateway.sandbox.package_folder import PackageFolder
-from gateway.sandbox.packages import package_folder
 from gateway.sandbox.private_files import opened, own_files, with_link_targets
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, sandboxes_of
 from gateway.sandbox.system_paths import system_grants

@@ -25,11 +25,11 @@ from gateway.serving.foundation import Foundation
 from gateway.sessions.cached_record_validity import CachedRecords
 from gateway.sessions.client_return_tracking import ReturnTracker
 from gateway.sessions.http_sse_sessions import HttpSseSessions
-from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.session_aliases import Aliases
+from gateway.sessions.stored_session_lookup import SessionLookup
 from gateway.sessions.token_carriers import Carriers, without_tokens
 from gateway.tasks.gateway_tasks.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery

@@ -27,8 +27,8 @@ from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.sandbox.gate_threads import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
-from gateway.sandbox.packages import Packages, fetched_with
-from gateway.sandbox.refusals import Refusals, SessionRefusals
+from gateway.sandbox.package_fetching import Packages, fetched_with
+from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from gateway.serving.build_sessions import SessionParts

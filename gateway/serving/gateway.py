@@ -18,7 +18,7 @@ from gateway.context.state_api import StateAccess, state_api
 from gateway.serving.composition import Parts
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.reload import Reload
-from gateway.upstreams.configuration_review import settings_for_asking
+from gateway.upstreams.unmatched_patterns import settings_for_asking
 from session_store import Backend, KeyRing, MemoryBackend, Session
 from session_store.tool_session import ToolSession
 

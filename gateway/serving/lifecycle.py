@@ -16,9 +16,9 @@ from gateway.serving.composition import Parts
 from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.ownership_reconciliation import Reconciliation
-from gateway.upstreams.configuration_review import compare, compare_late
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.server_facts import ServerFacts
+from gateway.upstreams.unmatched_patterns import compare, compare_late
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.connect import shown, store_place
 from transports.background_tasks import Tasks

@@ -35,8 +35,8 @@ from gateway.serving.build_servers import any_is_required, sandboxes_by_name, wi
 from gateway.serving.build_sessions import is_usable_for
 from gateway.serving.composition import Parts
 from gateway.serving.workers import has_terminal
-from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.unmatched_patterns import compare
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.jsonrpc import Message

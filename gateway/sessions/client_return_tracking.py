@@ -21,7 +21,7 @@ from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.protocol.methods import CACHEABLE
-from gateway.sessions.client_implementations import agent_of, session_key_line
+from gateway.sessions.returning_clients import agent_of, session_key_line
 from gateway.sessions.token_carriers import brings_token, modern_client
 from session_store import ExpiringFlags, Principal, StoreUnavailable
 from transports.inbound_port import Request

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gateway.calls.live_session import LiveSessions
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
+from gateway.sessions.stored_session_lookup import SessionLookup
 from gateway.sessions.token_carriers import Carriers, explicit_token
 from session_store import ClientFacts, Session
 from transports.era import Era

@@ -17,7 +17,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import Cluster
 from session_store import Directory, StoreUnavailable
-from session_store.ports.cluster import count_of
+from session_store.ports.replica_directory import count_of
 from session_store.session import redact
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.cached_record_validity import AGING_AFTER_S, CachedRecords
 from gateway.sessions.client_return_tracking import ASKED_AGAIN_S, ReturnTracker, UsedIds
-from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.session_aliases import Alias, Aliases
 from gateway.sessions.session_loading import Resolved, SessionAttacher
+from gateway.sessions.stored_session_lookup import SessionLookup
 from gateway.sessions.token_carriers import asks_for_new, explicit_token, modern_client, names_token
 from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era

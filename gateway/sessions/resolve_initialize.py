@@ -6,11 +6,11 @@ from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.timelines import INITIALIZED_AGAIN
-from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.record_changes import RecordLimits
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_aliases import Alias, Aliases, reattach_alias
 from gateway.sessions.session_loading import Resolved, SessionAttacher
+from gateway.sessions.stored_session_lookup import SessionLookup
 from gateway.sessions.token_carriers import asks_for_new, explicit_token, same_client
 from session_store import ClientFacts
 from transports.inbound_port import Refused, Request

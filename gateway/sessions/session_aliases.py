@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from gateway.config.sessions import SessionSettings
 from gateway.errors import session_key_needed
 from gateway.sessions.client_chosen_keys import key_alias
-from gateway.sessions.client_implementations import agent_of, implementation_of, session_key_line
 from gateway.sessions.client_return_tracking import ReturnTracker, client_key
+from gateway.sessions.returning_clients import agent_of, implementation_of, session_key_line
 from gateway.sessions.token_carriers import Carriers, asks_for_new, modern_client
 from session_store import Principal
 from transports.era import Era

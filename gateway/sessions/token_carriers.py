@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gateway.context.session_facts import SESSION_KEY
 from gateway.sessions.client_chosen_keys import KEY_META, session_key
-from gateway.sessions.client_implementations import agent_of, implementation_of
+from gateway.sessions.returning_clients import agent_of, implementation_of
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
 from transports.era import LEGACY
 from transports.inbound_port import Request

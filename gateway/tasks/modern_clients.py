@@ -23,8 +23,8 @@ from gateway.tasks.gateway_tasks.task_requests import MadeTasks, session_of
 from gateway.tasks.relay_interfaces import TaskServers
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.subscriptions import TaskListening
-from gateway.tasks.task_encoding import declaring_tasks
 from gateway.tasks.task_handles import TaskHandle
+from gateway.tasks.task_messages import declaring_tasks
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result

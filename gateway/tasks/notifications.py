@@ -17,8 +17,8 @@ from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTI
 from gateway.tasks.errors import UnknownTask
 from gateway.tasks.gateway_tasks.task_requests import MadeTasks
 from gateway.tasks.gateway_tasks.task_table import topic_of
-from gateway.tasks.task_encoding import task_object
 from gateway.tasks.task_handles import TaskHandle
+from gateway.tasks.task_messages import task_object
 from session_store import Bus, StoreUnavailable, TaskStore
 from transports.background_tasks import Tasks
 from transports.jsonrpc import (

@@ -27,8 +27,8 @@ from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange
 from gateway.tasks.gateway_tasks.task_maker import TaskMaker
 from gateway.tasks.gateway_tasks.task_requests import MadeTasks
 from gateway.tasks.relay_interfaces import CallIntake, TaskServers
-from gateway.tasks.task_encoding import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.tasks.task_handles import TaskHandle, TaskHandles
+from gateway.tasks.task_messages import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from session_store import Task
 from session_store.session import redact
 from transports.era import Era

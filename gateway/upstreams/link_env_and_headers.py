@@ -15,8 +15,8 @@ from gateway.config.secrets import ConsentSettings, ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.principal_secrets import PrincipalSecrets, is_template, secrets_in_files
+from gateway.context.process_secret_files import CurrentSecrets, SecretFiles
 from gateway.context.resources_for_links import Held, LinkResourceProvider, LinkResources
-from gateway.context.secret_files import CurrentSecrets, SecretFiles
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context
 from gateway.context.session_folders import no_folder

@@ -21,10 +21,10 @@ from session_store.embedded.tasks import MemoryTasks
 from session_store.embedded.timelines import MemoryHistory, MemoryTimelines
 from session_store.ports.audit import AuditTrail
 from session_store.ports.backend import Observation
-from session_store.ports.cluster import ConfigurationNumbers, next_epoch
 from session_store.ports.errors import StoreError
 from session_store.ports.events import EventLog
 from session_store.ports.quotas import Quotas, SealedValues
+from session_store.ports.replica_directory import ConfigurationNumbers, next_epoch
 from session_store.ports.tasks import TaskStore
 from session_store.ports.timelines import HistoryStore, TimelineStore
 from session_store.session import Session

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from session_store.ports.audit import AuditTrail
-from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
 from session_store.ports.quotas import ExpiringFlags, Quotas, Rates, SealedValues
+from session_store.ports.replica_directory import Bus, Directory
 from session_store.ports.sessions import SessionStore
 from session_store.ports.tasks import TaskStore
 from session_store.ports.timelines import HistoryStore, TimelineStore

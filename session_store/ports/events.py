@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from session_store.ports.cluster import count_of, nonce_of
+from session_store.ports.replica_directory import count_of, nonce_of
 
 MAX_LOG_EVENTS: Final = 256
 MAX_LOG_BYTES: Final = 1 << 20

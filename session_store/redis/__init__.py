@@ -15,11 +15,11 @@ from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.redis import keys
 from session_store.redis.audit import RedisAuditTrail
-from session_store.redis.cluster import RedisBus, RedisDirectory
 from session_store.redis.commands import ClusterCommands, Commands
 from session_store.redis.connection import TIMEOUT_S, ServerError
 from session_store.redis.events import RedisEventLog
 from session_store.redis.quotas import RedisExpiringFlags, RedisQuotas, RedisRates, RedisSealedValues
+from session_store.redis.replica_directory import RedisBus, RedisDirectory
 from session_store.redis.server_checks import inspect
 from session_store.redis.sessions import RedisSessionStore, RedisStateStore
 from session_store.redis.tasks import RedisTasks

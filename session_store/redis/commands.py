@@ -82,7 +82,7 @@ class Commands:
         self._connection = Connection(client, self._connected)
 
     def when_connected(self, callback: Callable[[], None]) -> None:
-        """Call `callback` as `session_store.ports.cluster.Directory.when_connected` says."""
+        """Call `callback` as `session_store.ports.replica_directory.Directory.when_connected` says."""
         self._connected.append(callback)
 
     async def run(self, *command: Any) -> Any:

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from session_store.embedded.events import sequence_of
-from session_store.ports.cluster import Bus
 from session_store.ports.errors import StoreError, StoreUnavailable, UnknownEvent, UnwrittenEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, numbers_of
+from session_store.ports.replica_directory import Bus
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, prepared, script
 from session_store.redis.connection import NOT_EXECUTED, ServerError

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequenc
 from typing import Final
 
 from session_store.embedded.events import REQUESTS_PART, sequence_of
-from session_store.ports.cluster import Bus
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, last_after
+from session_store.ports.replica_directory import Bus
 from session_store.sqlite.database import Database, Tables, transaction
 
 _AFTER: Final = "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number"

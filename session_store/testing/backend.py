@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from session_store.ports.audit import AuditEvent
 from session_store.ports.backend import Backend
-from session_store.ports.cluster import count_of
+from session_store.ports.replica_directory import count_of
 from session_store.ports.tasks import Task
 from session_store.ports.timelines import (
     KEPT_S,

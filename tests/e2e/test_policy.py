@@ -167,7 +167,7 @@ FAULTS = (
 
 @requirement("wall.decoded")
 def test_patterns_that_name_nothing_stop_the_start(tmp_path: Path) -> None:
-    """Each is named. One alone is enough: `tests/unit/upstreams/test_configuration_review.py`."""
+    """Each is named. One alone is enough: `tests/unit/upstreams/test_unmatched_patterns.py`."""
     for command in ("check", "run"):
         found, words = told(tmp_path, [command], MISSPELT, WORKSPACES)
         assert found == 2, words

@@ -13,8 +13,8 @@ import pytest
 
 from tests.processes.places import Place, needs_walls
 from tests.requirements import requirement
-from transports.upstream.walls import file_attribute_calls
-from transports.upstream.walls.file_attribute_calls import FileCalls, InotifyCalls
+from transports.upstream.walls import file_calls_beyond_landlock
+from transports.upstream.walls.file_calls_beyond_landlock import FileCalls, InotifyCalls
 from transports.upstream.walls.gate_reports import RefusalQueue
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.system_calls import numbers
@@ -207,7 +207,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(file_attribute_calls, "_users_limit", lambda name: 8 * MOST)
+    monkeypatch.setattr(file_calls_beyond_landlock, "_users_limit", lambda name: 8 * MOST)
     yield Server(tmp_path)
 
 

@@ -16,7 +16,7 @@ import pytest
 import tests.support.stdio_server
 from gateway.config.sandbox import PackageSettings
 from gateway.sandbox.package_fetch import PackageFetcher
-from gateway.sandbox.packages import PackageInUse, Packages
+from gateway.sandbox.package_fetching import PackageInUse, Packages
 from gateway.sandbox.runtime_paths import runtime_paths
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from tests.processes.children import until

@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from session_store.ports.cluster import count_of
+from session_store.ports.replica_directory import count_of
 
 T = TypeVar("T")
 

@@ -144,7 +144,7 @@ end:
 
 /* -- a call of a tool that may not be repeated */
 
-inline next_epoch() { /* session_store.ports.cluster.next_epoch: unique, also if a failover has forgotten claims */
+inline next_epoch() { /* session_store.ports.replica_directory.next_epoch: unique, also if a failover has forgotten claims */
     copied_owner = owner; copied_epoch = epoch;
 #ifdef EPOCH_REUSED
     epoch++; assert(epoch > given); /* no epoch is given twice */

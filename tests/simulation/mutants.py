@@ -16,8 +16,8 @@ from gateway.cluster.ownership import Cluster
 from gateway.cluster.takeover_decision import Lease, PeerOutcome
 from gateway.sessions import session_loading
 from gateway.sessions.lifecycle import SessionLifecycle
-from session_store.ports.cluster import count_of
-from session_store.redis import cluster as redis_cluster
+from session_store.ports.replica_directory import count_of
+from session_store.redis import replica_directory
 from session_store.redis.commands import Script
 from transports.peer_authentication import Sealed
 from transports.peer_channel import PeerChannel
@@ -40,7 +40,7 @@ def _copies_executed() -> None:
 
 
 def _epoch_reused() -> None:
-    _set(redis_cluster, "next_epoch", lambda epoch: (1 << 21) | (count_of(epoch) + 1))
+    _set(replica_directory, "next_epoch", lambda epoch: (1 << 21) | (count_of(epoch) + 1))
 
 
 def _held_too_late() -> None:
@@ -82,10 +82,10 @@ def _no_agreement() -> None:
 
 def _no_compare() -> None:
     rule = b"if f[1] ~= ARGV[3] then return false end\n"
-    made = redis_cluster._CLAIM.source
+    made = replica_directory._CLAIM.source
     assert rule in made
     source = made.replace(rule, b"")
-    _set(redis_cluster, "_CLAIM", Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest()))
+    _set(replica_directory, "_CLAIM", Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest()))
 
 
 def _no_fence() -> None:
@@ -108,7 +108,7 @@ def _not_told() -> None:
     async def tell_lost(self: Any, replica: str, session_ids: Sequence[str]) -> None:
         """Tell nobody."""
 
-    _set(redis_cluster.RedisDirectory, "tell_lost", tell_lost)
+    _set(replica_directory.RedisDirectory, "tell_lost", tell_lost)
 
 
 def _old_process() -> None:

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from gateway.admin.formatting import took
 from gateway.admin.report_types import SessionRow, TimelineRow
 from gateway.observability.observed_call import Failure
-from gateway.sandbox.refusals import RefusedRow
+from gateway.sandbox.refusal_reports import RefusedRow
 
 _BEFORE_S: Final = 10.0
 _AFTER_S: Final = 1.0

@@ -31,8 +31,8 @@ from gateway.protocol.input_requests import for_legacy_client, question_of
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange
 from gateway.tasks.gateway_tasks.task_table import TaskTable, topic_of
-from gateway.tasks.task_encoding import legacy_outcome
 from gateway.tasks.task_handles import TaskHandle
+from gateway.tasks.task_messages import legacy_outcome
 from session_store import Bus, StoreUnavailable, Task
 from transports.background_tasks import Tasks
 from transports.inbound.unauthenticated_limits import SMALL_BODY_BYTES, BodyBudget

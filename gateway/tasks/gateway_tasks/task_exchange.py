@@ -24,7 +24,7 @@ from gateway.observability.observed_call import LogFacts
 from gateway.protocol.extensions import object_of
 from gateway.protocol.tasks import TaskAtServer, is_task
 from gateway.tasks.gateway_tasks.stored_call import RecordedAnswers
-from gateway.tasks.task_encoding import legacy_task
+from gateway.tasks.task_messages import legacy_task
 from session_store import Context, StoreError, Task
 from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, encode, encode_notification, encode_result, parse, splice

@@ -22,8 +22,8 @@ from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import RecordedAnswers, stored
 from gateway.tasks.gateway_tasks.task_exchange import TaskExchange, fail_unsent
 from gateway.tasks.gateway_tasks.task_table import TaskTable, log_fields_of
-from gateway.tasks.task_encoding import created_result
 from gateway.tasks.task_handles import TaskHandles
+from gateway.tasks.task_messages import created_result
 from session_store import StoreError, Task
 from session_store.session import new_task_id
 from transports.background_tasks import Tasks

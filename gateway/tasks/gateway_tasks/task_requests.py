@@ -25,8 +25,8 @@ from gateway.tasks.gateway_tasks.recovery import TaskRecovery
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.task_table import TaskTable
 from gateway.tasks.relay_interfaces import TaskServers
-from gateway.tasks.task_encoding import ACKNOWLEDGEMENT, task_result
 from gateway.tasks.task_handles import TaskHandle
+from gateway.tasks.task_messages import ACKNOWLEDGEMENT, task_result
 from session_store import Session, SessionStore, StoreUnavailable, Task
 from session_store.ports.tasks import ids_of
 from transports.era import Era

@@ -45,7 +45,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.observed_call import Failure
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures
 from gateway.protocol.merged_lists import Tools
-from gateway.sandbox.refusals import RefusedRow
+from gateway.sandbox.refusal_reports import RefusedRow
 from session_store import AuditEvent, HistoryRecord, KeyRing, MemoryBackend
 from session_store.ports.timelines import TimelineEntry, TimelineHead, TimelinePart
 from session_store.session import ClientFacts

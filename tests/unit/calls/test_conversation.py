@@ -13,8 +13,8 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.suspended_call import InputRequest, rewritten_ids
+from gateway.context.process_secret_files import SecretFiles
 from gateway.context.resources_for_links import LinkResources
-from gateway.context.secret_files import SecretFiles
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, StartRefused, too_many
 from gateway.observability.outcome import Outcome
 from gateway.protocol.handshake import HandshakeRefused

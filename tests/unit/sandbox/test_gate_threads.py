@@ -14,7 +14,7 @@ import pytest
 
 from gateway.sandbox.gate_threads import BURST, MAX_STREAMS, REACHABLE_S, DnsResolver, SandboxGates
 from gateway.sandbox.host_name_lookups import MAX_THREADS, Lookups
-from gateway.sandbox.refusals import Refusals, SessionRefusals
+from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
 from tests.requirements import requirement
 from transports.upstream.walls.wall_specification import Reach
 

@@ -13,7 +13,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.policy.memory_admission import ServerMemory
-from gateway.sandbox.packages import PackageInUse
+from gateway.sandbox.package_fetching import PackageInUse
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from gateway.upstreams.process_sandbox import SandboxedResources
 from transports.era import Era

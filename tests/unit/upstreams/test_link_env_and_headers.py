@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from gateway.config.secrets import ConsentSettings, ExchangeSettings
 from gateway.config.upstreams import UpstreamSettings
+from gateway.context.process_secret_files import CurrentSecrets
 from gateway.context.resources_for_links import LinkResources
-from gateway.context.secret_files import CurrentSecrets
 from gateway.context.session_folders import SessionFolders
 from gateway.upstreams.link_env_and_headers import SessionResources
 from session_store.testing import FakeClock, a_session

@@ -2,7 +2,7 @@
 
 Runs as a thread of the process's own reaper. So a server that floods its gate slows down no other gate, and the main
 thread of the reaper can still end the server. Answers come from `network_calls.py` (connections),
-`file_attribute_calls.py` (attributes of files, inotify) and `ProcessCalls` (other processes).
+`file_calls_beyond_landlock.py` (attributes of files, inotify) and `ProcessCalls` (other processes).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. The gate sends
 `{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver,
@@ -23,7 +23,7 @@ from typing import Final
 from transports.upstream.process_tree import below, is_below, parent
 from transports.upstream.walls import landlock, resource_limits
 from transports.upstream.walls.addresses import is_local
-from transports.upstream.walls.file_attribute_calls import FileCalls, InotifyCalls
+from transports.upstream.walls.file_calls_beyond_landlock import FileCalls, InotifyCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
 from transports.upstream.walls.gate_reports import RefusalQueue, Refused, Touched
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener

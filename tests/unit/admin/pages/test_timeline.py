@@ -9,7 +9,7 @@ from gateway.admin.pages.session import exceptions_in
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
 from gateway.admin.report_types import TimelineRow
 from gateway.observability.observed_call import Failure
-from gateway.sandbox.refusals import RefusedRow
+from gateway.sandbox.refusal_reports import RefusedRow
 from tests.requirements import requirement
 
 ROWS = [

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from session_store.ports.cluster import count_of, next_epoch, nonce_of
 from session_store.ports.events import NUMBERS_OF_AN_EPOCH, numbers_of
+from session_store.ports.replica_directory import count_of, next_epoch, nonce_of
 from tests.requirements import requirement
 
 pytestmark = requirement("rep.failover")

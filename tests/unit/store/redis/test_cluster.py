@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import session_store.redis.cluster as module
+import session_store.redis.replica_directory as module
 from session_store import StoreUnavailable
-from session_store.redis.cluster import RedisDirectory
+from session_store.redis.replica_directory import RedisDirectory
 from session_store.redis.sessions import RedisSessionStore
 from tests.requirements import requirement
 

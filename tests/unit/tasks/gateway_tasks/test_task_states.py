@@ -21,7 +21,7 @@ from gateway.tasks.gateway_tasks.task_states import (
     progress_text,
     reason_of,
 )
-from gateway.tasks.task_encoding import legacy_outcome, legacy_task, task_result
+from gateway.tasks.task_messages import legacy_outcome, legacy_task, task_result
 from session_store.ports.tasks import OVER
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP

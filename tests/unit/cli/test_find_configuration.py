@@ -1,4 +1,4 @@
-"""`gateway.cli.configuration`: the gateway that `stdio --url` speaks to."""
+"""`gateway.cli.find_configuration`: the gateway that `stdio --url` speaks to."""
 
 from pathlib import Path
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gateway.sessions.client_chosen_keys import KEY_META, checked_key
-from gateway.sessions.client_implementations import KNOWN, agent_of, implementation_of, session_key_line
+from gateway.sessions.returning_clients import KNOWN, agent_of, implementation_of, session_key_line
 from tests.requirements import requirement
 from tests.unit.sessions.parts import request
 from transports.inbound_port import Refused

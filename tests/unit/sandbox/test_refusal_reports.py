@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.sandbox.refusals import (
+from gateway.sandbox.refusal_reports import (
     MAX_TOLD,
     MOST_ROWS_OF_ALL,
     ProcessRefusals,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.context.secret_files import CurrentSecrets, SecretFiles
+from gateway.context.process_secret_files import CurrentSecrets, SecretFiles
 from gateway.context.session_folders import SessionFolders
 from session_store.redaction import REDACTED
 from session_store.testing import FakeClock
@@ -161,7 +161,7 @@ async def test_a_cancelled_renewal_keeps_no_other_from_being_written(tokens: Tok
 async def test_a_token_is_renewed_before_it_expires_while_a_request_is_under_way(
     tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.context.secret_files._MISSING_S", 0.001)
+    monkeypatch.setattr("gateway.context.process_secret_files._MISSING_S", 0.001)
     is_busy = True
     looked: list[bool] = []
 
@@ -182,7 +182,7 @@ async def test_a_token_is_renewed_before_it_expires_while_a_request_is_under_way
     assert tokens.asked == asked and not any(looked[looked.index(False) :]), "nobody needs it"
     assert not tokens.path.exists(), "nobody would learn that it was revoked"
     is_busy, tokens.lives_s = True, -1.0
-    monkeypatch.setattr("gateway.context.secret_files._LATE_S", 0.001)
+    monkeypatch.setattr("gateway.context.process_secret_files._LATE_S", 0.001)
     await tokens.files.renew()
     await until(lambda: tokens.asked >= asked + 3)  # another replica is about to replace the token
 

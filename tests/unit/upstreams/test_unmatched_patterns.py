@@ -1,4 +1,4 @@
-"""`gateway.upstreams.configuration_review`: one pattern that names nothing is enough to stop the start."""
+"""`gateway.upstreams.unmatched_patterns`: one pattern that names nothing is enough to stop the start."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ import pytest
 from gateway.config.settings import ConfigurationError, GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.merged_lists import Tools
-from gateway.upstreams.configuration_review import CORRECT, compare, compare_late, unmatched
 from gateway.upstreams.server_facts import ServerFacts
+from gateway.upstreams.unmatched_patterns import CORRECT, compare, compare_late, unmatched
 from tests.requirements import requirement
 
 NO_SCHEMAS: Any = SimpleNamespace(unusable=lambda server, tools: {}, unchecked=lambda tools: {}, approved=lambda *_: [])

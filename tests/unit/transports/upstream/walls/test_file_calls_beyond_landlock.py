@@ -1,7 +1,7 @@
 """Which paths are those of a process's own descriptors."""
 
 from tests.requirements import requirement
-from transports.upstream.walls.file_attribute_calls import is_descriptor
+from transports.upstream.walls.file_calls_beyond_landlock import is_descriptor
 
 
 @requirement("box.files", "box.siblings")

@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
-from session_store.ports.cluster import ConfigurationNumbers, next_epoch
 from session_store.ports.errors import StoreUnavailable
+from session_store.ports.replica_directory import ConfigurationNumbers, next_epoch
 from session_store.record import to_field
 from session_store.redis import keys
 from session_store.redis.commands import Commands, in_parts, script

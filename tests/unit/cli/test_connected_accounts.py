@@ -1,4 +1,4 @@
-"""`gateway.cli.credentials`: what is listed, also if it is nothing."""
+"""`gateway.cli.connected_accounts`: what is listed, also if it is nothing."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import credentials, gateway_or_store
+from gateway.cli import connected_accounts, gateway_or_store
 from gateway.context.consented_tokens import Connection
 from tests.requirements import requirement
 from tests.unit.upstreams.parts import returning
@@ -35,5 +35,5 @@ def test_a_list_of_no_accounts_says_so(
         yield SimpleNamespace(credentials=returning(found))
 
     monkeypatch.setattr(gateway_or_store, "open_target", opened)
-    ran = CliRunner().invoke(credentials.app, ["list", *options])
+    ran = CliRunner().invoke(connected_accounts.app, ["list", *options])
     assert ran.exit_code == 0 and shown in ran.output and hidden not in ran.output, ran.output

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.errors import CANCELLED, error_of
-from gateway.tasks.task_encoding import (
+from gateway.tasks.task_messages import (
     ACKNOWLEDGEMENT,
     created_legacy_result,
     created_result,
