@@ -8,7 +8,7 @@ or if the waiting answers become too large.
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -164,11 +164,18 @@ class Batches:
             )
         return parts
 
-    async def handle(self, parts: list[msgspec.Raw], request: Request, client: BatchResponse) -> None:
-        """Handle the messages of a batch concurrently, until each of them has its answer."""
+    async def handle(
+        self,
+        parts: list[msgspec.Raw],
+        request: Request,
+        client: BatchResponse,
+        pass_on: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Handle the messages of a batch concurrently, until each of them has its answer. `pass_on` sends a message
+        that gets no answer to the process that has the session by now."""
         async with asyncio.TaskGroup() as group:
             for number, part in enumerate(parts):
-                group.create_task(self._handle(number, part, request, client))
+                group.create_task(self._handle(number, part, request, client, pass_on))
                 await asyncio.sleep(0)  # other clients are served between the messages of this one
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
@@ -191,7 +198,14 @@ class Batches:
             raise Refused(400, INVALID_REQUEST, "A batch must not be empty.")
         return found
 
-    async def _handle(self, number: int, part: msgspec.Raw, request: Request, client: BatchResponse) -> None:
+    async def _handle(
+        self,
+        number: int,
+        part: msgspec.Raw,
+        request: Request,
+        client: BatchResponse,
+        pass_on: Callable[[bytes], Awaitable[None]],
+    ) -> None:
         message: Message | None = None
         refused: Refused
         try:
@@ -205,6 +219,9 @@ class Batches:
         except msgspec.MsgspecError as unreadable:
             refused = Refused(200, INVALID_REQUEST, str(unreadable))
         except OwnedByPeer:
+            if message is not None and not message.is_request:  # nobody is told to try again
+                await _pass_on_or_log(pass_on, bytes(part))
+                return
             refused = Refused(503, INTERNAL_ERROR, "The session is changing hands. Nothing was done: try again.")
         except Exception:
             logger.exception("a message of a batch failed")
@@ -244,6 +261,13 @@ class Batches:
         finally:
             answer.done()
         raise Refused(500, INTERNAL_ERROR, "The call ended without an answer.")
+
+
+async def _pass_on_or_log(pass_on: Callable[[bytes], Awaitable[None]], message: bytes) -> None:
+    try:
+        await pass_on(message)
+    except Exception as error:  # of one message, which must not end the others
+        logger.warning("a message of a batch is lost, because its session changes hands: %r", error)
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,6 +3,7 @@
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 """
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Coroutine, Mapping
@@ -130,7 +131,9 @@ class StreamableHttp:
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
-                    self._remember_head(scope, head, has_succeeded=await self._post(head, body, receive, send, started))
+                    self._remember_head(
+                        scope, head, has_succeeded=await self._post(scope, head, body, receive, send, started)
+                    )
                 else:
                     await self._serve(scope["method"], head, receive, send)
                 return
@@ -175,12 +178,14 @@ class StreamableHttp:
 
     # -- POST
 
-    async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None) -> bool:
+    async def _post(
+        self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None
+    ) -> bool:
         """Answer a POST. Return True if it was a request, and the answer did not end with an error."""
         if len(body) > LARGE_BYTES:
             await let_others_run()
         if started is None and is_batch(body):
-            await self._batch(head, body, send)
+            await self._batch(scope, head, body, send)
             return False
         message = self.posts.read(body) if started is None else started.message()
         if len(body) > LARGE_BYTES:
@@ -273,13 +278,18 @@ class StreamableHttp:
         """Return the HTTP status of a JSON answer."""
         return status_of(frame.error_code) if request.era is MODERN else 200
 
-    async def _batch(self, head: Head, body: bytes, send: Send) -> None:
+    async def _batch(self, scope: Scope, head: Head, body: bytes, send: Send) -> None:
         if head.headers.get(VERSION_HEADER, BATCHES) != BATCHES:
             raise Refused(400, INVALID_REQUEST, "The body must be a single JSON-RPC message.")
         request = self.posts.of_head(head, LEGACY, body_bytes=len(body))
         response = BatchResponse(send)
         parts = await self._batches.accepted(body, request)
-        await response.during(self._batches.handle(parts, request, response))
+
+        async def pass_on(message: bytes) -> None:
+            """Serve a message as a POST of its own, with a response for nobody."""
+            await self._serve_somewhere({**scope}, head, message, _nothing_more, _to_nobody, None)
+
+        await response.during(self._batches.handle(parts, request, response, pass_on))
 
     # -- GET
 
@@ -297,6 +307,14 @@ class StreamableHttp:
             await follow(send, receive, source)
         finally:
             await source.done()
+
+
+async def _nothing_more() -> Any:
+    await asyncio.Event().wait()
+
+
+async def _to_nobody(event: Any) -> None:
+    """Drop a part of a response."""
 
 
 def _moved() -> Refused:

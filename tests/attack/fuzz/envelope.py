@@ -246,7 +246,7 @@ def check_batch(data: bytes) -> None:
 
     async def answered() -> bytes:
         response = BatchResponse(send)
-        await response.during(made.handle(await made.accepted(data, request), request, response))
+        await response.during(made.handle(await made.accepted(data, request), request, response, send))
         return b"".join(sent)
 
     begin = perf_counter()

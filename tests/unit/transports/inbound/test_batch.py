@@ -41,7 +41,9 @@ async def test_what_may_have_run_is_not_said_to_be_undone(again: bool) -> None:
     part = msgspec.Raw(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "t"}}')
     request = Request(era=Era.LEGACY, endpoint="/mcp", headers={}, again=again)
     client: Any = SimpleNamespace(answer=answer)
-    await Batches(handler, LengthChecks(limits, refusals), limits, refusals).handle([part], request, client)
+    await Batches(handler, LengthChecks(limits, refusals), limits, refusals).handle(
+        [part], request, client, NotImplemented
+    )
     (error,) = (each["error"] for each in answers)
     assert ("Nothing was done" in error["message"]) is not again and (error["code"] == -32014) is again
 

@@ -44,10 +44,9 @@ class Owners:
         return outcome_unknown() if again else why
 
 
-@requirement("rep.no-retry")
-@pytest.mark.parametrize("body", [CALL, b"[" + CALL + b"]"])
-async def test_what_may_have_run_is_not_said_to_be_undone(body: bytes) -> None:
-    owners, refusals, sent = cast("Any", Owners()), Counter[Any](), []
+async def sent_for(owners: Any, body: bytes) -> list[Any]:
+    """What a client gets for a POST to a process with this handler and forwarder."""
+    refusals, sent = Counter[Any](), list[Any]()
     app = StreamableHttp(
         owners,
         "/mcp",
@@ -75,5 +74,54 @@ async def test_what_may_have_run_is_not_said_to_be_undone(body: bytes) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": raw, "client": ("127.0.0.1", 1)}
     await app(cast("Any", scope), receive, send)
+    return sent
+
+
+@requirement("rep.no-retry")
+@pytest.mark.parametrize("body", [CALL, b"[" + CALL + b"]"])
+async def test_what_may_have_run_is_not_said_to_be_undone(body: bytes) -> None:
+    sent = await sent_for(Owners(), body)
     error = msgspec.json.decode(sent[1]["body"])["error"]
     assert error["code"] == outcome_unknown().code and "again" not in error["message"]
+
+
+ANSWER = b'{"jsonrpc":"2.0","id":1,"result":{}}'
+NOTIFICATION = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}'
+
+
+class Leaving(Owners):
+    """A handler that has the session when a batch comes, and another process by the time of its messages."""
+
+    def __init__(self, *, is_reached: bool) -> None:
+        super().__init__()
+        self.is_reached = is_reached
+        self.forwarded: list[bytes] = []
+
+    async def negotiated(self, request: Request) -> Any:
+        return "2025-03-26"
+
+    async def respond(self, request: Request) -> None:
+        raise OwnedByPeer(None)
+
+    async def notify(self, request: Request) -> Any:
+        raise OwnedByPeer(None)
+
+    async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
+        if not self.is_reached:
+            raise Refused(503, -32013, "Try again.")
+        self.forwarded.append(body)
+        await send({"type": "http.response.start", "status": 202, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@requirement("spec.batch")
+@pytest.mark.parametrize("is_reached", [True, False])
+async def test_messages_of_a_batch_without_an_answer_follow_their_session_to_another_process(
+    is_reached: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    owners = Leaving(is_reached=is_reached)
+    sent = await sent_for(owners, b"[" + ANSWER + b"," + NOTIFICATION + b"," + CALL + b"]")
+    assert owners.forwarded == ([ANSWER, NOTIFICATION] if is_reached else [])
+    assert ("is lost" in caplog.text) is not is_reached
+    (answer,) = msgspec.json.decode(sent[1]["body"])
+    assert answer["id"] == 1 and "Nothing was done" in answer["error"]["message"] and len(sent) == 2
