@@ -18,7 +18,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, Loss, step
 from gateway.calls.open_call_counts import Usage
 from gateway.calls.questions_to_client import Questions
-from gateway.calls.session_event_streams import LostStreams, Outbox
+from gateway.calls.session_event_streams import Followers, LostStreams, Outbox
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.credential_claims import CallerToken, CredentialClaims
@@ -86,7 +86,7 @@ class LiveSession(Usage):
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _finishing frames _happened lost _lost_tools new_process _paths read_at
+        _exchanges failed failures _finishing _followers frames _happened lost _lost_tools new_process _paths read_at
         renewals _replaced return_watch session shown state gateway_subscriptions subscriptions token used_before
         version""".split()
 
@@ -122,6 +122,7 @@ class LiveSession(Usage):
         self._questions: Questions | None = None
         self._ask_modern, self._happened = ask_modern, happened
         self._outbox: Outbox | None = None
+        self._followers: Followers | None = None
         self._replaced: set[str] | None = None  # servers of which the session has lost a former process
         self._paths: set[weakref.ref[SessionPath]] | None = None
 
@@ -299,6 +300,13 @@ class LiveSession(Usage):
         if self._outbox is None:
             self._outbox = Outbox(self.session.id, self._events)
         return self._outbox.put(frame)
+
+    @property
+    def followers(self) -> Followers:
+        """Return the requests that follow streams of calls. Create the object if needed."""
+        if self._followers is None:
+            self._followers = Followers()
+        return self._followers
 
     async def recover(self) -> None:
         """End the streams that an earlier process has left unfinished, so that their clients get an error when they

@@ -25,6 +25,9 @@ KEPT_BYTES: Final = 64 << 10
 
 UNKNOWN: Final = "The gateway that served this session ended without an answer; whether the call took effect is unknown"
 
+MOST_FOLLOWED: Final = 32
+"""Maximum number of streams of calls that the client of one session follows with GET at the same time."""
+
 _RETRY_S: Final = 0.5
 """Seconds between a failure of the store and the next attempt."""
 
@@ -121,6 +124,31 @@ class Outbox:
         """Stop, and wait for the append in progress. Idempotent."""
         self.stop()
         await self._tasks.close(wait_s=_RETRY_S)
+
+
+class Followers:
+    """The GET requests that follow streams of calls in one session, one for each stream. Each event of the session
+    wakes all of them, so that their number is limited."""
+
+    __slots__ = ("_ends",)
+
+    def __init__(self) -> None:
+        self._ends: dict[str, asyncio.Future[None]] = {}
+
+    def join(self, stream: str) -> asyncio.Future[None]:
+        """Follow a stream with a new request. Return a future that is set when the request must end: a newer one
+        follows the stream, or too many others are followed. Its client can resume the stream later."""
+        if stream in self._ends:
+            self._ends.pop(stream).set_result(None)
+        elif len(self._ends) >= MOST_FOLLOWED:
+            self._ends.pop(next(iter(self._ends))).set_result(None)
+        end = self._ends[stream] = asyncio.get_running_loop().create_future()
+        return end
+
+    def leave(self, stream: str, end: asyncio.Future[None]) -> None:
+        """Forget a request that has ended. `end` is what `join` has returned for it."""
+        if self._ends.get(stream) is end:
+            del self._ends[stream]
 
 
 class KeptCall(msgspec.Struct, frozen=True, array_like=True):

@@ -182,6 +182,7 @@ class StreamReply:
         self._after = after
         self._events = events
         self._use = live.open_use(is_stream=self.is_standalone)
+        self._end = None if self.is_standalone else live.followers.join(stream)
 
     @property
     def is_standalone(self) -> bool:
@@ -194,11 +195,12 @@ class StreamReply:
     async def _follow(self) -> AsyncIterator[tuple[str, bytes]]:
         events = self._events.follow(self._live.session.id, self._stream, self._after)
         leaving = asyncio.create_task(self._live.draining.wait())
+        ends = (leaving,) if self._end is None else (leaving, self._end)
         try:
             while True:
                 coming = asyncio.ensure_future(anext(events, None))
                 try:
-                    await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((coming, *ends), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     if not coming.done():
                         coming.cancel()
@@ -220,3 +222,5 @@ class StreamReply:
 
     async def done(self) -> None:
         self._use.release()
+        if self._end is not None:
+            self._live.followers.leave(self._stream, self._end)
