@@ -159,7 +159,7 @@ class _Router(ABC):
 
     def _changed(self, conversation: Conversation, message: Message, params: Object) -> None:
         method, frame = str(message.method), _frame(message)
-        uri = msgspec.json.decode(params["uri"]) if "uri" in params else None
+        uri = msgspec.json.decode(params["uri"], type=str) if "uri" in params else None
         for live in self._audience(conversation):
             if conversation.era is not Era.LEGACY:
                 continue

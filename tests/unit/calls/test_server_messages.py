@@ -296,6 +296,12 @@ async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers()
     updated = notification("notifications/resources/updated", {"uri": "file:///a"})
     SharedRouter().notified(server.conversation, updated)
     assert len(subscriber.sent) == 1 and not other.sent
+    for era in ("legacy", "modern"):
+        listening, told = Live(era=era), list[Any]()
+        listening.subscriptions.append(SubscriptionFilter(1, Filter(uris=frozenset({"file:///a"})), told.append))
+        server.users.add(listening)
+        SharedRouter().notified(server.conversation, notification("notifications/resources/updated", {"uri": [1]}))
+        assert not told and len(subscriber.sent) == 1, "it is no URI"
 
 
 @requirement("ext.relay")
