@@ -13,7 +13,7 @@ from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json
 
 app = typer.Typer(
-    help="List and revoke the accounts that people have connected to servers.",
+    help="List and revoke accounts that people have connected to servers.",
     no_args_is_help=True,
     add_completion=False,
 )
