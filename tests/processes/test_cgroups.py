@@ -152,7 +152,8 @@ async def test_the_groups_of_another_gateway_that_runs_are_left_alone(subtree: P
     family = Family()
     async with started(subtree, walled(family, DAEMON)) as (_, recorder):
         assert await until(lambda: recorder.lines)
-        async with started(subtree, walled(Family(), "print(1, flush=True)")):
+        async with started(subtree, walled(Family(), DAEMON)) as (_, another):
+            assert await until(lambda: another.lines)
             assert len({group.parent for group in groups(subtree)}) == 2
         assert len(family.members()) == 2
 
