@@ -189,15 +189,17 @@ class EndpointServers:
         return await lists_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Forward a legacy client's notification to the legacy servers. At `notifications/initialized`, subscribe at
-        the modern ones. A server that starts later gets the notification after its handshake (`LinkSource.replay`)."""
+        """Forward a legacy client's notification to the legacy servers of its own session: a shared one would take it
+        for that of its other sessions, too. At `notifications/initialized`, subscribe at the modern ones. A server that
+        starts later gets the notification after its handshake (`LinkSource.replay`)."""
         for upstream in self.visible.to(live.session.context).values():
             if live.ended:
                 return
             is_only = upstream is self.visible.only
             era = await upstream.era_for(Era.LEGACY) if is_only else upstream.era_now(Era.LEGACY)
             if era is Era.LEGACY:
-                upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
+                if not upstream.settings.shared:
+                    upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
             elif era is Era.MODERN and method == "notifications/initialized" and not _lists_from_cache(upstream, live):
                 with contextlib.suppress(UpstreamUnavailable, LinkClosed):
                     await relay_changes(upstream, live, correlation)

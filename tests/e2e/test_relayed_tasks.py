@@ -289,6 +289,26 @@ def test_only_its_own_session_is_told_of_a_task(legacy: InProcessGateway, http: 
         assert mine.listed() == [task] and other.listed() == [own]
 
 
+@requirement("proc.isolated")
+@pytest.mark.parametrize("name", SERVERS)
+def test_no_client_tells_a_server_of_what_another_session_was_asked(
+    legacy: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    tasks, forged = Tasks(legacy.url, http, f"{name}__"), f"forged-{name}"
+    told = {
+        "notifications/progress": {"progressToken": forged, "progress": 1},
+        "notifications/tasks/status": {"taskId": forged, "status": "failed"},
+    }
+    for method, params in told.items():
+        assert tasks.client.notify(method, params).status_code == 202
+    seen = [
+        message["method"]
+        for message in json.loads(tool_text(tasks.client.tool(f"{name}__seen")))
+        if forged in str(message)
+    ]
+    assert seen == ([] if name == "shared" else ["notifications/tasks/status"]), "tasks of its own are its own affair"
+
+
 def test_a_task_is_found_from_a_later_session_of_its_client(legacy: InProcessGateway, http: httpx.Client) -> None:
     task = Tasks(legacy.url, http, "stdio__").begin("work")["taskId"]
     later = Tasks(legacy.url, http)
