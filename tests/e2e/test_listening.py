@@ -88,6 +88,26 @@ def test_a_stream_ends_with_an_error_if_its_only_server_does_not_start(cold: Col
 NOTIFIES = (*PROBE, "notifies", "modern-only")
 
 
+@pytest.mark.parametrize(
+    ("servers", "wanted"),
+    [
+        ({"one": server(NOTIFIES)}, {}),
+        ({"one": server(NOTIFIES)}, {"toolsListChanged": True}),
+        ({"one": server(NOTIFIES), "two": server(NOTIFIES)}, {"toolsListChanged": True}),
+        ({"old": server((*PROBE, "legacy-only"))}, {"toolsListChanged": True}),
+    ],
+    ids=["of nothing", "one", "several", "legacy"],
+)
+@requirement("spec.ended-listen")
+def test_a_stream_whose_client_is_gone_ends_and_leaves_room_for_others(servers: Any, wanted: Any) -> None:
+    with in_process_gateway(servers, options={"limits": {"exchanges": 2}}) as gateway:
+        token: dict[str, str] = {}
+        for number in range(1, 5):
+            with listening(gateway.url, wanted={"notifications": wanted}, headers=token) as stream:
+                token = {"MCP-Gateway-Session": stream.session}
+            assert eventually(lambda number=number: gateway.stderr().count("=subscriptions/listen") == number)  # type: ignore[misc]  # bound in this round
+
+
 @pytest.fixture(scope="module")
 def notifying() -> Iterator[InProcessGateway]:
     """Two servers, each of one process for all."""

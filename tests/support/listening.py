@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final
 
 import httpx
@@ -42,11 +43,13 @@ class Stream:
 
 
 @contextmanager
-def listening(url: str, request_id: object = "mine") -> Iterator[Stream]:
-    body = modern_body("subscriptions/listen", WANTED, request_id=request_id)
+def listening(
+    url: str, request_id: object = "mine", *, wanted: Any = WANTED, headers: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Stream]:
+    body = modern_body("subscriptions/listen", wanted, request_id=request_id)
     began = time.monotonic()
     with (
         httpx.Client(timeout=20) as own,
-        own.stream("POST", url, json=body, headers=modern_headers(body)) as response,
+        own.stream("POST", url, json=body, headers={**modern_headers(body), **headers}) as response,
     ):
         yield Stream(response, began)
