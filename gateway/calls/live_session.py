@@ -182,6 +182,11 @@ class LiveSession(Usage):
         change the result."""
         return {} if self._questions is None else self._questions.suspended
 
+    def subscribed(self, uris: frozenset[str]) -> Set[str]:
+        """Return those of these resources of whose changes the client wants to be notified."""
+        listened = [each.wanted.uris for each in self.subscriptions]
+        return uris.intersection(self.session.subscriptions).union(*map(uris.intersection, listened))
+
     def in_flight_as(self, client_id: object) -> list[Exchange]:
         """Return the calls with this request id of the client. Usually there is at most one.
 

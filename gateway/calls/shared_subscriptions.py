@@ -1,8 +1,8 @@
 """Combine the subscriptions and log levels of several sessions or calls for the server process that they share.
 Pure."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Sequence, Set
+from typing import Final, Protocol
 
 import msgspec
 
@@ -14,7 +14,15 @@ from transports.jsonrpc import Object, encode
 _CAPABILITY: Final = "logging"
 
 
-def params_for_shared(method: str, params: Object, others: Sequence[Session]) -> Object | None:
+class Subscriber(Protocol):
+    """A session that uses the shared process (`gateway.calls.live_session.LiveSession` describes the methods)."""
+
+    @property
+    def session(self) -> Session: ...
+    def subscribed(self, uris: frozenset[str]) -> Set[str]: ...
+
+
+def params_for_shared(method: str, params: Object, others: Sequence[Subscriber]) -> Object | None:
     """Return the params with which a session's request is sent to a shared process. None if the request must not be
     sent.
 
@@ -22,11 +30,11 @@ def params_for_shared(method: str, params: Object, others: Sequence[Session]) ->
     sessions.
     """
     if method == "resources/unsubscribe":
-        uri = msgspec.json.decode(params.get("uri", b"null"))
-        return None if any(uri in other.subscriptions for other in others) else params
+        uris = frozenset({msgspec.json.decode(params.get("uri", b"null"))})
+        return None if any(other.subscribed(uris) for other in others) else params
     if method == "logging/setLevel":
         level = msgspec.json.decode(params.get("level", b"null"))
-        wanted = [known for known in (level, *(other.log_level for other in others)) if known in LOG_LEVELS]
+        wanted = [known for known in (level, *(other.session.log_level for other in others)) if known in LOG_LEVELS]
         if level in LOG_LEVELS:
             return params | {"level": msgspec.Raw(encode(min(wanted, key=LOG_LEVELS.index)))}
     return params

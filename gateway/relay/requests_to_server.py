@@ -69,8 +69,8 @@ async def send_call(
             exchange.finish(empty_result())
             return
     params, meta = for_server(upstream, conversation, call, cache_key)
-    if upstream.settings.shared:
-        others = [each.session for each in conversation.users if each is not None and each is not live]
+    if upstream.settings.shared and call.method in RECORDED:
+        others = [each for each in conversation.users if isinstance(each, LiveSession) and each is not live]
         seen = params_for_shared(call.method, params, others)
         if seen is None:
             exchange.finish(empty_result())

@@ -293,7 +293,7 @@ class ServerSubscriptions:
         self._awaited: set[str] = set()
         self._is_acknowledged = False
         self._is_lasting = False  # a legacy server notifies as long as it runs
-        self._subscribed: list[tuple[Conversation, str]] = []
+        self._subscribed: dict[Conversation, frozenset[str]] = {}
         self._children: list[Exchange] = []
         self._has_child_ended = False
         self._failed: set[str] = set()  # servers whose parts have ended by an error, and were not opened again
@@ -389,8 +389,8 @@ class ServerSubscriptions:
         part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
         self._is_lasting |= bool(part)
         answers: set[asyncio.Future[Message]] = set()
+        self._subscribed[conversation] = self._subscribed.get(conversation, frozenset()) | part.uris
         for uri in sorted(part.uris):
-            self._subscribed.append((conversation, uri))
             with contextlib.suppress(LinkClosed):
                 answers.add(conversation.future_answer("resources/subscribe", encode({"uri": uri})))
         self._ask_for(upstream)
@@ -458,16 +458,19 @@ class ServerSubscriptions:
             self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def end(self) -> None:
-        """End the subscriptions at the servers, except those to resources that other streams of the session need."""
+        """End the subscriptions at the servers, except those to resources that other streams of the session need, or
+        other sessions of a shared server."""
         self.has_ended = True
         self._lost.end()
         for answer in tuple(self._answers):
             answer.cancel()
         if self._subscription in self._live.subscriptions:
             self._live.subscriptions.remove(self._subscription)
-        still = set().union(*(other.wanted.uris for other in self._live.subscriptions))
-        for conversation, uri in self._subscribed:
-            if uri not in still:
+        for conversation, uris in self._subscribed.items():
+            for live in {self._live, *conversation.users}:
+                if isinstance(live, LiveSession):
+                    uris -= live.subscribed(uris)
+            for uri in sorted(uris):
                 conversation.request("resources/unsubscribe", encode({"uri": uri}))
         for child in tuple(self._children):
             if child.conversation is not None:

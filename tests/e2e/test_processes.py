@@ -16,6 +16,7 @@ from tests.requirements import requirement
 from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.in_process_gateway import in_process_gateway
+from tests.support.listening import listening
 from tests.support.mcp_clients import Legacy, Modern, error_of, restarted, result_of, tool_text, without_id
 from tests.support.waiting import descendants, eventually, gone
 from tests.tools.obtain import node_environment, npm_packages, npx
@@ -261,3 +262,23 @@ def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.C
             "logging/setLevel debug",
             "resources/unsubscribe probe://thing",
         ]
+
+
+@requirement("proc.isolated", "spec.complete")
+def test_no_session_of_a_shared_process_ends_the_subscription_of_another(http: httpx.Client) -> None:
+    thing, both = {"uri": "probe://thing"}, ["probe://thing", "probe://other"]
+    with in_process_gateway({"p": server((*PROBE, "legacy-only"), shared=True)}) as gateway:
+        legacy = Legacy(gateway.url, http).open()
+
+        def unsubscribed() -> int:
+            return int(tool_text(legacy.tool("set")).count("resources/unsubscribe"))
+
+        with listening(gateway.url, wanted={"notifications": {"resourceSubscriptions": both[:1]}}) as stream:
+            assert result_of(legacy.call("resources/subscribe", thing)) == {}
+            assert result_of(legacy.call("resources/unsubscribe", thing)) == {}
+            assert not unsubscribed() and stream.first, "the other one still listens"
+            assert result_of(legacy.call("resources/subscribe", thing)) == {}
+        with listening(gateway.url, wanted={"notifications": {"resourceSubscriptions": both}}):
+            """It ends at once."""
+        assert eventually(lambda: unsubscribed() == 1)
+        assert tool_text(legacy.tool("set")).count("resources/unsubscribe probe://other") == 1

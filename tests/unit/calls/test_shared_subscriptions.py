@@ -5,15 +5,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_subscriptions import is_lower, params_for_shared
-from session_store import Session
-from session_store.testing import FakeClock, a_session
+from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
+from tests.support.fake_upstream import a_live
 from transports.era import LOG_LEVELS
 from transports.jsonrpc import encode
 
 
-def other(**fields: Any) -> Session:
-    return a_session(FakeClock(), **fields)
+def other(*listened: str, **fields: Any) -> LiveSession:
+    live = a_live(**fields)
+    live.subscriptions += [SubscriptionFilter(1, Filter(uris=frozenset({uri})), lambda frame: True) for uri in listened]
+    return live
 
 
 def params(**members: Any) -> dict[str, msgspec.Raw]:
@@ -25,6 +28,8 @@ def test_a_subscription_ends_with_the_last_session_that_holds_it() -> None:
     assert params_for_shared("resources/unsubscribe", uri, [other(subscriptions=("note://a",)), other()]) is None
     assert params_for_shared("resources/unsubscribe", uri, [other(subscriptions=("note://b",))]) is uri
     assert params_for_shared("resources/unsubscribe", uri, []) is uri
+    assert params_for_shared("resources/unsubscribe", uri, [other("note://b", "note://a", era="modern")]) is None
+    assert params_for_shared("resources/unsubscribe", uri, [other("note://b", era="modern")]) is uri
 
 
 @pytest.mark.parametrize("level", LOG_LEVELS)

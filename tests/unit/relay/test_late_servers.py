@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
+from gateway.calls.link_manager import LinkUsers
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_start_failures import Backoff, with_output_tail
 from gateway.errors import OutOfMemory
@@ -275,6 +276,7 @@ class Heard(OneServer):
         self.initialize_result = encode({"capabilities": CAPABILITIES})
         self.pending: asyncio.Queue[Any] = asyncio.Queue()
         self.requested: list[str] = []
+        self.users = LinkUsers()
 
     async def start(self, exchange: Exchange, params: Any, meta: Any) -> None:
         self.pending.put_nowait(exchange)
