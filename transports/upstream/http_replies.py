@@ -124,8 +124,7 @@ class ReplyReader:
     async def stream(self, response: httpx2.Response, request_id: int | str | None, place: StreamPlace) -> bool:
         """Deliver the messages of an event stream, and record in `place` how far it was read. Return True as soon as
         the answer to the request has come."""
-        if is_encoded(response):  # a few bytes may be hours of empty lines, which no limit of an event ends
-            raise httpx2.DecodingError("the event stream has a Content-Encoding that was not asked for")
+        refuse_encoded(response)
         decoder = EventDecoder(self.max_bytes)
         async for chunk in response.aiter_bytes():
             for event in decoder.feed(chunk):
@@ -137,6 +136,9 @@ class ReplyReader:
         return False
 
     async def _body(self, response: httpx2.Response) -> bytes:
+        if not response.is_success and is_encoded(response):
+            return b""  # the status counts
+        refuse_encoded(response)
         parts, size = [], 0
         async for chunk in response.aiter_bytes():
             size += len(chunk)
@@ -166,6 +168,13 @@ class ReplyReader:
 def is_encoded(response: httpx2.Response) -> bool:
     """Return True if the response is compressed, although requests accept no coding (RFC 9110 §12.5.3)."""
     return response.headers.get("content-encoding", "identity").lower() not in ("", "identity")
+
+
+def refuse_encoded(response: httpx2.Response) -> None:
+    """Raise `httpx2.DecodingError` if the response is compressed. The HTTP client decodes what it has read in one turn
+    of the loop, coding in coding: a few kilobytes may be hours of empty blocks or lines, which no limit counts."""
+    if is_encoded(response):
+        raise httpx2.DecodingError("the response has a Content-Encoding that was not asked for")
 
 
 def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
@@ -200,8 +209,10 @@ def refusal_text(response: httpx2.Response) -> str:
 
 
 async def skim(response: httpx2.Response) -> None:
-    """Read and drop a body, so that its connection can be used again. A long or slow one is left unread, and its
-    connection is closed."""
+    """Read and drop a body, so that its connection can be used again. A long, slow or compressed one is left unread,
+    and its connection is closed."""
+    if is_encoded(response):
+        return
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MOST_SKIMMED_S):

@@ -504,7 +504,7 @@ async def _has_ended(response: httpx2.Response) -> bool:
     """Return True if the gateway does not know the session that a modern request named. The status says the same of an
     unknown method, so the code of the error counts."""
     named = response.request.headers.get(_GATEWAY_SESSION, _NEW) != _NEW
-    length = response.headers.get("content-length", "")
+    length = "" if "transfer-encoding" in response.headers else response.headers.get("content-length", "")
     if (
         not named
         or response.status_code != 404

@@ -1,5 +1,8 @@
 """Reading the HTTP responses of a server."""
 
+import gzip
+from collections.abc import AsyncIterator
+
 import httpx2
 import pytest
 
@@ -7,7 +10,7 @@ from tests.requirements import requirement
 from transports.jsonrpc import Message, encode_request, parse
 from transports.sse import TooLarge
 from transports.testing import RecordedEvents
-from transports.upstream.http_replies import LEAST_S, MOST_S, ReplyReader, StreamPlace, pause_s
+from transports.upstream.http_replies import LEAST_S, MOST_S, ReplyReader, StreamPlace, pause_s, skim
 from transports.upstream.non_message_lines import LineBudget
 
 REQUEST = parse(encode_request(7, "ping", b"{}"))
@@ -56,6 +59,31 @@ async def test_a_body_beyond_the_bound_is_not_read() -> None:
     read, _, _ = reader(max_bytes=10)
     with pytest.raises(TooLarge):
         await read.read(httpx2.Response(200, content=ANSWER), REQUEST, StreamPlace())
+
+
+class Sent(httpx2.AsyncByteStream):
+    """A body that is decoded only by whoever reads it."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.parts = content, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self.parts += 1
+        yield self.content
+
+
+@requirement("wall.structure")
+async def test_a_compressed_body_is_not_decoded() -> None:
+    """A few kilobytes of gzip in gzip can be hours of work in one turn of the gateway's loop."""
+    read, delivered, events = reader()
+    coded = {"content-encoding": "gzip, gzip"}
+    with pytest.raises(httpx2.DecodingError, match="Content-Encoding that was not asked for"):
+        await read.read(httpx2.Response(200, headers=coded, stream=Sent(gzip.compress(ANSWER))), REQUEST, StreamPlace())
+    refusal = Sent(gzip.compress(ANSWER))
+    assert await read.read(httpx2.Response(503, headers=coded, stream=refusal), REQUEST, StreamPlace())
+    assert not delivered and events.failed == [7] and not refusal.parts, "the status says enough"
+    await skim(httpx2.Response(202, headers=coded, stream=refusal))
+    assert not refusal.parts
 
 
 def place(retry_ms: int | None = None) -> StreamPlace:

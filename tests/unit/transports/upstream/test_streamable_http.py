@@ -212,7 +212,7 @@ async def test_a_compressed_stream_is_not_read() -> None:
         link.send(request({}, {"name": "t"}))
         await events.settled()
     assert events.reasons == [
-        "server 'remote' broke off: DecodingError: the event stream has a Content-Encoding that was not asked for"
+        "server 'remote' broke off: DecodingError: the response has a Content-Encoding that was not asked for"
     ]
     assert server.posted[0].headers["accept-encoding"] == "identity"
 
