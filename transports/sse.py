@@ -43,7 +43,7 @@ class EventDecoder:
         self.retry_ms: int | None = None
         self._most = max_event_bytes
         self._rest: list[bytes] = []
-        self._data: list[bytes] = []
+        self._data = bytearray()  # the lines of the event that has not ended, each with a line break
         self._size = 0
         self._id = ""
         self._type = ""
@@ -66,19 +66,21 @@ class EventDecoder:
             event = self._line(line)
             if event is not None:
                 yield event
-        # The lines of an event are joined by line breaks, which count: lines may be empty.
-        self._size = sum(map(len, self._data)) + len(self._data) + len(self._rest[0])
+        # Lines are not counted one by one: many in many chunks would take the square of their number.
+        self._size = len(self._data) + len(self._rest[0])
         if self._size > self._most:
             raise TooLarge(f"an event of more than {self._most} bytes")
 
     def _line(self, line: bytes) -> Event | None:
         if not line:
-            data, kind, self._data, self._type = b"\n".join(self._data), self._type, [], ""
+            data, kind, self._type = bytes(memoryview(self._data)[:-1]), self._type, ""
+            self._data = bytearray()
             return Event(data, self._id, kind) if data or self._id else None
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value)
+            self._data += value
+            self._data += b"\n"
         elif field == b"id" and b"\0" not in value:
             self._id = value.decode("utf-8", "replace")
         elif field == b"event":

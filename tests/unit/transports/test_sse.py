@@ -1,11 +1,13 @@
 """Server-sent events, there and back (WHATWG HTML, 9.2)."""
 
 from itertools import pairwise
+from time import process_time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.requirements import requirement
 from transports.sse import COMMENT, Event, EventDecoder, TooLarge, encode_event
 
 ONE_LINE = st.binary(min_size=1, max_size=200).filter(lambda data: b"\n" not in data and b"\r" not in data)
@@ -49,3 +51,11 @@ def test_an_event_that_grows_beyond_its_bound_is_an_error() -> None:
         with pytest.raises(TooLarge, match="100 bytes"):
             decoded(*chunks, most=100)
     assert len(decoded(*[encode_event(b"x" * 50)] * 100, most=100)) == 100, "one after the other they fit"
+
+
+@requirement("wall.structure")
+def test_the_cost_of_an_event_follows_its_bytes_and_not_the_square_of_its_lines() -> None:
+    began = process_time()
+    [event] = decoded(*[b"data\n"] * 50_000, b"\n", most=100_000)
+    assert event.data == b"\n" * 49_999
+    assert process_time() - began < 5, "it took 26 s when each piece counted all lines again"
