@@ -62,12 +62,15 @@ class Lists:
             self.late.pop(method, None)
 
     def forget(self, kind: str) -> None:
-        """Drop the lists of a kind (tools, prompts, resources), because the server has announced a change."""
+        """Drop the lists of a kind (tools, prompts, resources), because the server has announced a change. Do nothing
+        if they are dropped already: a shared server tells each of its sessions, and `on_change` asks each of them."""
+        names, stores = [row.name for row in lists_of(kind)], (self.known, self.late, self.passed, self.asked_at)
+        has_any = any(name in store for store in stores for name in names)
+        if kind in self.announced and self.changed.issuperset(names) and not has_any:
+            return
         self.announced.add(kind)
         self._on_change()
-        for row in lists_of(kind):
-            self.known.pop(row.name, None)
-            self.late.pop(row.name, None)
-            self.passed.pop(row.name, None)
-            self.asked_at.pop(row.name, None)
-            self.changed.add(row.name)
+        self.changed.update(names)
+        for name in names:
+            for store in stores:
+                store.pop(name, None)

@@ -158,11 +158,11 @@ class _Router(ABC):
             conversation.lists.forget(change.kind)
 
     def _changed(self, conversation: Conversation, message: Message, params: Object) -> None:
+        if conversation.era is not Era.LEGACY:
+            return  # a modern server names the subscription
         method, frame = str(message.method), _frame(message)
         uri = msgspec.json.decode(params["uri"], type=str) if "uri" in params else None
         for live in self._audience(conversation):
-            if conversation.era is not Era.LEGACY:
-                continue
             if live.session.era == Era.MODERN:
                 for subscription in live.subscriptions:
                     subscription.notify(method, params, uri)

@@ -184,6 +184,29 @@ async def test_a_server_cancels_its_question_at_the_session_that_was_asked_whoev
     assert server.calls.take_asked(b"1") is None
 
 
+@requirement("spec.relayed-changes")
+@pytest.mark.parametrize("others", [1, 500])
+async def test_a_change_that_a_shared_server_tells_each_session_costs_each_no_more_with_many(others: int) -> None:
+    server, router = Server(Era.MODERN), SharedRouter()
+    server.lists = Lists(server.users.changed)
+    users = [Live() for _ in range(1 + others)]
+    for user in users:
+        server.users.add(user)
+    stream = server.send(users[0], method="subscriptions/listen")
+    stream.listen_for(Filter(kinds=frozenset({"toolsListChanged"})))
+    router.notified(server.conversation, notification("notifications/tools/list_changed", {"_meta": {TAG: 7}}))
+    assert all(user.version == 1 for user in users), "the first makes all decide anew"
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([event]))
+    for named in ({"_meta": {TAG: stream.number}}, {}):
+        router.notified(server.conversation, notification("notifications/tools/list_changed", named))
+    sys.setprofile(None)
+    assert len(await frames_of(stream)) == 1 and calls["call"] < 90
+    server.lists.list_requested("tools/list")
+    router.notified(server.conversation, notification("notifications/tools/list_changed", {}))
+    assert all(user.version == 3 for user in users), "a question, and a change since then"
+
+
 @requirement("spec.letter")
 @pytest.mark.parametrize(
     ("declared", "method", "params", "code"),
