@@ -418,7 +418,7 @@ class Exchange(ObservedCall):
         """Cancel the call: notify the server if it was sent, and answer the client with an error."""
         if self.conversation is not None:
             self.conversation.cancel(self, reason, code)
-        else:  # it is not sent yet, or a stream of several servers, of a legacy one, or of none
+        else:  # it is not sent yet
             self.fail_cancelled(code, reason)
 
     def abandon(self) -> None:

@@ -6,6 +6,7 @@ calls that are late.
 """
 
 import asyncio
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from time import monotonic
@@ -15,10 +16,10 @@ from weakref import ref
 import msgspec
 
 from gateway.calls.exchange import Exchange, ExchangeConversation, ExchangeSession
-from gateway.calls.lifecycles import ExchangeState
+from gateway.calls.lifecycles import Deadlines, ExchangeState
 from gateway.calls.link_manager import LinkSource
 from gateway.calls.questions_to_client import give_up
-from gateway.errors import CALL_TIMED_OUT
+from gateway.errors import CALL_TIMED_OUT, CANCELLED
 from session_store.session import redact
 from transports.jsonrpc import Message, encode
 from transports.upstream_port import LinkClosed
@@ -34,6 +35,8 @@ MOST_NAMED: Final = 3
 
 _EXIT_S: Final = 1.0
 """Seconds to wait for the exit of a process that has closed its input, so that errors can report the exit."""
+
+_NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
 
 _LATE: Final = {
     ExchangeState.SENT: "server {!r} did not answer",
@@ -259,6 +262,45 @@ class CallWatch:
         conversation.notify("notifications/cancelled", cancelled)
         reason = f"{late.format(conversation.name)} within {limit_s:g} s; the call was cancelled"
         conversation.fail(exchange, CALL_TIMED_OUT, reason)
+
+
+class WaitingCalls:
+    """Begins the event streams of calls that wait for no answer of one server, and sends keepalives on them: of
+    `tasks/result`, and of `subscriptions/listen` at other servers than one modern one. They have no deadline."""
+
+    name = ""
+    deadlines = _NO_LIMITS
+
+    def __init__(self) -> None:
+        self.calls = CallsInFlight()
+        self._watch = CallWatch(self, self.calls)
+        self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
+
+    def add(self, exchange: Exchange) -> None:
+        """Begin a call's event stream, and send keepalives on it until its reply has ended."""
+        exchange.queue_at(self, next(self._numbers))
+        self.calls.add_waiting(exchange)
+
+        def end() -> None:
+            self.calls.end(exchange)
+
+        exchange.when_done(end)
+        self._watch.begin()
+
+    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
+        exchange.fail_cancelled(code, reason)
+
+    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
+        exchange.fail(code, reason)
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Do nothing: no server has asked this client."""
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """Do nothing: no server has asked this client."""
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Do nothing: no server waits for progress."""
 
 
 class OwnRequests:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.in_flight import WaitingCalls
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_start_failures import MOST_S, Backoff, without_output_tail
@@ -124,7 +125,7 @@ class LateServers:
 
     An answer waits `wait_s` seconds for its servers. In the background, a server may take `read_s` seconds to send a
     list. Each late server has one background task for each session that waits for it, and one for all clients without a
-    session.
+    session. `streams` has the clients' streams of notifications that are in no conversation.
     """
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
@@ -132,6 +133,7 @@ class LateServers:
         self._follows: dict[tuple[LiveSession | None, str], _Follow] = {}
         self._left_out: WeakKeyDictionary[ConfiguredUpstream, float] = WeakKeyDictionary()  # since when (Unix time)
         self._subscriptions: set[SubscriptionFilter] = set()
+        self.streams = WaitingCalls()
         self._reported: dict[str, set[str]] = {}
         self._tasks = Tasks("late servers")
 

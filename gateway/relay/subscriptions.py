@@ -154,8 +154,10 @@ async def open_stream(
     session sees. `send` sends the call to one server. `owner` and errors are those of `listen`."""
     # If the filter is empty, and no declared extension may notify, no server has to know of the stream.
     if bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open:
+        late.streams.add(call.exchange)
         SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
     elif only is None:
+        late.streams.add(call.exchange)
         await listen(seen.values(), call, late, owner)
     elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
         call.exchange.listen_for(Filter.of(call.params))
@@ -165,6 +167,7 @@ async def open_stream(
         else:
             await send(only, call)
     else:
+        late.streams.add(call.exchange)
         await listen(seen.values(), call, None, None)
 
 

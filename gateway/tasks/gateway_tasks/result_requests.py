@@ -8,9 +8,7 @@ answer counts.
 import asyncio
 import contextlib
 import functools
-import itertools
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -20,11 +18,9 @@ from msgspec.structs import replace
 
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import CallsInFlight, CallWatch
-from gateway.calls.lifecycles import Deadlines
+from gateway.calls.in_flight import WaitingCalls
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_task_owners import with_related, without_related
-from gateway.errors import CANCELLED
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.client_capabilities import may_be_asked
 from gateway.protocol.input_requests import for_legacy_client, question_of
@@ -51,8 +47,6 @@ Raises:
     Refused: the task is unknown.
     StoreUnavailable: the store does not answer.
 """
-
-_NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
 
 _LOOK_S: Final = 5.0
 """Seconds without news of a task after which its record is read again, because its owner may be gone."""
@@ -147,45 +141,6 @@ class Room:
         self._body_budget.give_back(self._counted_as, counted)
         self._taken -= size
         self._freed.set()
-
-
-class WaitingCalls:
-    """Begins the event streams of waiting `tasks/result` calls, and sends keepalives on them. The calls have no
-    deadline, because their tasks have limits of their own."""
-
-    name = ""
-    deadlines = _NO_LIMITS
-
-    def __init__(self) -> None:
-        self.calls = CallsInFlight()
-        self._watch = CallWatch(self, self.calls)
-        self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
-
-    def add(self, exchange: Exchange) -> None:
-        """Begin a call's event stream, and send keepalives on it until its reply has ended."""
-        exchange.queue_at(self, next(self._numbers))
-        self.calls.add_waiting(exchange)
-
-        def end() -> None:
-            self.calls.end(exchange)
-
-        exchange.when_done(end)
-        self._watch.begin()
-
-    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
-        exchange.fail_cancelled(code, reason)
-
-    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        exchange.fail(code, reason)
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        """Do nothing: no server has asked this client."""
-
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """Do nothing: no server has asked this client."""
-
-    def notify(self, method: str, params: bytes | None) -> None:
-        """Do nothing: no server waits for progress."""
 
 
 class ResultCalls:

@@ -5,13 +5,16 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from gateway.calls import in_flight
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import UpstreamSettings
 from gateway.relay import subscriptions
-from gateway.relay.subscriptions import LostSubscriptions, changes_confirmed, relay_changes
+from gateway.relay.late_servers import LateServers
+from gateway.relay.subscriptions import LostSubscriptions, changes_confirmed, open_stream, relay_changes
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.link_opener import UpstreamLinks
 from session_store.testing import FakeClock
@@ -19,6 +22,7 @@ from tests.requirements import requirement
 from tests.support.paged_server import OneServer
 from tests.unit.calls.parts import turns
 from tests.unit.relay.parts import a_live
+from transports.era import Era
 from transports.jsonrpc import parse
 from transports.upstream_port import UpstreamUnavailable
 
@@ -260,3 +264,25 @@ async def test_a_server_behind_a_url_is_asked_again_after_longer_and_longer_paus
     stream.clock.pass_time(60)
     await stream.lost(server)
     assert pauses[-1] == 1, "it has lasted a while"
+
+
+@requirement("spec.ended-listen")
+@pytest.mark.parametrize("wanted", [b"{}", b'{"toolsListChanged":true}'])
+async def test_a_stream_that_no_conversation_has_gets_keepalives_until_its_client_is_gone(
+    wanted: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "TICK_S", 0.001)
+    live, late = a_live(era="modern"), LateServers(wait_s=5, read_s=5)
+    exchange = Exchange(method="subscriptions/listen", client_id=1, live=live)
+    call = SimpleNamespace(exchange=exchange, live=live, era=Era.MODERN, correlation="c")
+    call.params = {"notifications": msgspec.Raw(wanted)}
+    await open_stream({}, None, cast("Any", call), late, lambda uri, call: None, cast("Any", None))
+    assert await exchange.replies.next()
+    quiet = asyncio.create_task(exchange.replies.next(0.0))
+    await asyncio.wait({quiet}, timeout=60)
+    assert isinstance(quiet.exception(), TimeoutError)
+    exchange.cancel("the client disconnected")
+    frame = await exchange.replies.next()
+    assert frame is not None and frame.final
+    exchange.done()
+    assert not late.streams.calls and not live.subscriptions

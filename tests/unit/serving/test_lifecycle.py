@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
+from gateway.calls.in_flight import WaitingCalls
 from gateway.cluster.ownership import Cluster
 from gateway.config.policy import PolicySettings
 from gateway.errors import STORE_UNAVAILABLE
@@ -21,7 +22,6 @@ from gateway.serving import hidden_process, lifecycle
 from gateway.serving.drain import Drain
 from gateway.serving.lifecycle import Lifecycle, StoreWatch
 from gateway.serving.readiness import KNOWN_S, Readiness, ServingState
-from gateway.tasks.gateway_tasks.result_requests import WaitingCalls
 from session_store import MemoryBackend, StoreUnavailable
 from session_store.testing import FakeClock
 from tests.requirements import requirement
