@@ -4,7 +4,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import KW_ONLY, dataclass
 from time import time
 from typing import Any, Final, Literal, Protocol
@@ -22,7 +22,7 @@ from gateway.upstreams.link_env_and_headers import SessionResources
 from gateway.upstreams.server_facts import KnownFacts
 from session_store import Context, Session, TimelineEntry
 from session_store.session import redact
-from transports.era import Era
+from transports.era import LOG_LEVELS, Era
 from transports.jsonrpc import encode, encode_notification, encode_request
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
@@ -38,6 +38,8 @@ Quotes = Literal["own", "all", "none"]
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
 _START_TIMES: Final = 100
+_MOST_RESTORED: Final = 10_000
+"""Maximum number of resources to which a new process is subscribed at once, for all its sessions."""
 _NO_HANDSHAKE: Final = "it has no handshake: its first answer says that it is ready"
 _SHARED_HANDSHAKE: Final = encode(
     {
@@ -149,11 +151,19 @@ class UpstreamLinks:
 
 
 class SharedLinks:
-    """Open links that belong to no session, or to many. They get no resources of a session. `is_trial`: there is only
-    one link, to test if the server accepts a handshake."""
+    """Open links that belong to no session, or to many. They get no resources of a session. `users` returns the
+    sessions. `is_trial`: there is only one link, to test if the server accepts a handshake."""
 
-    def __init__(self, links: UpstreamLinks, era: Era, *, is_trial: bool = False) -> None:
+    def __init__(
+        self,
+        links: UpstreamLinks,
+        era: Era,
+        *,
+        users: Callable[[], Iterable[LinkSession | None]] = tuple,
+        is_trial: bool = False,
+    ) -> None:
         self._links = links
+        self._users = users
         self._is_trial = is_trial
         self.name = links.name
         self.era = era
@@ -174,7 +184,10 @@ class SharedLinks:
         return _SHARED_HANDSHAKE if self.era is Era.LEGACY else None
 
     def replay(self) -> list[bytes]:
-        return [] if self._is_trial else [_INITIALIZED]
+        if self._is_trial:
+            return []
+        lives = [live for live in self._users() if isinstance(live, LiveSession)]
+        return [_INITIALIZED, *_settings(lives, self._links.permits)]
 
     async def record_use(self, live: LinkSession) -> bool:
         return await self._links.record_use(live, self.era)
@@ -265,16 +278,9 @@ class SessionLinks:
         return self._links.known.handshake()
 
     def replay(self) -> list[bytes]:
-        session, permits = self._live.session, self._links.permits
-        if session.era == Era.MODERN:
-            listened = frozenset().union(*(subscription.wanted.uris for subscription in self._live.subscriptions))
-            return [_INITIALIZED, *_subscriptions(permits(session.context, listened))]
-        if not session.initialized:
+        if self._live.session.era != Era.MODERN and not self._live.session.initialized:
             return []
-        frames = [_INITIALIZED]
-        if session.log_level:
-            frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
-        return [*frames, *_subscriptions(permits(session.context, frozenset(session.subscriptions)))]
+        return [_INITIALIZED, *_settings([self._live], self._links.permits)]
 
     async def record_use(self, live: LinkSession) -> bool:
         return await self._links.record_use(live, self.era)
@@ -314,5 +320,18 @@ def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
     return "", ""
 
 
-def _subscriptions(uris: frozenset[str]) -> list[bytes]:
-    return [encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in sorted(uris)]
+def _settings(lives: Iterable[LiveSession], permits: Permits) -> list[bytes]:
+    """Return the requests that give a new process the lowest log level of its sessions, and all their subscriptions."""
+    levels = {live.session.log_level for live in lives} & {*LOG_LEVELS}
+    uris = set[str]()
+    for live in lives:
+        wanted = frozenset(live.session.subscriptions).union(*(each.wanted.uris for each in live.subscriptions))
+        uris |= permits(live.session.context, wanted)
+    frames = [
+        encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri}))
+        for uri in sorted(uris)[:_MOST_RESTORED]
+    ]
+    if not levels:
+        return frames
+    level = encode({"level": min(levels, key=LOG_LEVELS.index)})
+    return [encode_request("restore-log-level", "logging/setLevel", level), *frames]

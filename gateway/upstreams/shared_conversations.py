@@ -34,7 +34,9 @@ class SharedConversations:
         """Return the shared conversation in `era`; create it if there is none."""
         conversation = self._open.get(era)
         if conversation is None:
-            source = SharedLinks(self.links, era)
+            source = SharedLinks(
+                self.links, era, users=lambda: () if (held := self._open.get(era)) is None else held.users
+            )
             conversation = self._open[era] = Conversation(source, SharedRouter(self.on_change), self.deadlines)
         return conversation
 

@@ -264,6 +264,26 @@ def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.C
         ]
 
 
+@requirement("proc.reset-told", "spec.complete")
+def test_a_shared_process_that_is_started_again_has_the_subscriptions_and_the_log_level_of_all(
+    http: httpx.Client,
+) -> None:
+    uris = ["probe://thing", "probe://other"]
+    with in_process_gateway({"p": server((*PROBE, "legacy-only"), shared=True)}) as gateway:
+        legacy, other = (Legacy(gateway.url, http).open() for _ in range(2))
+        for client, level in ((legacy, "error"), (other, "debug")):
+            assert result_of(client.call("logging/setLevel", {"level": level})) == {}
+        assert result_of(legacy.call("resources/subscribe", {"uri": uris[0]})) == {}
+        with listening(gateway.url, wanted={"notifications": {"resourceSubscriptions": uris[1:]}}) as stream:
+            os.kill(int(tool_text(legacy.tool("pid"))), signal.SIGKILL)
+            assert eventually(lambda: legacy.tool("pid").status_code == 200) and stream.first
+            assert json.loads(tool_text(legacy.tool("set"))) == [
+                "logging/setLevel debug",
+                "resources/subscribe probe://other",
+                "resources/subscribe probe://thing",
+            ]
+
+
 @requirement("proc.isolated", "spec.complete")
 def test_no_session_of_a_shared_process_ends_the_subscription_of_another(http: httpx.Client) -> None:
     thing, both = {"uri": "probe://thing"}, ["probe://thing", "probe://other"]
