@@ -174,9 +174,12 @@ def test_limits_of_time_and_memory_hold_from_then_on(http: httpx.Client) -> None
         assert refused.status_code == 503 and error_of(refused)["data"]["reason"] == "out_of_memory", refused.text
         assert tool_text(client.tool("pid")) == pid, "a process that runs stays"
         most = {"of what bodies may have together": "x" * 100_000}
-        calling = threading.Thread(target=lambda: answers.append(client.tool("hang", most)))
+        began = Path(json.loads(tool_text(client.tool("env")))["TMPDIR"], "began")
+        code = {"code": f"subprocess.run(['sh', '-c', 'touch {began}; sleep 60'])"}
+        calling = threading.Thread(target=lambda: answers.append(client.tool("python", code | most)))
         calling.start()
-        assert eventually(lambda: client.tool("pid", most).status_code == 429), "bodies have a part of the memory"
+        assert eventually(began.exists)
+        assert client.tool("pid", most).status_code == 429, "bodies have a part of the memory"
         client.delete()
         calling.join(30)
 
