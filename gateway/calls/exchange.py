@@ -128,6 +128,7 @@ class Exchange(ObservedCall):
     ended: Callable[[], None] | None = None  # called once the wire no longer uses the exchange
     _wanted: Filter | None = None
     _on_acknowledged: Callable[[], None] | None = None
+    _acknowledged_as = -1  # the number of the request that the server has acknowledged last
 
     def __init__(
         self,
@@ -476,8 +477,11 @@ class Exchange(ObservedCall):
         self._on_acknowledged = then
 
     def take_acknowledgement(self) -> bool:
-        """Handle the server's acknowledgement of the stream. Return False if it must be forwarded to the client."""
+        """Handle the server's acknowledgement of the stream, once for each time that the request was sent. Return False
+        if it must be forwarded to the client."""
         if self._on_acknowledged is None:
             return False
-        self._on_acknowledged()
+        if self._acknowledged_as != self.number:  # each may notify the client of thousands of resources
+            self._acknowledged_as = self.number
+            self._on_acknowledged()
         return True

@@ -101,6 +101,7 @@ class SubscriptionFilter:
         self._client_id = client_id
         self._emit = emit
         self._early: dict[tuple[str, object], Object] | None = {}  # changes before the acknowledgement, each once
+        self._updated: frozenset[str] | None = None  # the resources of which all have a change in `_early`
         self._beyond: Object = {}
 
     def honour(self, more: Object) -> None:
@@ -146,9 +147,12 @@ class SubscriptionFilter:
             return
         message = parse(frame)
         row = CHANGES.get(str(message.method))
-        if row is not None:
-            changed = Filter(kinds=frozenset({row.flag})) if row.flag else Filter(uris=self.wanted.uris)
-            self.notify_all(changed)
+        if row is not None and row.flag:
+            self.notify_all(Filter(kinds=frozenset({row.flag})))
+        elif row is not None:
+            if self._updated is not self.wanted.uris:  # each time would take as long as there are resources
+                self._updated = self.wanted.uris
+                self.notify_all(Filter(uris=self._updated))
         elif len(self._early) < MAX_EARLY:
             self._early[str(message.method), len(self._early)] = message.params_object()
 

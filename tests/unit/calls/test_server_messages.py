@@ -359,11 +359,13 @@ async def test_the_acknowledgement_of_a_server_is_the_clients_unless_the_gateway
     known: list[str] = []
     streams = [server.send(live, method="subscriptions/listen") for _ in range(2)]
     streams[1].acknowledged_here(lambda: known.append("the server has it"))
-    for number in (1, 2, 3):
+    for number in (1, 2, 2, 3):
         params = {"notifications": {}, "_meta": {TAG: number}}
         acknowledged = notification("notifications/subscriptions/acknowledged", params)
         IsolatedRouter(live).notified(server.conversation, acknowledged)
     assert [len(await frames_of(stream)) for stream in streams] == [1, 0] and known == ["the server has it"]
+    streams[1].number = 4  # it was sent again
+    assert streams[1].take_acknowledgement() and len(known) == 2
 
 
 @requirement("ext.relay")

@@ -1,5 +1,8 @@
 """What a `subscriptions/listen` asks for, and which notifications it gets."""
 
+import sys
+from collections import Counter
+
 import msgspec
 
 from gateway.protocol.extensions import Declared
@@ -75,6 +78,22 @@ def test_the_acknowledgement_is_first_whatever_a_server_sends_on_its_part_of_the
     assert methods(frames) == [ACKNOWLEDGED, TOOLS, UPDATED, "notifications/com.acme/a"]
     listening.relay(below)
     assert frames[-1] == below, "as it is"
+
+
+@requirement("spec.cold-listen", "wall.structure")
+def test_changes_before_the_acknowledgement_cost_as_much_with_many_resources_as_with_one() -> None:
+    listening, frames = a_listener(Filter(uris=frozenset(map(str, range(1_000)))))
+    below = encode_notification(UPDATED, b'{"uri":"a/b"}')
+    listening.relay(below)
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([event]))
+    listening.relay(below)
+    sys.setprofile(None)
+    assert calls["call"] < 20
+    listening.extend(Filter(uris=frozenset({"late"})))
+    listening.relay(below)
+    listening.acknowledge(listening.wanted)
+    assert methods(frames) == [ACKNOWLEDGED, *[UPDATED] * 1_001], "each resource once"
 
 
 @requirement("ext.relay")
