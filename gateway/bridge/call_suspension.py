@@ -129,7 +129,8 @@ class _ServerRequest:
 
         def again() -> None:
             self._live.questions.release_unclear(size)
-            self.ask()
+            if self._conversation.calls.is_asked(encode(self._message.id)):  # else the server has cancelled it
+                self.ask()
 
         asyncio.get_running_loop().call_later(_UNCLEAR_FOR_S, again)
 

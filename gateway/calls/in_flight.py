@@ -169,6 +169,10 @@ class CallsInFlight:
             self._asked = {}
         self._asked[server_id] = live
 
+    def is_asked(self, server_id: bytes) -> bool:
+        """Return True if the server waits for the answer to its request with this id (JSON)."""
+        return self._asked is not None and server_id in self._asked
+
     def take_asked(self, server_id: bytes) -> ExchangeSession | None:
         """Remove a request of the server, which is answered or cancelled, and return the session that was asked; None
         if there is none."""

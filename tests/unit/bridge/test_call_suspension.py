@@ -64,6 +64,7 @@ class Server(parts.Server):
         """Ask. `call` is the one that the question names. `more`: further params."""
         params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}} | more
         message = parse(encode({"jsonrpc": "2.0", "id": "theirs", "method": method, "params": params}))
+        self.calls.asks(b'"theirs"', self.live)
         ask_modern(self.live, self.conversation, message, call)
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
@@ -157,6 +158,17 @@ async def test_a_question_of_a_shared_process_reaches_no_session_whose_call_came
     stranger = server.call(Server().live)
     await until(lambda: bool(server.refused))
     assert server.refused == [METHOD_NOT_FOUND] and stranger.suspended is None and not server.live.suspended
+
+
+async def test_a_question_that_its_server_cancels_while_it_waits_for_other_calls_is_not_asked() -> None:
+    server = Server()
+    calls = [server.call() for _ in range(2)]
+    server.asks()
+    server.calls.take_asked(b'"theirs"')
+    await asyncio.sleep(0)
+    held = server.live.questions._unclear
+    await until(lambda: not held)
+    assert not server.refused and not any(call.suspended for call in calls)
 
 
 async def test_a_question_of_a_call_that_may_not_ask_reaches_no_other_session() -> None:
