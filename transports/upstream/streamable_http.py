@@ -6,6 +6,7 @@ and event ids, caps events at 1 MiB, and decodes every message.
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from transports.upstream.http_replies import (
     skim,
 )
 from transports.upstream.non_message_lines import LineBudget
+from transports.upstream.paced_requests import PACED, PacedRequests
 from transports.upstream_port import (
     ConnectOptions,
     LinkClosed,
@@ -191,6 +193,7 @@ class HttpLink:
         self._replies = ReplyReader(
             upstream.name, upstream.max_event_bytes, deliver=self._deliver, events=events, budget=upstream.budget
         )
+        self._paced: PacedRequests | None = None
         self._last_post: asyncio.Task[None] | None = None
         self._takes_messages = True
         self._is_closed = False
@@ -214,13 +217,21 @@ class HttpLink:
         params = message.params_object()
         version = modern_version(params)
         if message.is_request:
+            ask = functools.partial(self._ask, frame, message, params, version, forwarded or {})
             if message.method == "initialize":
                 self._initialize_id = message.id
-            self._run(message.id, self._ask(frame, message, params, version, forwarded or {}))
+            if message.method in PACED:
+                self._paced = self._paced or PacedRequests(self._upstream.name, self._run, self._events)
+                self._paced.add(message.id, ask)  # type: ignore[arg-type]  # a request has an id
+                return
+            self._run(message.id, ask())
             return
         if message.method == _CANCELLED:
+            cancelled = decode_id(params.get("requestId", msgspec.Raw(b"null")))
+            if self._paced is not None and self._paced.drop(cancelled):
+                return  # the server does not have it
             # Nobody waits for the answer. Closing its stream is what cancels a request of the modern era.
-            if (running := self._running.get(decode_id(params.get("requestId", msgspec.Raw(b"null"))))) is not None:
+            if (running := self._running.get(cancelled)) is not None:
                 running.cancel()
         if message.method != _CANCELLED or self._version:
             # Notifications and responses keep their order, and precede later requests.

@@ -17,6 +17,7 @@ from tests.requirements import requirement
 from transports.jsonrpc import Message
 from transports.mirrored_headers import decode_value
 from transports.testing import RecordedEvents
+from transports.upstream.paced_requests import AT_ONCE
 from transports.upstream.streamable_http import HttpLink, HttpUpstream, modern_version
 from transports.upstream_port import ConnectOptions
 
@@ -215,6 +216,31 @@ async def test_a_compressed_stream_is_not_read() -> None:
         "server 'remote' broke off: DecodingError: the response has a Content-Encoding that was not asked for"
     ]
     assert server.posted[0].headers["accept-encoding"] == "identity"
+
+
+@requirement("wall.structure")
+async def test_thousands_of_subscriptions_take_a_few_connections_and_one_that_waits_is_cancelled_here() -> None:
+    posted, is_full, answers = list[int](), asyncio.Event(), asyncio.Event()
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        message = msgspec.json.decode(request.content)
+        if message["method"] != "notifications/cancelled":
+            posted.append(message["id"])
+            if len(posted) == AT_ONCE:
+                is_full.set()
+            await answers.wait()
+        return httpx2.Response(200, json={"jsonrpc": "2.0", "id": message.get("id"), "result": {}})
+
+    async with linked(answer) as (link, events):
+        for number in range(1_000):
+            subscription = {"jsonrpc": "2.0", "id": number, "method": "resources/subscribe", "params": {"uri": "a"}}
+            link.send(msgspec.json.encode(subscription))
+        await is_full.wait()
+        link.send(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":999}}')
+        assert len(posted) == AT_ONCE
+        answers.set()
+        await events.settled(999)
+    assert events.answered == posted == [*range(999)]
 
 
 @requirement("up.retry")

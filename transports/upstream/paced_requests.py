@@ -1,0 +1,70 @@
+"""Send requests that come by the thousand a few at a time: a subscription makes one for each of its resources."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from transports.jsonrpc import RequestId
+from transports.upstream_port import LinkEvents
+
+PACED: Final = frozenset({"resources/subscribe", "resources/unsubscribe"})
+"""The methods of these requests."""
+
+AT_ONCE: Final = 16
+"""Maximum number of these requests in flight on one link. Each takes a connection."""
+
+ANSWER_S: Final = 10.0
+"""Seconds that one of them may take."""
+
+MOST_WAITING: Final = 1 << 16
+"""Maximum number of those that wait."""
+
+
+class PacedRequests:
+    """Send requests to the server `name` in their order, at most `AT_ONCE` at the same time. `run` runs the work of a
+    request in a task, under the request's id. A server that does not answer one within `ANSWER_S` gets none of those
+    that wait. `events` gets the requests that have failed."""
+
+    __slots__ = ("_events", "_name", "_run", "_waiting", "_workers")
+
+    def __init__(
+        self, name: str, run: Callable[[object, Coroutine[Any, Any, None]], asyncio.Task[None]], events: LinkEvents
+    ) -> None:
+        self._name = name
+        self._run = run
+        self._events = events
+        self._waiting: OrderedDict[RequestId, Callable[[], Coroutine[Any, Any, None]]] = OrderedDict()
+        self._workers = 0
+
+    def add(self, request_id: RequestId, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Send a request, with `send`, as soon as fewer than `AT_ONCE` are in flight."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._events.refused(request_id, f"more than {MOST_WAITING} requests wait for server {self._name!r}")
+            return
+        self._waiting[request_id] = send
+        if self._workers < AT_ONCE:
+            self._workers += 1
+            self._run(object(), self._work())
+
+    def drop(self, request_id: object) -> bool:
+        """Forget a request that waits. Return False if it does not wait."""
+        return self._waiting.pop(request_id, None) is not None  # type: ignore[call-overload]  # anything can be looked up
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                request_id, send = self._waiting.popitem(last=False)
+                sent = self._run(request_id, send())
+                if (await asyncio.wait([sent], timeout=ANSWER_S))[1]:
+                    sent.cancel()
+                    self._give_up(request_id)
+        finally:
+            self._workers -= 1
+
+    def _give_up(self, request_id: RequestId) -> None:
+        late = f"server {self._name!r} did not answer within {ANSWER_S:g} s"
+        self._events.unreadable(request_id, late)
+        waiting, self._waiting = self._waiting, OrderedDict()
+        for other in waiting:
+            self._events.refused(other, f"{late}, and gets no further requests of this kind until then")
