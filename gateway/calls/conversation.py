@@ -389,7 +389,7 @@ class Conversation:
         closed. If the link ends before the answer, the future fails with `LinkClosed`."""
         self.links.require()
         number = self.next_number()
-        answer = self._own.expect(number)
+        answer = self._own.expect(number, self.notify)
         try:
             self.put(encode_request(number, method, params))
         except BaseException:

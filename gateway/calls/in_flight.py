@@ -8,7 +8,7 @@ calls that are late.
 import asyncio
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import ref
@@ -318,14 +318,17 @@ class OwnRequests:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def expect(self, number: int) -> asyncio.Future[Message]:
-        """Return a future for the answer to the request with this id."""
+    def expect(self, number: int, notify: Callable[[str, bytes], None] | None = None) -> asyncio.Future[Message]:
+        """Return a future for the answer to the request with this id. If its caller gives up, `notify` tells the server
+        so: a request over HTTP would keep its connection."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        answer.add_done_callback(lambda _: self._settled(number))
+        answer.add_done_callback(lambda answer: self._settled(number, notify if answer.cancelled() else None))
         return answer
 
-    def _settled(self, number: int) -> None:
+    def _settled(self, number: int, notify: Callable[[str, bytes], None] | None) -> None:
+        if notify is not None:
+            notify("notifications/cancelled", encode({"requestId": number, "reason": "nobody waits for it any more"}))
         self._waiting.pop(number, None)
         if not self._waiting:
             self._waiting = {}  # a dict that was in use keeps its size
@@ -354,8 +357,9 @@ class OwnRequests:
 
     def fail(self, number: object, error: Exception) -> None:
         """Fail the request with this id, or all requests if `number` is None, because no answer will come."""
-        for waiting, answer in list(self._waiting.items()):
-            if number in (None, waiting) and not answer.done():
+        found = self._waiting.get(number)  # type: ignore[call-overload]  # anything can be looked up
+        for answer in list(self._waiting.values()) if number is None else () if found is None else (found,):
+            if not answer.done():
                 answer.set_exception(error)
 
 

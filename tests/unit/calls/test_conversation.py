@@ -64,6 +64,24 @@ async def test_a_question_that_is_answered_or_refused_is_not_asked_any_more() ->
     assert [conversation.calls.take_asked(b"%d" % number) for number in (1, 2)] == [None, None]
 
 
+@requirement("spec.cancelled")
+async def test_a_request_of_the_gateway_that_nobody_waits_for_is_cancelled_at_the_server() -> None:
+    """One over HTTP would keep its connection for as long as the server likes."""
+    upstream, _ = await sent()
+    given_up, answered = (upstream.conversation.future_answer("tools/list", None) for _ in range(2))
+    given_up.cancel()
+    upstream.links[0].answer({})
+    await turns()
+    assert answered.done()
+    cancelled = [message for message in upstream.links[0].sent if message["method"] == "notifications/cancelled"]
+    assert [message["params"]["requestId"] for message in cancelled] == [2]
+    failed, other = (upstream.conversation.future_answer("tools/list", None) for _ in range(2))
+    upstream.conversation.refused(4, "no")
+    assert isinstance(failed.exception(), UpstreamUnavailable) and not other.done()
+    upstream.conversation.closed("it exited")
+    assert isinstance(other.exception(), LinkClosed)
+
+
 QUOTA = too_many("server processes", 3, anonymous=False)
 
 
