@@ -106,6 +106,11 @@ async def stream_answer(
         frames = [] if isinstance(frame, TimeoutError) else await _with_those_behind(frame, answer)
         recorded = [_PRIMING, *frames] if begins else frames
         ids = await answer.record(recorded) if recorded else ()
+        if frames and answer.is_doubtful:  # the store may have taken long to give out ids
+            last = await answer.confirmed(frames[-1])
+            if last is not frames[-1]:
+                frames = recorded = [last]
+                ids = (None,)
         events = encode_events(recorded, ids)
         if begins and times is not None and ids[0] is not None:
             closes_at = monotonic() + (times.poll_after_s or math.inf)
