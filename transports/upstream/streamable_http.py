@@ -389,6 +389,9 @@ class HttpLink:
             result = msgspec.json.decode(message.result)
             self._version = _sendable(result.get("protocolVersion")) if isinstance(result, dict) else ""
         self._events.message(message, stream)
+        if message.is_response and message.id != stream and isinstance(message.id, int):
+            if (answered := self._running.get(message.id)) is not None:
+                answered.cancel()  # nobody else would end its own response, which may have no end
 
     async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
         """Resume a stream that was cut before the answer, after its last event, as often as the server cuts it (MCP

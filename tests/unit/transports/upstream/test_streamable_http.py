@@ -219,6 +219,25 @@ async def test_a_compressed_stream_is_not_read() -> None:
 
 
 @requirement("wall.structure")
+async def test_the_response_of_a_request_that_is_answered_on_another_stream_is_ended() -> None:
+    """Each would keep its connection for as long as the server likes."""
+    body = Endless(is_slow=True, part=b": quiet\n\n")
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if msgspec.json.decode(request.content)["id"] == 7:
+            return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=body)
+        return stream(RESULT + RESULT.replace("7", "8"))
+
+    async with linked(answer) as (link, events):
+        link.send(CALL)
+        first = link._running[7]
+        link.send(CALL.replace(b"7", b"8"))
+        await events.settled(2)
+        await asyncio.wait([first])
+        assert events.answered == [7, 8] and first.cancelled() and not events.failed
+
+
+@requirement("wall.structure")
 async def test_thousands_of_subscriptions_take_a_few_connections_and_one_that_waits_is_cancelled_here() -> None:
     posted, is_full, answers = list[int](), asyncio.Event(), asyncio.Event()
 
@@ -275,15 +294,15 @@ async def test_a_cancelled_call_is_not_continued() -> None:
 class Endless(httpx2.AsyncByteStream):
     """A body that does not end, with a pause between its parts if it is slow. `parts`: how many were read."""
 
-    def __init__(self, *, is_slow: bool) -> None:
-        self.parts = 0
+    def __init__(self, *, is_slow: bool, part: bytes = b"x" * 16_384) -> None:
+        self.parts, self.part = 0, part
         self.is_slow = is_slow
         self.closed = asyncio.Event()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
             self.parts += 1
-            yield b"x" * 16_384
+            yield self.part
             await (asyncio.Event().wait() if self.is_slow else asyncio.sleep(0))
 
     async def aclose(self) -> None:
