@@ -7,7 +7,7 @@ words, and a test compares both. The SDK is not imported, because loading it tak
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 PREFIX: Final = "Mcp-Param-"
@@ -78,6 +78,11 @@ def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str
         if text is not None:
             headers[annotated.header] = encode_value(text)
     return headers
+
+
+def has_params(headers: Iterable[str]) -> bool:
+    """Return True if one of these headers (lower-case names) is an `Mcp-Param-*` header."""
+    return any(name.startswith(_PREFIX) for name in headers)
 
 
 def param_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ from gateway.upstreams.result_cache import CacheKey
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
-from transports.mirrored_headers import param_headers
+from transports.mirrored_headers import has_params, param_headers
 
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
 """Keys of `_meta`, beside those of the specification, that do not influence lists and resources."""
@@ -217,11 +217,11 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
     """Return the key under which the result of this request may be cached; None if it must not be cached.
 
     A public result is cached for all callers that declare the same extensions, because servers list other tools to
-    hosts of MCP Apps. It is not cached if `_meta` has unknown keys, or if the session's own process has announced
-    changed lists. A private result is cached for its session, or for its principal if sessions share the server; never
-    for an anonymous client without a session.
+    hosts of MCP Apps. It is not cached if `_meta` has unknown keys, if the request has `Mcp-Param-*` headers, which the
+    server may get, or if the session's own process has announced changed lists. A private result is cached for its
+    session, or for its principal if sessions share the server; never for an anonymous client without a session.
     """
-    if not upstream.server_lists.results.takes(method) or is_answer_to_input(params):
+    if not upstream.server_lists.results.takes(method) or is_answer_to_input(params) or has_params(call.headers or ()):
         return None
     plain, live = all(key.startswith(SPEC) or key in _PLAIN_META for key in without_reserved(call.meta)), call.live
     if (era := upstream.era_now(call.era)) is not MODERN:
@@ -231,7 +231,8 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
         return upstream.first_answers.cache_key(method, params, live, call.exchange.context) if is_first else None
     caller, is_public = caller_in(call.exchange), plain
     declared = object_of(b"{}" if caller is None else caller.capabilities)
-    extensions = b"".join(bytes(declared.get(name, b"")) for name in ("experimental", "extensions"))
+    # With the names: a server may list other tools for an experimental capability than for an extension like it.
+    extensions = b"".join(b"%b%b" % (n.encode(), declared[n]) for n in ("experimental", "extensions") if n in declared)
     if live is not None and not upstream.settings.shared and (own := upstream.open_with(live)) is not None:
         lists = own.known_lists
         is_public = plain and (lists is None or METHODS[method].kind not in lists.announced)

@@ -13,6 +13,8 @@ from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, result_of, tool_text
+from tests.support.scripted_http_server import Reply, Seen, discovered, running_scripted_server
+from tests.support.scripted_http_server import result_of as answered
 from tests.support.stdio_server import text, tools
 from tests.support.table_server import CHANGED, table_server
 from tests.support.waiting import eventually
@@ -128,6 +130,44 @@ def test_what_a_process_says_after_a_call_is_for_its_session_alone(served: Serve
     caller.tool("change")
     said = read(caller)
     assert read(caller) == said and read(served.client("bob", "public", "other")) != said
+
+
+UI = {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}
+
+
+def _seen_from(seen: Seen) -> Reply:
+    """Answer with what the server can tell callers apart by: a tenant in a header, and what the client declares."""
+    if seen.body["method"] == "server/discover":
+        return Reply(body=answered(seen, discovered(resources={})))
+    declared = seen.body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+    about = f"{seen.headers.get('mcp-param-tenant', '')} {'extensions' in declared}"
+    fresh = {"resultType": "complete", "ttlMs": 60_000, "cacheScope": "public"}
+    if seen.body["method"] == "tools/list":
+        return Reply(body=answered(seen, tools("find", description=about) | fresh))
+    if seen.body["method"] == "resources/read":
+        uri = seen.body["params"]["uri"]
+        return Reply(body=answered(seen, {"contents": [{"uri": uri, "text": about}]} | fresh))
+    return Reply(body=answered(seen, {"resources": [], "resourceTemplates": []} | fresh))
+
+
+@requirement("cache.servers", "wall.return")
+def test_no_caller_gets_what_a_server_said_to_the_headers_or_declarations_of_another() -> None:
+    keys = {name: sha256(name) for name in WHO}
+
+    def read(who: str, uri: str, capabilities: Any = None, **headers: str) -> str:
+        client = Modern(gateway.url, http, headers=headers_of(who, who) | headers)
+        meta = {"io.modelcontextprotocol/clientCapabilities": capabilities or {}}
+        text: str = result(client.send("resources/read", {"uri": uri}, meta=meta))["contents"][0]["text"]
+        return text
+
+    with running_scripted_server(_seen_from) as server, httpx.Client(timeout=30.0) as http:
+        options = {"api_keys": keys}
+        with in_process_gateway({"one": {"url": server.url}}, options=options) as gateway:
+            assert read("ann", "note://1", **{"Mcp-Param-Tenant": "ann"}) == "ann False"
+            assert read("bob", "note://1") == " False" == read("ann", "note://1")
+            assert read("ann", "note://2", {"experimental": UI}) == " False"
+            assert read("bob", "note://2", {"extensions": UI}) == " True"
+            assert len(server.posted("resources/read")) == 4, "what depends on neither is from the cache"
 
 
 @requirement("cold.lists")
