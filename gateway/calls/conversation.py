@@ -82,9 +82,9 @@ class Conversation:
     """All messages between one server and one session, or all sessions if they share the server. One link at a time.
 
     `deadlines` are the server's time limits; `unreturned`: see `Deadlines`. `users` are the sessions that have used a
-    link of the conversation. `was_used` is True if any process has sent a call that may have changed later answers of
-    the server. `era` is the protocol era that the server speaks here. `frames` records all messages for an operator;
-    None if no operator watches. `known_lists` are the lists received from the server; None if none was received.
+    link of the conversation. `was_used` is True if any process was sent a call or a client's answer, which may have
+    changed later answers of the server. `era` is the protocol era that the server speaks here. `frames` records all
+    messages for an operator; None: none watches. `known_lists` are lists received from the server; None: none was.
     """
 
     # Slots save one dictionary for each conversation: there are as many as there are sessions.
@@ -418,7 +418,7 @@ class Conversation:
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the server a client's answer to one of its requests. `request_id` is the server's own id, as JSON."""
-        self.calls.take_asked(request_id)
+        self.was_used |= self.calls.take_asked(request_id) is not None
         tasks = self.known_tasks
         self._send_or_drop(response_under(request_id, message if tasks is None else tasks.answer_for_server(message)))
 

@@ -2,8 +2,9 @@
 
 A legacy server does not say how long its answers are fresh, or for whom. The operator says it (`lists_fresh_s`). A
 process gets the facts of its session, so a cached answer serves only sessions with equal facts, including metadata and
-credential; ids and times may differ. Calls may change the lists of a server. So an answer is cached only if its process
-was asked for nothing but lists, and only sessions that have called no server use it: these need no process then.
+credential; ids and times may differ. Calls may change the lists of a server, and so may what its client answers to its
+questions, such as its roots. So an answer is cached only if its process was asked for nothing but lists and was told
+nothing, and only sessions that have called no server use it: these need no process then.
 """
 
 from collections.abc import Mapping
@@ -60,10 +61,13 @@ class FirstAnswers:
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
-    """Return True if a session has called no server, and its process has notified of no change of the list `method`."""
+    """Return True if a session has called no server, its process has no answer of its client to a question, and the
+    process has notified of no change of the list `method`."""
     if live.session.links or live.ended:
         return False
     if conversation is None:
         return True
     lists = conversation.known_lists
-    return live not in conversation.users and (lists is None or METHODS[method].kind not in lists.announced)
+    if conversation.was_used or live in conversation.users:
+        return False
+    return lists is None or METHODS[method].kind not in lists.announced

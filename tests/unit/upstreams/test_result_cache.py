@@ -183,12 +183,14 @@ def test_metadata_and_credential_are_facts_of_a_process() -> None:
 @requirement("cold.lists")
 def test_a_handshake_is_kept_of_an_unused_process_and_as_it_was_asked() -> None:
     found, live = FirstAnswers(ResultCache(1 << 20), 60), live_of()
-    unused, used = (
-        cast("Any", SimpleNamespace(users=users, known_lists=None, initialize_result=b'{"serverInfo":{}}'))
-        for users in ([], [live])
+    shaken = {"known_lists": None, "initialize_result": b'{"serverInfo":{}}'}
+    unused, used, told = (
+        cast("Any", SimpleNamespace(users=users, was_used=was_used, **shaken))
+        for users, was_used in (([], False), ([live], False), ([], True))
     )
     version = found.handshake_version()
     found.keep_handshake(live, used, version)
+    found.keep_handshake(live, told, version)
     found.keep_handshake(live_of(links=("x/legacy",)), unused, version)
     found.keep_handshake(live, unused, version - 1)
     assert found.handshake(live) is None
