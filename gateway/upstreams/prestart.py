@@ -1,8 +1,9 @@
 """Start processes before a session needs them (setting `warm` of a server).
 
 A prestarted set is made for one future session. The set has a session id, and a process of each server with the
-setting, started in the environment of the session. Only a session with the same endpoint, principal, context, client
-and secrets may use the set. When a session opens, a set is made for the next session with the same environment.
+setting, started in the environment of the session. Only a session with the same endpoint, principal, context, client,
+credential and secrets may use the set. When a session opens, a set is made for the next session with the same
+environment.
 """
 
 import asyncio
@@ -97,10 +98,11 @@ class _Environment(NamedTuple):
     principal: Principal
     context: Context
     agent: str
+    token_hash: str
 
     @classmethod
     def of(cls, session: Session) -> "_Environment":
-        return cls(session.endpoint, session.principal, session.context, session.client.name)
+        return cls(session.endpoint, session.principal, session.context, session.client.name, session.token_hash)
 
 
 class _Pool:

@@ -247,6 +247,7 @@ async def test_the_next_session_of_the_same_environment_gets_the_process_once(po
         {"endpoint": "/servers/demo/mcp"},
         {"context": replace(SESSION.context, workspace="another")},
         {"client": replace(SESSION.client, name="another")},
+        {"token_hash": "another"},
     ],
 )
 async def test_a_session_that_differs_in_anything_a_process_learns_gets_none(
