@@ -473,6 +473,7 @@ def test_one_address_holds_half_of_what_all_may(bounded: RunningGateway, http: h
         for number in range(7):  # one by one: what a server has not read yet is bounded, too
             calls.append(posting(bounded, client.request_headers(), hanging(number, LARGE)))
             assert eventually(lambda: in_flight(bounded) == len(calls))
+            assert client.tool("echo", {"text": "it has read the line before this one"}).status_code == 200
     refused = limited(bounded, "in_flight")
     headers = clients[0].request_headers()
     parts = [posting(bounded, headers, hanging(9, LARGE), part=LARGE) for _ in range(3)]
