@@ -28,7 +28,7 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, Sta
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.methods import CACHEABLE, LISTS
+from gateway.protocol.methods import CACHEABLE, LISTS, may_be_relayed
 from gateway.protocol.reserved_meta import with_reports_only, without_reserved_in
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
@@ -82,9 +82,9 @@ class Conversation:
     """All messages between one server and one session, or all sessions if they share the server. One link at a time.
 
     `deadlines` are the server's time limits; `unreturned`: see `Deadlines`. `users` are the sessions that have used a
-    link of the conversation. `was_used` is True if any process was sent a call or a client's answer, which may have
-    changed later answers of the server. `era` is the protocol era that the server speaks here. `frames` records all
-    messages for an operator; None: none watches. `known_lists` are lists received from the server; None: none was.
+    link of the conversation. `was_used` is True if any process was sent what may have changed its later answers: a
+    call, a client's answer, or an extension's notification. `era` is the protocol era that the server speaks here.
+    `frames` records all messages for an operator; None: none watches. `known_lists` are lists received from the server.
     """
 
     # Slots save one dictionary for each conversation: there are as many as there are sessions.
@@ -409,12 +409,9 @@ class Conversation:
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Send a notification. Do nothing if there is no link, or its handshake is not complete."""
-        if self.links.greeted is None:
-            return
-        try:
-            self.put(splice(encode_notification(method, params)))
-        except LinkClosed:
-            logger.debug("%s is not sent to server %s, which is closed", method, self.name)
+        if self.links.greeted is not None:
+            self.was_used |= may_be_relayed(method, is_request=False)
+            self._send_or_drop(splice(encode_notification(method, params)))
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the server a client's answer to one of its requests. `request_id` is the server's own id, as JSON."""

@@ -85,6 +85,17 @@ async def test_a_request_of_the_gateway_that_nobody_waits_for_is_cancelled_at_th
     assert isinstance(other.exception(), LinkClosed)
 
 
+@requirement("cache.servers", "wall.return")
+async def test_a_process_that_got_a_notification_of_an_extension_speaks_for_its_session_alone() -> None:
+    conversation = FakeUpstream().conversation
+    await conversation.ready()
+    used = []
+    for method in ("notifications/roots/list_changed", "notifications/acme/changed"):
+        conversation.notify(method, None)
+        used.append(conversation.was_used)
+    assert used == [False, True]
+
+
 QUOTA = too_many("server processes", 3, anonymous=False)
 
 
