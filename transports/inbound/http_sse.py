@@ -79,7 +79,7 @@ transport finds the session itself."""
 class MessageBus(Protocol):
     """Publish short messages to the processes that now subscribe to a topic."""
 
-    async def publish(self, topic: str, data: bytes) -> None: ...
+    async def publish(self, topic: str, data: bytes) -> bool: ...
 
     def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]: ...
 
@@ -237,7 +237,11 @@ class HttpSse:
             session=carried.token,
             by_cookie=carried.by_cookie,
         )
-        await self._bus.publish(_topic(names[0]), msgspec.msgpack.encode(posted))
+        if not await self._bus.publish(_topic(names[0]), msgspec.msgpack.encode(posted)):
+            # The stream has ended, or its process subscribes again after an outage of the store. After 202, the client
+            # would wait for its answer forever.
+            text = "No open event stream with this address was found. It is unknown whether the message is handled."
+            raise Refused(504, INTERNAL_ERROR, f"{text} Open a new event stream.")
         await send_status(send, 202)
 
 

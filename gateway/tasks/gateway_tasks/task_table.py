@@ -148,7 +148,7 @@ class TaskTable:
         await self._tasks.settled()
 
 
-async def _tried(write: Callable[..., Awaitable[None]], *arguments: object) -> None:
+async def _tried(write: Callable[..., Awaitable[object]], *arguments: object) -> None:
     """Write to the store. Do nothing if the store does not answer."""
     with contextlib.suppress(StoreUnavailable):
         await write(*arguments)
