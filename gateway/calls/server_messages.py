@@ -256,7 +256,7 @@ class SharedRouter(_Router):
     def _meant(
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
-        if isinstance(stream, int) and conversation.calls.find(stream) is None:
+        if stream not in (None, STANDALONE) and conversation.calls.find(stream) is None:
             return None, None  # a request of the gateway, or a call that has ended: none of the others
         return super()._meant(conversation, stream)
 
