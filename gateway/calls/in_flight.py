@@ -74,7 +74,7 @@ class CallsInFlight:
     def __init__(self) -> None:
         self.fast: dict[int, CallOnFastPath] = {}
         self._asked: dict[bytes, ExchangeSession] | None = None  # by the id of the server's request, as JSON
-        # The session of the last call that has ended without an answer, when that was, and when it was in another one.
+        # The client of the last call that has ended without an answer, when that was, and when it was for another one.
         self._left: tuple[ref[object], float, float] | None = None
         self._sent: dict[int, Exchange] = {}
         self._tokens: dict[int, TaskToken] | None = None  # of calls that were answered with a task, by number
@@ -204,18 +204,24 @@ class CallsInFlight:
 
     def _leave(self, exchange: Exchange) -> None:
         last, at, before = self._left or (None, -math.inf, -math.inf)
-        live = exchange.live
-        if last is None or last() is not live:
+        client = client_of(exchange)
+        if last is None or last() is not client:
             before = at
-        self._left = (ref(exchange if live is None else live), monotonic(), before)
+        self._left = (ref(client), monotonic(), before)
 
-    def may_work_for_others(self, live: object, since: float) -> bool:
-        """Return True if a call of another session has ended without an answer after the monotonic time `since`: the
-        server may still work on it, because it need not heed a cancellation."""
+    def may_work_for_others(self, client: object, since: float) -> bool:
+        """Return True if a call of another client (`client_of`) has ended without an answer after the monotonic time
+        `since`: the server may still work on it, because it need not heed a cancellation."""
         if self._left is None:
             return False
         last, at, before = self._left
-        return (before if last() is live else at) > since
+        return (before if last() is client else at) > since
+
+
+def client_of(exchange: Exchange) -> object:
+    """Return what tells the client of a call from others: its session. A call without one is a client of its own,
+    because nothing says that two of them have the same."""
+    return exchange if exchange.live is None else exchange.live
 
 
 class CallWatch:

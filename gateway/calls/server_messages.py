@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.in_flight import client_of
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
 from gateway.calls.server_task_owners import OwnedTask, related_id
@@ -262,9 +263,10 @@ class SharedRouter(_Router):
 
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)
-        if not calls or any(call.live is not calls[0].live for call in calls):
+        if not calls or any(client_of(call) is not client_of(calls[0]) for call in calls):
             return None, None
-        if conversation.calls.may_work_for_others(calls[0].live, monotonic() - conversation.deadlines.call_s):
+        since = monotonic() - conversation.deadlines.call_s
+        if conversation.calls.may_work_for_others(client_of(calls[0]), since):
             return None, None
         return live_session_of(calls[-1]), calls[-1]
 

@@ -136,6 +136,30 @@ async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None
     assert server.refusals == [(b"1", METHOD_NOT_FOUND)] * 2
 
 
+async def test_in_a_shared_process_no_call_without_a_session_gets_the_log_of_another() -> None:
+    server, router = Server(), SharedRouter()
+    message = notification("notifications/message", {"level": "error", "data": "whose?"})
+
+    def send() -> Exchange:
+        call = server.send(None, method="tools/list")
+        call.caller = caller_of_meta(b'{"io.modelcontextprotocol/logLevel":"debug"}')
+        return call
+
+    server.calls.end(send())
+    first = send()
+    router.notified(server.conversation, message)  # perhaps of the call that was cancelled
+    server.calls.forget_server()
+    second = send()
+    router.notified(server.conversation, message)
+    assert await frames_of(first) == await frames_of(second) == []
+    for call in (first, second):
+        server.calls.end(call)
+    server.calls.forget_server()
+    only = send()
+    router.notified(server.conversation, message)
+    assert len(await frames_of(only)) == 1
+
+
 @pytest.mark.parametrize("sessions", [2, 3])
 async def test_in_a_shared_process_nobody_gets_the_late_question_of_a_call_that_was_cancelled(
     sessions: int, monkeypatch: pytest.MonkeyPatch
