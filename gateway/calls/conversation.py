@@ -405,7 +405,8 @@ class Conversation:
 
     def request(self, method: str, params: bytes) -> None:
         """Send a request of the gateway itself, without waiting for the answer."""
-        self._send_or_drop(encode_request(self.next_number(), method, params))
+        with contextlib.suppress(LinkClosed):
+            self._own.end_if_late(self.future_answer(method, params))
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Send a notification. Do nothing if there is no link, or its handshake is not complete."""
@@ -527,8 +528,7 @@ class Conversation:
         self.users.restarted(reason)
 
     def link_changed(self) -> None:
-        """Invalidate the decisions cached for calls of the users, and drop the list of tools of a process that has
-        ended."""
+        """Invalidate the users' cached decisions on calls, and drop the list of tools of a process that has ended."""
         if self.known_lists is not None and not self.links.is_open:
             self.known_lists.process_ended()
         self.users.changed()

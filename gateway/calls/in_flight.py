@@ -36,6 +36,9 @@ MOST_NAMED: Final = 3
 _EXIT_S: Final = 1.0
 """Seconds to wait for the exit of a process that has closed its input, so that errors can report the exit."""
 
+_UNNEEDED_S: Final = 10.0
+"""Seconds that a server has to answer a request of the gateway whose answer nobody needs."""
+
 _NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
 
 _LATE: Final = {
@@ -331,6 +334,17 @@ class OwnRequests:
         self._waiting[number] = answer
         answer.add_done_callback(lambda answer: self._settled(number, notify if answer.cancelled() else None))
         return answer
+
+    def end_if_late(self, answer: asyncio.Future[Message]) -> None:
+        """Give up a request whose answer nobody needs, if none has come within `_UNNEEDED_S`."""
+        timer = asyncio.get_running_loop().call_later(_UNNEEDED_S, answer.cancel)
+
+        def settled(answer: asyncio.Future[Message]) -> None:
+            timer.cancel()
+            if not answer.cancelled():
+                answer.exception()  # else its failure would be logged
+
+        answer.add_done_callback(settled)
 
     def _settled(self, number: int, notify: Callable[[str, bytes], None] | None) -> None:
         if notify is not None:

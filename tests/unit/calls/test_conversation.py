@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.calls import in_flight
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
@@ -23,7 +24,7 @@ from session_store.testing import ALICE
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
 from tests.support.too_deep import TOO_DEEP
-from tests.unit.calls.parts import turns
+from tests.unit.calls.parts import turns, until
 from tests.unit.upstreams.parts import returning
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object, encode, parse
@@ -94,6 +95,23 @@ async def test_a_process_that_got_a_notification_of_an_extension_speaks_for_its_
         conversation.notify(method, None)
         used.append(conversation.was_used)
     assert used == [False, True]
+
+
+@requirement("spec.cancelled")
+async def test_a_request_of_the_gateway_whose_answer_nobody_needs_is_given_up_late(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that answers none would keep a connection for each."""
+    upstream, _ = await sent()
+    upstream.conversation.request("tasks/cancel", b"{}")
+    upstream.conversation.refused(2, "no")
+    await until(lambda: not upstream.conversation._own)
+    monkeypatch.setattr(in_flight, "_UNNEEDED_S", 0.0)
+    upstream.conversation.request("logging/setLevel", b"{}")
+    await until(lambda: not upstream.conversation._own)
+    methods = ["tools/call", "tasks/cancel", "logging/setLevel", "notifications/cancelled"]
+    assert [message["method"] for message in upstream.links[0].sent] == methods
+    assert upstream.links[0].sent[-1]["params"]["requestId"] == 3 and not caplog.records
 
 
 QUOTA = too_many("server processes", 3, anonymous=False)
