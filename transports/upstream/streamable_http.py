@@ -32,6 +32,7 @@ from transports.upstream.http_replies import (
     skim,
 )
 from transports.upstream.non_message_lines import LineBudget
+from transports.upstream.ordered_messages import OrderedMessages
 from transports.upstream.paced_requests import PACED, PacedRequests
 from transports.upstream_port import (
     ConnectOptions,
@@ -194,11 +195,11 @@ class HttpLink:
             upstream.name, upstream.max_event_bytes, deliver=self._deliver, events=events, budget=upstream.budget
         )
         self._paced: PacedRequests | None = None
-        self._last_post: asyncio.Task[None] | None = None
+        self._messages = OrderedMessages(upstream.name, self._run)
         self._takes_messages = True
         self._is_closed = False
         if self._session:
-            self._run("stream", self._follow(None))
+            self._run("stream", self._follow())
 
     def stderr_tail(self) -> list[str]:
         return []
@@ -236,9 +237,9 @@ class HttpLink:
         if message.method != _CANCELLED or self._version:
             # Notifications and responses keep their order, and precede later requests.
             headers = {"mcp-protocol-version": version, "mcp-method": str(message.method)} if version else None
-            self._last_post = self._run(object(), self._send_in_order(frame, self._last_post, headers))
+            self._messages.add(len(frame), functools.partial(self._tell, frame, headers))
             if message.method == "notifications/initialized":
-                self._run("stream", self._follow(self._last_post))
+                self._run("stream", self._follow())
 
     def _run(self, key: object, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._work.spawn(work)
@@ -286,7 +287,7 @@ class HttpLink:
             reason = f"the headers of the request to server {self._upstream.name!r} could not be made; it was not sent"
             self._events.refused(message.id, reason)
             return
-        await _end_of(self._last_post)
+        await self._messages.sent()
         await self._post(frame, message, modern or self._session_headers(), is_resumable=not version)
 
     async def _post(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> None:
@@ -413,10 +414,8 @@ class HttpLink:
                 failures += 1
         return False
 
-    async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None, modern: Headers | None) -> None:
-        """Send a notification or a response, after `before` has ended. `modern`: the headers of the modern era (no
-        session)."""
-        await _end_of(before)
+    async def _tell(self, frame: bytes, modern: Headers | None) -> None:
+        """Send a notification or a response. `modern`: the headers of the modern era (no session)."""
         try:
             headers = self._session_headers() if modern is None else self._with_token(modern)
             response = await self._upstream.tell("POST", await self._renewed_headers(headers), frame)
@@ -432,9 +431,9 @@ class HttpLink:
         encoded = httpx2.Headers(headers, encoding="utf-8")  # the server's event ids may be more than ASCII
         return self._upstream.open("GET", encoded)
 
-    async def _follow(self, after: asyncio.Task[None] | None) -> None:
+    async def _follow(self) -> None:
         """Read the stream of the server's own messages for as long as the link lasts, unless the server offers none."""
-        await _end_of(after)
+        await self._messages.sent()
         place, failures = StreamPlace(), 0
         while self._takes_messages:
             events, status, began = place.events, 0, monotonic()
@@ -480,11 +479,6 @@ class HttpLink:
                 async with asyncio.timeout(_CLOSE_S):
                     await self._upstream.tell("DELETE", self._headers(session))
         self._events.closed("it was closed")
-
-
-async def _end_of(task: asyncio.Task[None] | None) -> None:
-    if task is not None and not task.done():
-        await asyncio.wait([task])
 
 
 def _modern_headers(
