@@ -13,6 +13,7 @@ remain, its part is opened again.
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from time import monotonic
@@ -470,7 +471,9 @@ class ServerSubscriptions:
         if self._subscription in self._live.subscriptions:
             self._live.subscriptions.remove(self._subscription)
         for conversation, uris in self._subscribed.items():
-            for live in {self._live, *conversation.users}:
+            for live in itertools.chain((self._live,), conversation.users):
+                if not uris:  # else the ends of many streams would take the square of their number
+                    break
                 if isinstance(live, LiveSession):
                     uris -= live.subscribed(uris)
             for uri in sorted(uris):

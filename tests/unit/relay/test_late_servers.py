@@ -1,7 +1,9 @@
 """Answers of several servers do not wait for a late one, and their client hears when it is up."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from math import inf
 from types import SimpleNamespace
@@ -299,11 +301,11 @@ class Heard(OneServer):
 class Listening:
     """A client that listens at a server."""
 
-    def __init__(self, server: Heard) -> None:
+    def __init__(self, server: Heard, uris: Sequence[str] = ("a",)) -> None:
         self.live = a_live(era="modern")
         self.replies = ReplyQueue()
         self.exchange = Exchange(method="subscriptions/listen", client_id=7, live=self.live, replies=self.replies)
-        wanted = {"toolsListChanged": True, "resourceSubscriptions": ["a"]}
+        wanted = {"toolsListChanged": True, "resourceSubscriptions": uris}
         params: Object = {"notifications": msgspec.Raw(encode(wanted))}
         call: Any = SimpleNamespace(
             exchange=self.exchange, live=self.live, params=params, era=Era.MODERN, correlation="c"
@@ -360,3 +362,20 @@ async def test_what_a_server_may_have_changed_before_it_had_the_subscription_is_
     client.exchange.done()
     assert (await server.pending.get()).cancelled() and server.requested == ["resources/unsubscribe"]
     assert await client.got(1) == [ACKNOWLEDGED], "a stream that has ended waits for no answer"
+
+
+@pytest.mark.parametrize("uris", [(), ("a",)])
+async def test_the_end_of_a_stream_asks_no_session_of_a_shared_server_that_need_not_be_asked(uris: list[str]) -> None:
+    server = Heard(Era.LEGACY)
+    for _ in range(500):
+        server.users.add(a_live(subscriptions=("a",)))
+    client = Listening(server, uris)
+    await turns()
+    for _ in uris:
+        server.confirm(await server.pending.get())
+    await client.acknowledged
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([event]))
+    client.exchange.done()
+    sys.setprofile(None)
+    assert calls["call"] < 100 and not client.live.subscriptions and not server.requested
