@@ -21,7 +21,7 @@ from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link_manager import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
-from gateway.calls.shared_subscriptions import is_lower
+from gateway.calls.shared_subscriptions import is_lower, lowest_level
 from gateway.calls.suspended_call import response_under
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable
@@ -283,7 +283,8 @@ class Conversation:
         level = self.log_level_for(exchange)
         if level and is_lower(level, self.links.log_level, self.initialize_result):
             self.links.log_level_is(level)
-            self.request("logging/setLevel", encode({"level": level}))
+            levels = (level, *(live.session.log_level for live in self.users if live is not None))
+            self.request("logging/setLevel", encode({"level": lowest_level(levels)}))
         if not self.was_used and not exchange.is_subscription and exchange.method not in CACHEABLE:
             self.was_used = True
         try:

@@ -1,7 +1,7 @@
 """Combine the subscriptions and log levels of several sessions or calls for the server process that they share.
 Pure."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Final, Protocol
 
 import msgspec
@@ -22,22 +22,27 @@ class Subscriber(Protocol):
     def subscribed(self, uris: frozenset[str]) -> Set[str]: ...
 
 
-def params_for_shared(method: str, params: Object, others: Sequence[Subscriber]) -> Object | None:
+def params_for_shared(method: str, params: Object, others: Sequence[Subscriber], present: str = "") -> Object | None:
     """Return the params with which a session's request is sent to a shared process. None if the request must not be
     sent.
 
     An unsubscription is not sent while one of the `others` is subscribed. The log level becomes the lowest of all
-    sessions.
+    sessions, and of the calls of modern clients (`present`, empty if none named one).
     """
     if method == "resources/unsubscribe":
         uris = frozenset({msgspec.json.decode(params.get("uri", b"null"))})
         return None if any(other.subscribed(uris) for other in others) else params
     if method == "logging/setLevel":
         level = msgspec.json.decode(params.get("level", b"null"))
-        wanted = [known for known in (level, *(other.session.log_level for other in others)) if known in LOG_LEVELS]
         if level in LOG_LEVELS:
-            return params | {"level": msgspec.Raw(encode(min(wanted, key=LOG_LEVELS.index)))}
+            lowest = lowest_level((level, present, *(other.session.log_level for other in others)))
+            return params | {"level": msgspec.Raw(encode(lowest))}
     return params
+
+
+def lowest_level(levels: Iterable[str]) -> str:
+    """Return the lowest of these log levels; empty if none of them is one."""
+    return min((level for level in levels if level in LOG_LEVELS), key=LOG_LEVELS.index, default="")
 
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:

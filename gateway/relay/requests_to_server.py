@@ -71,7 +71,7 @@ async def send_call(
     params, meta = for_server(upstream, conversation, call, cache_key)
     if upstream.settings.shared and call.method in RECORDED:
         others = [each for each in conversation.users if isinstance(each, LiveSession) and each is not live]
-        seen = params_for_shared(call.method, params, others)
+        seen = params_for_shared(call.method, params, others, conversation.links.log_level)
         if seen is None:
             exchange.finish(empty_result())
             return

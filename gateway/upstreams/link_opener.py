@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
+from gateway.calls.shared_subscriptions import lowest_level
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
@@ -22,7 +23,7 @@ from gateway.upstreams.link_env_and_headers import SessionResources
 from gateway.upstreams.server_facts import KnownFacts
 from session_store import Context, Session, TimelineEntry
 from session_store.session import redact
-from transports.era import LOG_LEVELS, Era
+from transports.era import Era
 from transports.jsonrpc import encode, encode_notification, encode_request
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
@@ -322,7 +323,7 @@ def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
 
 def _settings(lives: Iterable[LiveSession], permits: Permits) -> list[bytes]:
     """Return the requests that give a new process the lowest log level of its sessions, and all their subscriptions."""
-    levels = {live.session.log_level for live in lives} & {*LOG_LEVELS}
+    level = lowest_level({live.session.log_level for live in lives})
     uris = set[str]()
     for live in lives:
         wanted = frozenset(live.session.subscriptions).union(*(each.wanted.uris for each in live.subscriptions))
@@ -331,7 +332,6 @@ def _settings(lives: Iterable[LiveSession], permits: Permits) -> list[bytes]:
         encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri}))
         for uri in sorted(uris)[:_MOST_RESTORED]
     ]
-    if not levels:
+    if not level:
         return frames
-    level = encode({"level": min(levels, key=LOG_LEVELS.index)})
-    return [encode_request("restore-log-level", "logging/setLevel", level), *frames]
+    return [encode_request("restore-log-level", "logging/setLevel", encode({"level": level})), *frames]

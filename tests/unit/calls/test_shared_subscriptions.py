@@ -36,6 +36,8 @@ def test_a_subscription_ends_with_the_last_session_that_holds_it() -> None:
 def test_the_process_has_the_lowest_level_that_any_session_asked_for(level: str) -> None:
     wanted = params_for_shared("logging/setLevel", params(level=level), [other(log_level="warning"), other()])
     assert wanted == params(level=min(level, "warning", key=LOG_LEVELS.index))
+    wanted = params_for_shared("logging/setLevel", params(level=level), [other()], "info")
+    assert wanted == params(level=min(level, "info", key=LOG_LEVELS.index)), "a call of a modern client asked for it"
     unknown, call = params(level="loud"), params(name="x")
     assert params_for_shared("logging/setLevel", unknown, [other(log_level=level)]) is unknown, "for it to refuse"
     assert params_for_shared("tools/call", call, [other()]) is call
