@@ -257,15 +257,15 @@ class ConsentedTokens:
 
     async def reject(self, secret: str, settings: ConsentSettings, principal: Principal, sent: Collection[str]) -> None:
         """Replace a token that its server does not accept, if one of the texts in `sent` has it: by a refresh if that
-        may help, else by a new consent. Repeated rejections, by calls that were sent with the same token, change
-        nothing."""
+        may help, else by a new consent. A token that may have expired on its way is refreshed anyway. Repeated
+        rejections, by calls that were sent with the same token, change nothing."""
         name = grant_name(secret, settings, principal)
         with contextlib.suppress(StoreUnavailable):
             text, grant = await self.sealed.read(name, Grant)
             if text is None or grant is None or not any(grant.token in value for value in sent):
                 return
-            if grant.is_rejected and not grant.until:
-                return  # it is marked already, and a refresh is due
+            if grant.refresh and self.clock() >= grant.until:
+                return  # a refresh is due: the token was old by the time of the answer, or is marked already
             is_over = grant.is_rejected or not grant.refresh
             logger.info("gateway.secrets.%s: its server does not accept a token of %s", secret, principal)
             after = (

@@ -275,6 +275,17 @@ async def test_a_token_that_its_server_does_not_accept_is_replaced_once_then_its
         await replica.get()
 
 
+async def test_a_token_that_has_expired_on_its_way_is_no_reason_to_ask_its_person(
+    replica: Replica, clock: FakeClock
+) -> None:
+    await replica.give()
+    await replica.reject("files", SETTINGS, ALICE, ["Bearer token-0"])
+    assert await replica.get() == "token-1"
+    clock.pass_time(100)
+    await replica.reject("files", SETTINGS, ALICE, ["Bearer token-1"])
+    assert await replica.get() == "token-2"
+
+
 async def test_of_calls_that_were_sent_with_one_token_none_rejects_more_than_that_token(
     replica: Replica, endpoint: Endpoint
 ) -> None:
