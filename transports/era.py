@@ -50,3 +50,6 @@ used."""
 
 REMOVED: Final = frozenset({"initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
 """Methods of clients that MCP 2026-07-28 has removed."""
+
+OF_ONE_RESOURCE: Final = frozenset({"resources/subscribe", "resources/unsubscribe"})
+"""Methods of which the gateway sends a request for each resource of a subscription."""

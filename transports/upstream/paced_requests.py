@@ -8,9 +8,6 @@ from typing import Any, Final
 from transports.jsonrpc import RequestId
 from transports.upstream_port import LinkEvents
 
-PACED: Final = frozenset({"resources/subscribe", "resources/unsubscribe"})
-"""The methods of these requests."""
-
 AT_ONCE: Final = 16
 """Maximum number of these requests in flight on one link. Each takes a connection."""
 

@@ -18,7 +18,7 @@ import httpx2
 import msgspec
 
 from transports.background_tasks import Tasks
-from transports.era import NAME_SOURCES, SESSIONLESS, VERSION_KEY
+from transports.era import NAME_SOURCES, OF_ONE_RESOURCE, SESSIONLESS, VERSION_KEY
 from transports.jsonrpc import UNREADABLE, Message, Object, decode_exact, decode_id, encode, encode_request, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
@@ -33,7 +33,7 @@ from transports.upstream.http_replies import (
 )
 from transports.upstream.non_message_lines import LineBudget
 from transports.upstream.ordered_messages import OrderedMessages
-from transports.upstream.paced_requests import PACED, PacedRequests
+from transports.upstream.paced_requests import PacedRequests
 from transports.upstream_port import (
     ConnectOptions,
     LinkClosed,
@@ -221,7 +221,7 @@ class HttpLink:
             ask = functools.partial(self._ask, frame, message, params, version, forwarded or {})
             if message.method == "initialize":
                 self._initialize_id = message.id
-            if message.method in PACED:
+            if message.method in OF_ONE_RESOURCE:
                 self._paced = self._paced or PacedRequests(self._upstream.name, self._run, self._events)
                 self._paced.add(message.id, ask)  # type: ignore[arg-type]  # a request has an id
                 return

@@ -22,6 +22,7 @@ from gateway.protocol.methods import (
     LISTS,
     MAY_ASK,
     METHODS,
+    RECORDED,
     ROWS,
     SERVER_METHODS,
     may_be_relayed,
@@ -29,7 +30,7 @@ from gateway.protocol.methods import (
 )
 from tests.requirements import requirement
 from tests.test_architecture import SOURCES, tree_of
-from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS, NAME_SOURCES, REMOVED, SESSIONLESS
+from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS, NAME_SOURCES, OF_ONE_RESOURCE, REMOVED, SESSIONLESS
 
 ROOT = Path(__file__).parents[3]
 NAMES = {row.name for row in ROWS}
@@ -98,6 +99,7 @@ def test_the_columns_agree_with_the_protocol() -> None:
     assert NAME_SOURCES == {**NAME_BEARING_METHODS, **tasks}
     assert NAME_SOURCES == {name: METHODS[name].named for name in NAME_SOURCES}
     assert {"server/discover", *LISTS} == SESSIONLESS
+    assert OF_ONE_RESOURCE == RECORDED - {"logging/setLevel"}
     of_era = {
         versions: {method for method, version in CLIENT_REQUESTS if version in versions}
         for versions in (HANDSHAKE_VERSIONS, MODERN_VERSIONS)
