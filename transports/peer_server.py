@@ -66,11 +66,11 @@ class Rules(NamedTuple):
     """
 
     define: Callable[[bytes], Any]
-    begin: Callable[["IncomingCall"], None]
+    begin: Callable[["PeerIncomingCall"], None]
     cut: Callable[[], None]
 
 
-class IncomingCall:
+class PeerIncomingCall:
     """Receive one call, and send its answer. `definition` is the result of `Rules.define` for the facts that the call
     shares with others. `body` is the first part of its body; more follows if the body `goes_on`."""
 
@@ -216,7 +216,7 @@ class AnsweringChannel(asyncio.Protocol):
         self._last = 0
         self._cancelled = 0
         self._definitions: dict[int, Any] = {}
-        self.calls: dict[int, IncomingCall] = {}
+        self.calls: dict[int, PeerIncomingCall] = {}
         self._frames = FrameReader(FRAME.size, 1, CALL.size + MAX_HEAD_BYTES + SMALL_BYTES)
         self._batch = Batch(self._loop, self._write)
         self.add = self._batch.add
@@ -292,7 +292,7 @@ class AnsweringChannel(asyncio.Protocol):
             raise PeerFault("a call has no definition")
         self._last = number
         facts, body = payload[facts_at:body_at], payload[body_at:]
-        call = IncomingCall(self, number, definition=definition, facts=facts, body=body, goes_on=goes_on)
+        call = PeerIncomingCall(self, number, definition=definition, facts=facts, body=body, goes_on=goes_on)
         self.calls[number] = call
         self._rules.begin(call)
 

@@ -38,7 +38,7 @@ from transports.inbound.asgi_bypass_post import PostServer, RepeatedHead, Starte
 from transports.inbound.post_parsing import Head, is_batch
 from transports.inbound_port import Answer, CallInFlight, HandlerCache, HeaderList, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
-from transports.peer_server import CallLeft, IncomingCall, PeerServer, Rules
+from transports.peer_server import CallLeft, PeerIncomingCall, PeerServer, Rules
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class PeerListener:
                 known.head = endpoint.posts.checked_head(known.scope(facts, known.forwarded(facts, _nothing)))
         return known
 
-    def _begin(self, call: IncomingCall) -> None:
+    def _begin(self, call: PeerIncomingCall) -> None:
         facts = decode_facts(call.facts)
         known: DefinedHead = call.definition
         if (refusal := self._envelopes.accept(call.nonce, facts)) is not None:
@@ -113,7 +113,7 @@ class PeerListener:
                 logger.exception("a forwarded request failed")
                 call.end(b"r", Refusal.SEEN.value.encode())
 
-    async def _claim_for(self, call: IncomingCall, session_id: str) -> None:
+    async def _claim_for(self, call: PeerIncomingCall, session_id: str) -> None:
         """Claim a session for the peer that has called, and answer. Calls for one session share one claim."""
         claimed = None
         try:
@@ -212,7 +212,7 @@ class ForwardedPost:
 
     def __init__(
         self,
-        call: IncomingCall,
+        call: PeerIncomingCall,
         facts: CallFacts,
         known: DefinedHead,
         endpoint: PostServer,

@@ -14,20 +14,20 @@ from transports import peer_server
 from transports.peer_authentication import Asking
 from transports.peer_channel import PeerCall, PeerChannel, open_channel
 from transports.peer_frames import frame
-from transports.peer_server import IncomingCall, PeerServer, Rules
+from transports.peer_server import PeerIncomingCall, PeerServer, Rules
 from transports.peer_tls import PeerTls
 
 KEYS = [b"k" * 32]
 ANSWER = b"\0\x04head"
 
 
-def echo(call: IncomingCall) -> None:
+def echo(call: PeerIncomingCall) -> None:
     call.end(b"a", ANSWER + call.body)
 
 
 @contextlib.asynccontextmanager
 async def answering(
-    begin: Callable[[IncomingCall], None] = echo, tls: PeerTls | None = None
+    begin: Callable[[PeerIncomingCall], None] = echo, tls: PeerTls | None = None
 ) -> AsyncIterator[tuple[PeerServer, int, list[bool]]]:
     """A server, its port, and what it cut."""
     cut: list[bool] = []

@@ -21,7 +21,7 @@ from session_store.redis import replica_directory
 from session_store.redis.commands import Script
 from transports.peer_authentication import Sealed
 from transports.peer_channel import PeerChannel
-from transports.peer_server import IncomingCall
+from transports.peer_server import PeerIncomingCall
 
 
 def _set(place: Any, name: str, value: Any) -> None:
@@ -74,10 +74,10 @@ def _lease_read_once() -> None:
 
 
 def _no_agreement() -> None:
-    async def agreed(self: IncomingCall) -> None:
+    async def agreed(self: PeerIncomingCall) -> None:
         self.send(b"S")
 
-    _set(IncomingCall, "agreed", agreed)
+    _set(PeerIncomingCall, "agreed", agreed)
 
 
 def _no_compare() -> None:

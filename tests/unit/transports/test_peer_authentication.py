@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.requirements import requirement
 from transports.peer_authentication import Answering, Asking, OtherKeys, Sealed, Seals, Unproven
 from transports.peer_channel import PeerCall, PeerConnectionLost, PeerReplaced, PeerUnproven, open_channel
-from transports.peer_server import IncomingCall, PeerServer, Rules
+from transports.peer_server import PeerIncomingCall, PeerServer, Rules
 
 pytestmark = [pytest.mark.timeout(60), requirement("rep.sealed")]
 
@@ -95,7 +95,7 @@ def test_what_was_said_on_one_connection_proves_nothing_on_another() -> None:
 # -- whole connections
 
 
-def peer_server(answer: Callable[[IncomingCall], None] = lambda call: None) -> PeerServer:
+def peer_server(answer: Callable[[PeerIncomingCall], None] = lambda call: None) -> PeerServer:
     return PeerServer(Rules(bytes, answer, lambda: None), own=([OLD], "peer"))
 
 
@@ -103,7 +103,7 @@ def peer_server(answer: Callable[[IncomingCall], None] = lambda call: None) -> P
 async def asked(change: Change) -> AsyncIterator[PeerCall]:
     """A call whose answer, two records, is changed on its way by somebody who has no keys."""
 
-    def answer(call: IncomingCall) -> None:
+    def answer(call: PeerIncomingCall) -> None:
         call.send(b"h", b"one")
         call._channel._batch.flush()
         call.end(b"e")

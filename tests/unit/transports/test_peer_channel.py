@@ -23,7 +23,7 @@ from transports.peer_frames import (
     PeerFault,
     frame,
 )
-from transports.peer_server import AnsweringChannel, CallLeft, IncomingCall, PeerServer, Rules
+from transports.peer_server import AnsweringChannel, CallLeft, PeerIncomingCall, PeerServer, Rules
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,16 +56,16 @@ class Both:
     """Both sides of a channel, and the writes of each."""
 
     def __init__(self) -> None:
-        self.came: list[IncomingCall] = []
+        self.came: list[PeerIncomingCall] = []
         self.left: list[int] = []
         self.cut: list[bool] = []
         self.ended = asyncio.Event()
-        self.begin: Callable[[IncomingCall], None] = self.came.append
+        self.begin: Callable[[PeerIncomingCall], None] = self.came.append
         self.asking: PeerChannel
         self.answering: AnsweringChannel
         self.reads: list[bytes] = []
 
-    def attend(self, call: IncomingCall) -> None:
+    def attend(self, call: PeerIncomingCall) -> None:
         """Begin a call, and note in `left` when its client has left."""
         self.came.append(call)
         call.attend(lambda: self.left.append(call.number))
@@ -78,7 +78,7 @@ class Both:
         assert self.asking._transport is not None
         self.asking._transport.write(data)
 
-    async def call(self, body: bytes = b"") -> tuple[PeerCall, IncomingCall]:
+    async def call(self, body: bytes = b"") -> tuple[PeerCall, PeerIncomingCall]:
         """Both sides of a new call."""
         number = len(self.came)
         asked = self.asking.ask(b"c", b"", body)
