@@ -93,8 +93,8 @@ def _without_forms(text: str) -> str:
 def _without_assigned(
     text: str, names: re.Pattern[str] = _NAME, is_secret: Callable[[str], bool] = is_secret_name
 ) -> str:
-    """Redact the values that follow names of credentials. A name may be inside another name's value: in `error:
-    password=…`, the value of `password` is redacted."""
+    """Redact what follows the names of credentials, also within the value of another name: `error: password=x` becomes
+    `error: password=[redacted]`."""
     parts, at = list[str](), 0
     for found in names.finditer(text):
         if found.start() < at or not is_secret(found[found.lastindex or 0]):

@@ -567,8 +567,8 @@ _OF_PART: Final = [name for name in SessionPart.__struct_fields__ if name in Ses
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
-    """Return a session's row, from its record and from `part` of the replica that serves it. `part` is None if none
-    does."""
+    """Return a session's row, from its record and from `part`, what the replica that serves it knows. None: no replica
+    serves it."""
     part = part or detached(session)
     return SessionRow(
         session=redact(session.id),

@@ -55,8 +55,8 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 class RequestDigest(msgspec.Struct):
-    """Compute the digest of one request at the first call: of its method, its tool, prompt or URI, and its arguments.
-    Keep only the digest in memory after that."""
+    """Return the digest of one request when called: of its method, its tool, prompt or URI, and its arguments. The
+    first call computes it; after that, only the digest is kept in memory."""
 
     method: str
     params: Object | None

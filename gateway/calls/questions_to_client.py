@@ -199,7 +199,8 @@ class Questions:
                 self._cancel(number, question, params)
 
     def withdraw_for(self, exchange: Exchange) -> None:
-        """Cancel the questions from results of this call, which has ended."""
+        """Cancel the open questions that came in results of this call, which has ended; not those that the server sent
+        as requests."""
         for number, question in list(self._open.items()):
             if question.exchange is exchange and not question.server_id:
                 self._cancel(number, question, {})

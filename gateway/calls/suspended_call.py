@@ -125,7 +125,7 @@ class SuspendedCall:
         self._has_ended = False
 
     def add(self, question: InputRequest) -> None:
-        """Add a question to the next round."""
+        """Add a question to the round that is being gathered, which the client gets next."""
         self._last += 1
         self.questions[f"q{self._last}"] = question
 

@@ -151,7 +151,8 @@ class Audit:
         return refused.recorded()
 
     def _repeats(self, refused: AuditEvent) -> bool:
-        """Return True if a refusal repeats recent ones, and was only counted."""
+        """Return True if a refusal was only counted, because enough like it were recorded just before. Else it has to
+        be recorded."""
         whose = "strangers" if part_of(refused) == "strangers" else "named"
         return self._repeated[whose].take(refused) is None
 

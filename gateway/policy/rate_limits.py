@@ -91,8 +91,8 @@ class _Account:
         return True
 
     def serve(self, now: float) -> None:
-        """Assign the unspent tokens to messages in the queue, each with its seconds to wait. If the maximum number of
-        messages waits already, refuse the rest of the queue."""
+        """Give the unspent tokens to the first messages in the queue: the result of a message's future is how many
+        seconds it still waits. If the maximum number of messages waits already, refuse the rest of the queue."""
         while self.queue and self.left > 0:
             wait = max(0.0, self.last_at - (self.left - 1) * self.every - now)
             if wait > 0 and self.waiting >= self.kind.most:

@@ -156,8 +156,8 @@ class _Weight:
             del value["pattern"]
 
     def _count_pattern(self, pattern: str) -> bool:
-        """Count a pattern, with its memory and time, and return True. Return False if it is large or has
-        look-around."""
+        """Add the memory and the time of a pattern to those of the schema, and return True. Return False if the pattern
+        is large or has look-around, and is not counted. Raises `UnusableSchema`: too many patterns, or not one."""
         self._patterns += 1
         if self._patterns > MOST_PATTERNS:
             raise UnusableSchema(f"it has more than {MOST_PATTERNS} patterns")

@@ -46,8 +46,8 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class ExtensionRelay:
-    """Relay the methods that are not in the table of methods, for one endpoint. `wait_s` is how many seconds a message
-    waits for servers that have not answered the gateway yet."""
+    """Relay the methods that are not in the table of methods (`gateway.protocol.methods`), for one endpoint. `wait_s`:
+    the seconds that a message waits for servers that are still starting."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, *, wait_s: float) -> None:
         self._servers = servers

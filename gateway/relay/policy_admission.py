@@ -261,7 +261,8 @@ class Admission:
     def _decide(self, lists: _Lists, call: Call) -> Admitted:
         """Return the decision on a request. Raises `_ListNeeded`: a list has to be requested first.
 
-        A name that is missing in `lists.asked` does not exist. For the other lists, the last known version counts.
+        A list that was fetched for this decision (`lists.asked`) is complete: a name that it lacks does not exist. Of
+        the other lists, the last one received counts.
         """
         method, upstream = call.method, lists.upstream
         row = METHODS.get(method)

@@ -158,8 +158,8 @@ def empty_result() -> Message:
 
 
 async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> ServerAnswer:
-    """Send a request of the gateway in the conversation of the call's session. Return the answer, which may be from the
-    cache.
+    """Ask the server something that the gateway itself needs for this call, in the conversation of the call's session.
+    Return the answer, which may be from the cache.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

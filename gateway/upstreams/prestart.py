@@ -92,7 +92,8 @@ class PrestartedProcesses:
 
 
 class _Environment(NamedTuple):
-    """The facts of a session that its processes get, without the session's id."""
+    """All that processes get of their session, without its id. Sessions that agree in it can get each other's
+    prestarted processes."""
 
     endpoint: str
     principal: Principal

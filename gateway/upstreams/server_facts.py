@@ -130,8 +130,8 @@ class KnownFacts:
 
     @property
     def guessed(self) -> ServerFacts | None:
-        """Return the facts of a server that has accepted a handshake without proving its era; None for any other
-        one."""
+        """Return the facts of a server whose era is only a guess: it has accepted a handshake, but not in a way that
+        proves the era. None for any other one."""
         latest = self.latest
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 

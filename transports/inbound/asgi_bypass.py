@@ -107,7 +107,8 @@ class RepeatedRequests:
         return self._started is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
-        """Handle received data. Return False if the parser has to read it; the parser then has all earlier bytes."""
+        """Handle received data. Return False if the caller has to give the data to the parser, which has got all
+        earlier bytes by then."""
         if self._missing:
             return self._take_body(data)
         if self._started is not None or self._fast is not None:

@@ -301,7 +301,7 @@ class Process:
             self._exited(report["exited"])
 
     def _exited(self, code: int | None = None) -> None:
-        """Handle the end of the server. Without a code, its reaper was killed, and the server with it."""
+        """Handle the end of the server with an exit code. None: its reaper was killed, and the server with it."""
         if self._ended_early is not None:  # after the exit, the reaper itself ends
             return
         if self.started.done() and not self._listening:

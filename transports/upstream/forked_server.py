@@ -44,8 +44,8 @@ class LaunchReports:
     it has some. `listener N` is the descriptor of its filter; the process then waits until the reaper has a copy of it.
     `failed SENTENCE` is a failure. If the lines end without one, the server runs.
 
-    The reaper copies the descriptor by its number (pidfd_getfd). In a message it could be delayed: the kernel limits
-    the descriptors in transit for a whole user, and any server of that user can use up this limit.
+    The reaper copies the descriptor by its number (pidfd_getfd). It is not sent in a message: the kernel limits the
+    descriptors in transit for a whole user, and a server of that user could use up the limit.
     """
 
     def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int], None] | None) -> None:

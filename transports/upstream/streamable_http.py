@@ -276,7 +276,8 @@ class HttpLink:
     async def _ask(
         self, frame: bytes, message: Message, params: Object, version: str, forwarded: Mapping[str, str]
     ) -> None:
-        """Send a request once the notifications before it are sent. `version`: of a modern request; else empty."""
+        """Send a request, after the notifications before it. `version` is the MCP version of a modern request; empty
+        for a legacy one."""
         assert isinstance(message.id, int | str)
         modern: Headers = {}
         try:

@@ -214,8 +214,9 @@ def _keep_copy(path: Path, kept: Path) -> None:
 
 
 def copy_of(path: Path) -> Path:
-    """Return the path for a copy of a file's present content. The copy has the credentials of the file, so it is not
-    beside it: servers may read there, and a repository could have it, or bring one along. Raises `OSError`."""
+    """Return the path for a copy of a file's present content. The copy has the credentials of the file, so it is kept
+    in the user's state folder and not beside the file: servers may read there, a repository could commit it, and one
+    that was cloned could contain a forged one. Raises `OSError`."""
     own = os.environ.get("XDG_STATE_HOME", "")
     base = Path(own) if own.startswith("/") else Path.home() / ".local/state"
     digest = hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()

@@ -271,7 +271,8 @@ class RunningTask:
             self.exchange.fail(CANCELLED, f"Cancelled: {reason}")
 
     def give_up(self, reason: str, *, tells: bool = False) -> None:
-        """Fail a task whose call was sent and whose outcome is unknown. `tells`: notify the server."""
+        """Fail a task whose call was sent and whose outcome is unknown. `tells`: also send the server
+        `notifications/cancelled`."""
         self.is_unknown = True
         if tells:
             self.exchange.cancel(reason, OUTCOME_UNKNOWN)

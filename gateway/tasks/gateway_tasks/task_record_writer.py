@@ -176,14 +176,15 @@ class TaskRecordWriter:
         if tried.is_over:
             left_out = _NOT_KEPT
         elif not self.task.is_over:  # otherwise its outcome is written next, and may need less room
-            left_out = self._too_large(tried)
+            left_out = self._without_growth(tried)
         self.task = replace(self.task, **left_out)
         waiting = fields | self._waiting | left_out
         is_less, self._waiting = waiting != fields, waiting
         return is_less
 
-    def _too_large(self, tried: Task) -> dict[str, Any]:
-        """Return the fields of a working task to leave out, with their stored values."""
+    def _without_growth(self, tried: Task) -> dict[str, Any]:
+        """Return the stored values of the fields that have grown, to be written in their place, so that the record fits
+        into a full store; empty if none has grown."""
         for names in _LEFT_OUT:
             if len(getattr(tried, names[0])) > len(getattr(self._stored, names[0])):
                 logger.warning("the store of tasks is full: %s of a task are not kept", " and ".join(names))
