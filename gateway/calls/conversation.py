@@ -32,7 +32,7 @@ from gateway.protocol.methods import CACHEABLE, LISTS, may_be_relayed
 from gateway.protocol.reserved_meta import with_reports_only, without_reserved_in
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
-from transports.era import LEGACY, Era
+from transports.era import LEGACY, OF_ONE_RESOURCE, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import (
     HEADER_MISMATCH,
@@ -285,8 +285,7 @@ class Conversation:
             self.links.log_level_is(level)
             levels = (level, *(live.session.log_level for live in self.users if live is not None))
             self.request("logging/setLevel", encode({"level": lowest_level(levels)}))
-        if not self.was_used and not exchange.is_subscription and exchange.method not in CACHEABLE:
-            self.was_used = True
+        self.was_used |= not exchange.is_subscription and exchange.method not in CACHEABLE
         try:
             link.send(frame) if exchange.forwarded is None else cast("_HttpLink", link).send(frame, exchange.forwarded)
         except LinkClosed as error:
@@ -407,7 +406,10 @@ class Conversation:
     def request(self, method: str, params: bytes) -> None:
         """Send a request of the gateway itself, without waiting for the answer."""
         with contextlib.suppress(LinkClosed):
-            self._own.end_if_late(self.future_answer(method, params))
+            if method in OF_ONE_RESOURCE:  # they come by the thousand, and the link bounds their number and time
+                self.put(encode_request(self.next_number(), method, params))
+            else:
+                self._own.end_if_late(self.future_answer(method, params))
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Send a notification. Do nothing if there is no link, or its handshake is not complete."""

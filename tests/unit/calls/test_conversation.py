@@ -114,6 +114,19 @@ async def test_a_request_of_the_gateway_whose_answer_nobody_needs_is_given_up_la
     assert upstream.links[0].sent[-1]["params"]["requestId"] == 3 and not caplog.records
 
 
+@requirement("spec.cancelled")
+async def test_the_end_of_a_subscription_waits_for_its_turn_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link sends thousands a few at a time, and bounds their time. Given up here, those that wait were never sent."""
+    monkeypatch.setattr(in_flight, "_UNNEEDED_S", 0.0)
+    upstream, _ = await sent()
+    for _ in range(3):
+        upstream.conversation.request("resources/unsubscribe", b"{}")
+    upstream.conversation.request("tasks/cancel", b"{}")
+    await until(lambda: not upstream.conversation._own)
+    cancelled = [message["params"]["requestId"] for message in upstream.links[0].sent if "id" not in message]
+    assert cancelled == [5], "that of the task"
+
+
 QUOTA = too_many("server processes", 3, anonymous=False)
 
 
