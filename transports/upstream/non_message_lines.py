@@ -69,6 +69,8 @@ EVERY_S: Final = 60.0
 MOST_KINDS: Final = 8
 """The most different lines of one topic that are logged in `EVERY_S`. Lines with a time or a number are always
 different."""
+MOST_LOOKED_AT: Final = 256
+"""The most lines of one topic whose text is made in `EVERY_S`, to see if they are different: redaction takes long."""
 
 
 class LineBudget:
@@ -79,6 +81,15 @@ class LineBudget:
         self._told: set[tuple[str, ...]] = set()
         self._lines = Counter[str]()
         self._silent = Counter[str]()
+        self._looked_at = Counter[str]()
+
+    def is_spent(self, topic: str, *, now: float) -> bool:
+        """Count a line that may be told. Return True if it has no log line, whatever it says."""
+        self._looked_at[topic] = 0 if now - self._began >= EVERY_S else self._looked_at[topic] + 1
+        if self._looked_at[topic] < MOST_LOOKED_AT:
+            return False
+        self._silent[topic] += 1
+        return True
 
     def add(self, topic: str, *kind: str, now: float) -> int | None:
         """Count a line, and decide whether it is logged. Return None if not: in the last minute the same line was
@@ -88,6 +99,7 @@ class LineBudget:
             self._began = now
             self._told.clear()
             self._lines.clear()
+            self._looked_at.clear()
         if (topic, *kind) in self._told or self._lines[topic] >= MOST_KINDS:
             self._silent[topic] += 1
             return None

@@ -191,16 +191,23 @@ class StdioLink:
 
     def _hear_noise(self, line: bytes) -> None:
         """Log a stdout line that is not a message. Before the first message, also report it (`LinkEvents.noise`)."""
-        shown = self._shown(line.decode("utf-8", "replace"))
-        if (receive := self.events.stderr) is not None:
-            receive(f"(stdout) {shown}")
+        receive, is_first = self.events.stderr, len(self._noise) < _NOISY_LINES
         if not self._is_heard:
             self.events.noise()
-            if len(self._noise) == _NOISY_LINES:
+        if receive is None and not (is_first if not self._is_heard else self._is_told()):
+            return
+        shown = self._shown(line.decode("utf-8", "replace"))
+        if receive is not None:
+            receive(f"(stdout) {shown}")
+        if not self._is_heard:
+            if not is_first:
                 return
             self._noise.append(f"(stdout) {shown}")
         before = self.budget.add("stdout", shown[:_QUOTED_CHARS], now=monotonic())
         self._log(before, "wrote a line to stdout that is not a JSON-RPC message", f": {shown[:_QUOTED_CHARS]!r}")
+
+    def _is_told(self) -> bool:
+        return logger.isEnabledFor(logging.DEBUG) or not self.budget.is_spent("stdout", now=monotonic())
 
     def _shown(self, line: str) -> str:
         """Return a line as logs and clients may see it: redacted, then cut, because half a credential is not

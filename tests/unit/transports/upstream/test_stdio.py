@@ -3,6 +3,7 @@
 import logging
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.requirements import requirement
 from transports.testing import RecordedEvents
 from transports.upstream.child_process import Command, Process
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.non_message_lines import MOST_KINDS, LineBudget
+from transports.upstream.non_message_lines import EVERY_S, MOST_KINDS, MOST_LOOKED_AT, LineBudget
 from transports.upstream.stdio import StdioLink, StdioUpstream
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
@@ -99,6 +100,24 @@ def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFix
             link.line(f"worked on {number} of session {session}".encode())
             link.oversized(b"{", b"}")
     assert len(caplog.messages) == MOST_KINDS + 1
+
+
+@requirement("proc.noise")
+def test_of_a_server_that_prints_without_end_few_lines_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer than all else that is done with them."""
+    now, scrub = [0.0], Mock(side_effect=str)
+    monkeypatch.setattr("transports.upstream.stdio.monotonic", lambda: now[0])
+    link = StdioLink("files", RecordedEvents(), 1.0, scrub, LineBudget(), max_line_bytes=1_000)
+    for is_heard in (False, True):
+        if is_heard:
+            link.line(MESSAGE)
+        for number in range(10_000):
+            link.line(b"worked" if number % 2 else b"rested")
+    assert scrub.call_count <= 3 + MOST_LOOKED_AT
+    now[0] += EVERY_S
+    link.line(b"worked")
+    assert scrub.call_count <= 4 + MOST_LOOKED_AT, "the next minute begins"
+    assert link.budget.add("stdout", "other", now=now[0]) == 0
 
 
 @requirement("proc.ends")
