@@ -28,7 +28,7 @@ from tests.processes.children import (
     until,
 )
 from tests.requirements import requirement
-from transports.upstream.child_process import Process, ProcessFailed
+from transports.upstream.child_process import Inbox, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +117,39 @@ async def test_endless_stderr_does_not_block_the_child_and_only_its_end_is_kept(
     tail = process.stderr_tail()
     assert len(tail) == 150
     assert tail[-3:] == ["noise 299999", "z" * 2_000, "the last words"]
+
+
+@requirement("proc.noise")
+@pytest.mark.parametrize("is_drained", [False, True])
+async def test_many_short_lines_are_heard_a_few_in_each_turn_and_all_before_the_end(is_drained: bool) -> None:
+    """A chunk may have tens of thousands, which would hold up all other sessions."""
+    loop, (reader, writer) = asyncio.get_running_loop(), os.pipe()
+    sent = b"".join(b"%d\n" % number for number in range(10_000))
+    parts, turns, ended, turn = list[bytes](), list[int](), asyncio.Event(), 0
+
+    def heard(part: bytes) -> None:
+        parts.append(part)
+        turns.append(turn)
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if not ended.is_set():
+            loop.call_soon(next_turn)
+            if is_drained and turn == 5:
+                inbox.drain()
+
+    inbox = Inbox(loop, reader, heard, ended.set)
+    assert os.write(writer, sent) == len(sent)
+    os.close(writer)
+    inbox.start()
+    next_turn()
+    await ended.wait()
+    assert b"".join(parts) == sent
+    if is_drained:
+        assert len(parts) < 10, "no turn comes after it"
+    else:
+        assert len({*turns}) == len(parts) and max(part.count(b"\n") for part in parts) <= 128
 
 
 @on_both_loops

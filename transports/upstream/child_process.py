@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -18,6 +19,8 @@ from transports.upstream.walls.wall_specification import Walls
 _CHUNK_BYTES: Final = 65_536
 """The most bytes of one read: the default size of a pipe. One read in each turn of the event loop keeps a noisy child
 from delaying others."""
+_LINES_AT_ONCE: Final = 128
+"""The most lines of a chunk that are handled in one turn: tens of thousands of short ones would take half a second."""
 _DRAIN_CHUNKS: Final = 256  # 16 MiB: more than a pipe can hold, unless somebody still writes
 
 
@@ -28,7 +31,7 @@ class Inbox:
     a start that is cancelled could leak a descriptor. This class opens and closes synchronously.
     """
 
-    __slots__ = ("_data", "_end", "_fd", "_loop")
+    __slots__ = ("_data", "_end", "_fd", "_loop", "_rest")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, fd: int, data: Callable[[bytes], None], end: Callable[[], None]
@@ -37,6 +40,7 @@ class Inbox:
         self._fd = fd
         self._data = data
         self._end = end
+        self._rest = b""  # of the last chunk; nothing is read while there is one
         os.set_blocking(fd, False)
 
     def start(self) -> None:
@@ -45,7 +49,7 @@ class Inbox:
     def drain(self) -> None:
         """Read the bytes that are available now, then close and call `end`."""
         for _ in range(_DRAIN_CHUNKS):
-            if self._fd < 0 or not self._read():
+            if self._fd < 0 or not self._read(sys.maxsize):
                 break
         if self._fd >= 0:  # a process outside the child's family still holds the other end
             self.close()
@@ -58,21 +62,37 @@ class Inbox:
             self._loop.remove_reader(fd)
             os.close(fd)
 
-    def _read(self) -> bool:
+    def _read(self, most_lines: int = _LINES_AT_ONCE) -> bool:
         if self._fd < 0:  # closed in the turn in which it became readable
             return False
         try:
-            data = os.read(self._fd, _CHUNK_BYTES)
+            data = self._rest or os.read(self._fd, _CHUNK_BYTES)
         except BlockingIOError:
             return False
         except OSError:  # ECONNRESET of a socket: an end like any other
             data = b""
+        if self._rest or len(data) > most_lines:
+            data = self._part(data, most_lines)
         if data:
             self._data(data)
         else:
             self.close()
             self._end()
         return bool(data)
+
+    def _part(self, data: bytes, most_lines: int) -> bytes:
+        """Return the beginning of a chunk, with at most so many lines. The rest is for the next turn."""
+        size = len(data)
+        while data.count(b"\n", 0, size) > most_lines:
+            size //= 2
+        had_rest, self._rest = bool(self._rest), data[size:]
+        if self._rest:
+            if not had_rest:
+                self._loop.remove_reader(self._fd)
+            self._loop.call_soon(self._read)
+        elif had_rest:
+            self.start()
+        return data[:size]
 
 
 class PipeWriter:

@@ -19,6 +19,7 @@ from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.sse import EventDecoder, TooLarge
 from transports.upstream.non_message_lines import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
+from transports.work_steps import let_others_run
 
 LEAST_S: Final = 0.1
 """The shortest time until a stream is opened again, so that `retry: 0` does not make the gateway reconnect in a tight
@@ -74,6 +75,8 @@ def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> floa
 
 logger = logging.getLogger(__name__)
 
+_EVENTS_AT_ONCE: Final = 128
+"""The most events of a chunk that are handled in one turn of the event loop."""
 _MOST_ERROR_CHARS: Final = 200
 _DISCOVER: Final = "server/discover"
 _LOOP: Final = ": its url leads back to a gateway that has sent the request already"
@@ -127,7 +130,9 @@ class ReplyReader:
         refuse_encoded(response)
         decoder = EventDecoder(self.max_bytes)
         async for chunk in response.aiter_bytes():
-            for event in decoder.feed(chunk):
+            for number, event in enumerate(decoder.feed(chunk), 1):
+                if not number % _EVENTS_AT_ONCE:
+                    await let_others_run()
                 place.read(event.id)
                 if event.data and self._event(event.data, request_id):
                     return True

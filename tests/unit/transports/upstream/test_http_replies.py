@@ -1,7 +1,9 @@
 """Reading the HTTP responses of a server."""
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import httpx2
 import pytest
@@ -53,6 +55,20 @@ async def test_of_a_stream_without_the_answer_the_place_is_known() -> None:
     assert not await read.read(httpx2.Response(200, headers=STREAM, content=body), REQUEST, place)
     assert (place.last_id, place.retry_s, place.events) == ("5", 0.25, 2)
     assert len(delivered) == 1 and not events.failed
+
+
+async def test_many_events_of_one_chunk_are_delivered_a_few_in_each_turn() -> None:
+    """A chunk may have thousands, which would hold up all other sessions."""
+    read, delivered, _ = reader()
+    body = b'data: {"jsonrpc":"2.0","method":"notifications/x"}\n\n' * 1_000
+    response = httpx2.Response(200, headers=STREAM, content=body)
+    reading = asyncio.ensure_future(read.read(response, REQUEST, StreamPlace()))
+    counts = []
+    while not reading.done():
+        counts.append(len(delivered))
+        await asyncio.sleep(0)
+    assert len(delivered) == 1_000
+    assert max(after - before for before, after in pairwise([*counts, 1_000])) <= 128
 
 
 async def test_a_body_beyond_the_bound_is_not_read() -> None:
