@@ -460,7 +460,7 @@ class LiveSession(Usage):
                 exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
             elif exchange.conversation is not None:
                 exchange.conversation.cancel(exchange, reason)
-            elif exchange.is_subscription:  # of several servers, or of a legacy one
+            elif exchange.is_subscription:  # which waits to learn the era of its server
                 exchange.fail(CANCELLED, f"Cancelled: {reason}")
         if self._questions is not None:
             self._questions.end(reason)
