@@ -348,8 +348,7 @@ class LegacyClients:
                 reason = msgspec.json.decode(params.get("reason", b'""'))
                 exchange.cancel(str(reason or "the client cancelled"), CANCELLED_BY_CLIENT)
             return
-        if method == "notifications/progress":
-            _progress_of_question(live, params)  # else nobody has given the client this token
+        if method == "notifications/progress" and _progress_of_question(live, params):
             return
         if method == "notifications/initialized":
             await self.records.update(live, initialized=True)

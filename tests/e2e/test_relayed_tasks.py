@@ -306,7 +306,7 @@ def test_no_client_tells_a_server_of_what_another_session_was_asked(
         for message in json.loads(tool_text(tasks.client.tool(f"{name}__seen")))
         if forged in str(message)
     ]
-    assert seen == ([] if name == "shared" else ["notifications/tasks/status"]), "tasks of its own are its own affair"
+    assert seen == ([] if name == "shared" else [*told]), "what concerns its own session alone is its own affair"
 
 
 def test_a_task_is_found_from_a_later_session_of_its_client(legacy: InProcessGateway, http: httpx.Client) -> None:
