@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import OUTCOME_UNKNOWN
+from gateway.errors import OUTCOME_UNKNOWN, error_of
 from session_store import EventStreams, Session, StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.jsonrpc import Object, RequestId, decode_id, encode, encode_error
@@ -231,8 +231,7 @@ async def end_lost(
     events: EventStreams, session_id: str, stream: str, request_id: bytes, reason: str = UNKNOWN
 ) -> None:
     """End an unfinished stream of an earlier process with an error. `request_id` is the id of its call, as JSON."""
-    error = {"code": OUTCOME_UNKNOWN, "message": reason}
-    await events.append(session_id, stream, encode_error(request_id, error))
+    await events.append(session_id, stream, encode_error(request_id, error_of(OUTCOME_UNKNOWN, reason, "")))
     await events.finish(session_id, stream)
 
 

@@ -10,6 +10,7 @@ from gateway.calls import session_event_streams
 from gateway.calls.session_event_streams import (
     MAX_MESSAGES,
     STANDALONE,
+    UNKNOWN,
     LostStreams,
     Outbox,
     answer_lost,
@@ -88,7 +89,8 @@ async def test_a_call_that_another_request_makes_again_is_not_made_for_its_strea
     await lost.end(log, "s", 7)
     assert not lost.mark_continued("1/2/files/7") and lost.mark_continued("1/3/files/8")
     (ended,) = [event.frame async for event in log.follow("s", "1/2/files/7", None)]
-    assert json.loads(ended)["error"]["code"] == -32014 and await log.unfinished("s") == {}
+    assert json.loads(ended)["error"] == {"code": -32014, "message": UNKNOWN, "data": {"reason": "outcome_unknown"}}
+    assert await log.unfinished("s") == {}
 
 
 @pytest.mark.parametrize("fails", [False, True])
