@@ -233,7 +233,9 @@ class Console:
         if await self._access.sign_in_by_link(request, response, request.path_params["token"]):
             return response
         why = f"This link has been used, or is older than {VALID_S / 60:.0f} minutes"
-        return self._asking_for_key(request, f"{why}. Start the gateway again for a new one.")
+        return self._asking_for_key(
+            request, f"{why}. Start the gateway again for a new one; this ends sessions in memory."
+        )
 
     def _asking_for_key(self, request: Request, problem: str) -> Response:
         """Return the sign-in page. `problem`: why the last attempt failed; empty before the first one."""
