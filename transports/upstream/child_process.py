@@ -48,6 +48,9 @@ class Inbox:
 
     def drain(self) -> None:
         """Read the bytes that are available now, then close and call `end`."""
+        rest, self._rest = self._rest, b""
+        if rest and self._fd >= 0:
+            self._data(rest)
         for _ in range(_DRAIN_CHUNKS):
             if self._fd < 0 or not self._read(sys.maxsize):
                 break
@@ -66,19 +69,19 @@ class Inbox:
         if self._fd < 0:  # closed in the turn in which it became readable
             return False
         try:
-            data = self._rest or os.read(self._fd, _CHUNK_BYTES)
+            data = os.read(self._fd, _CHUNK_BYTES)
         except BlockingIOError:
             return False
         except OSError:  # ECONNRESET of a socket: an end like any other
             data = b""
-        if self._rest or len(data) > most_lines:
+        if len(data) > most_lines:
             data = self._part(data, most_lines)
         if data:
             self._data(data)
-        else:
-            self.close()
-            self._end()
-        return bool(data)
+            return True
+        self.close()
+        self._end()
+        return False
 
     def _part(self, data: bytes, most_lines: int) -> bytes:
         """Return the beginning of a chunk, with at most so many lines. The rest is for the next turn."""
@@ -89,10 +92,14 @@ class Inbox:
         if self._rest:
             if not had_rest:
                 self._loop.remove_reader(self._fd)
-            self._loop.call_soon(self._read)
+            self._loop.call_soon(self._read_rest)
         elif had_rest:
             self.start()
         return data[:size]
+
+    def _read_rest(self) -> None:
+        if self._rest and self._fd >= 0:
+            self._data(self._part(self._rest, _LINES_AT_ONCE))
 
 
 class PipeWriter:
