@@ -7,8 +7,8 @@ from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
-SEND_S: Final = 10.0
-"""Seconds that one of them may take. Later requests wait for it."""
+SEND_S: Final = 30.0
+"""Seconds that one of them may take, as long as a server may take to wake up. Later requests wait for it."""
 
 BYTES_PER_S: Final = 128 << 10
 """The speed at which a large one may be sent: it may take so many more seconds."""
