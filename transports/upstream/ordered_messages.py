@@ -23,7 +23,7 @@ class OrderedMessages:
     """Send messages to the server `name` in their order. `run` runs the work of one in a task, under a key. A server
     that holds one for longer than `SEND_S` gets none of those that wait."""
 
-    __slots__ = ("_bytes", "_last", "_name", "_run", "_unsent")
+    __slots__ = ("_bytes", "_drops", "_last", "_name", "_run", "_unsent")
 
     def __init__(self, name: str, run: Callable[[object, Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
         self._name = name
@@ -31,11 +31,14 @@ class OrderedMessages:
         self._unsent: dict[asyncio.Task[None], None] = {}
         self._last: asyncio.Task[None] | None = None
         self._bytes = 0
+        self._drops = False  # whether the last message was dropped: a client that sends many makes one line of the log
 
     def add(self, size: int, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Send a message of `size` bytes, with `send`, once those before it are sent."""
-        if self._bytes > MOST_WAITING_BYTES:
-            logger.warning("server %s is too slow: a message to it is dropped, as too many wait", self._name)
+        has_dropped, self._drops = self._drops, self._bytes > MOST_WAITING_BYTES
+        if self._drops:
+            if not has_dropped:
+                logger.warning("server %s is too slow: messages to it are dropped while too many wait", self._name)
             return
         self._bytes += size + _OWN_BYTES
         self._last = task = self._run(object(), self._send(size, send, self._last))
