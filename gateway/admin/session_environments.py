@@ -230,12 +230,12 @@ class SessionEnvironments:
         if tools is None:
             return None, []
         names: dict[str, list[str]] = {}
-        faults = self._faults_of(upstream.name, tools) if self.settings.gateway.policy.hides_unusable else {}
+        faults = self._faults_of(upstream.name, tools) if self.settings.gateway.policy.check_arguments else {}
         for tool in tools.listed:
             name = tool["name"]
             reason = self.policy.decide(context, upstream.name, name, operation_of(tool), digest_of(tool)).reason
             if not reason and name in faults:
-                reason = f"its input schema is invalid: {faults[name]} (gateway.policy.unusable_schemas)"
+                reason = f"its input schema is invalid: {faults[name]} (gateway.policy.check_arguments)"
             if reason:
                 names.setdefault(reason, []).append(name)
         hiding = [

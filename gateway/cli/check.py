@@ -235,7 +235,7 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
         silent = {one.name: unchecked(one.name, why_silent(one, unfetched.get(one.name, ""))) for one in unasked}
         drift = await _drift(gateway, policy.lock, [*silent, *settings.left_out])
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
-    if found.unusable and policy.hides_unusable:
+    if found.unusable and policy.check_arguments:
         refused += [*found.unusable, MEND]
     if refused:
         raise ConfigurationError("\n".join(refused))

@@ -275,8 +275,8 @@ class _Servers:
         decision = self._gateway.policy.decide(
             self._context, upstream.name, tool["name"], operation_of(tool), digest_of(tool)
         )
-        if not decision.reason and fault and self._settings.gateway.policy.hides_unusable:
-            reason = f"its input schema is invalid: {fault} (gateway.policy.unusable_schemas)"
+        if not decision.reason and fault and self._settings.gateway.policy.check_arguments:
+            reason = f"its input schema is invalid: {fault} (gateway.policy.check_arguments)"
         else:
             reason = decision.reason
         found = {"name": tool["name"], "visible": not reason, "why": reason}

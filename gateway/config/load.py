@@ -51,6 +51,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.packages.fresh_s": "a package whose command names no exact version is fetched again after a day",
     "gateway.packages.timeout_s": "a package is fetched within 600 s",
     "gateway.policy.sandbox": "it is gateway.sandbox",
+    "gateway.policy.unusable_schemas": "such tools are hidden unless gateway.policy.check_arguments is false",
     "gateway.session.default_session_for": "give the list as gateway.session.default_session",
     "gateway.session.token_in_results": "the first result of a session has it, if its client needs it there",
     "gateway.session.unreturned_stop_s": "it is 300 s; a server's own idle_stop_s changes it for that server",

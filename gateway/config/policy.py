@@ -110,10 +110,9 @@ class PolicySettings(Frozen):
     check_arguments: Annotated[Literal["lenient"] | bool, or_says("must be lenient, true or false")] = "lenient"
     """Check the arguments of a call against the tool's input schema before the call is sent to the server. `lenient`
     leaves it to the server to read a number or truth value that is written as text, and `null` for an argument that is
-    not required: many servers take them. `true` refuses these too, `false` checks nothing."""
-    unusable_schemas: Literal["refuse", "allow"] = "refuse"
-    """What to do with a tool whose input schema is invalid, too large, or refers to other documents (which are never
-    fetched). `refuse`: the tool is neither listed nor called. `allow`: it is called without a check."""
+    not required: many servers take them. `true` refuses these too, `false` checks nothing. A tool whose
+    input schema is invalid, too large, or refers to other documents (which are never fetched) is neither listed nor
+    called, unless `false`."""
     unmatched_patterns: Literal["refuse", "allow"] = "refuse"
     """What to do if a pattern in `tools`, `prompts`, `resource_uris` or `workspaces` matches nothing that the servers
     list. Such a pattern is probably misspelt, and protects nothing. `refuse`: the gateway does not start. It waits 10 s
@@ -165,9 +164,3 @@ class PolicySettings(Frozen):
     trust_announced_workspace: bool = False
     """Whether a workspace that a client announces counts in `rules` and `workspaces` like one from a credential or a
     rule. Then every client can take any workspace, with all that it grants. Use it only if you trust all clients."""
-
-    @property
-    def hides_unusable(self) -> bool:
-        """Return whether tools with unusable schemas are hidden. They are not if arguments are not checked against
-        schemas."""
-        return bool(self.check_arguments) and self.unusable_schemas == "refuse"

@@ -106,8 +106,8 @@ async def _policy(gateway: Gateway) -> AsyncIterator[Finding]:
         yield failure("policy", fault, "correct the pattern: it matches nothing, so it protects nothing")
     mend = "correct the schema in the server; until then"
     for fault in found.unusable:
-        if policy.hides_unusable:
-            yield failure("policy", fault, f"{mend} the tool is hidden (policy.unusable_schemas)")
+        if policy.check_arguments:
+            yield failure("policy", fault, f"{mend} the tool is hidden (policy.check_arguments)")
         else:
             yield warning("policy", fault, f"{mend} nothing checks the tool's arguments")
     for fault in found.unbound:

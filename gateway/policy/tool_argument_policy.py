@@ -69,7 +69,6 @@ class ToolCalls:
     def replace(self, settings: PolicySettings) -> None:
         """Check arguments and schemas by these settings from now on."""
         self._checks = settings.check_arguments
-        self._hides_unusable = settings.hides_unusable
 
     def shown(
         self,
@@ -81,7 +80,7 @@ class ToolCalls:
         """Return the tools that sessions with this context may call. Their schemas do not require the arguments that
         the policy fills in (`bind`). `absent` gets these tools as the server lists them, and returns the names to leave
         out."""
-        unusable = self.unusable(server, tools) if self._hides_unusable else {}
+        unusable = self.unusable(server, tools) if self._checks else {}
         seen: list[tuple[dict[str, Any], Decision]] = []
         for tool in self.approved(server, "tools", tools):
             decision = self._policy.decide_approved(context, server, tool["name"], operation_of(tool))
@@ -258,9 +257,7 @@ class ToolCalls:
         try:
             checker = self._schemas.checker(schema)
         except UnusableSchema as fault:
-            if self._hides_unusable:
-                raise unusable_tool(name, str(fault)) from None
-            return
+            raise unusable_tool(name, str(fault)) from None
         problem = checker.problem(arguments, raw, lenient=self._checks == "lenient")
         if problem is not None:
             raise invalid_arguments(name, *problem) if isinstance(arguments, dict) else malformed_arguments()

@@ -29,7 +29,7 @@ from transports.upstream_port import UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 CORRECT: Final = "correct them, or set gateway.policy.unmatched_patterns to allow"
-MEND: Final = "correct the schemas in the server: such tools are hidden unless gateway.policy.unusable_schemas is allow"
+MEND: Final = "correct the schemas in the server: such tools are hidden unless gateway.policy.check_arguments is false"
 
 _WAIT_S: Final = 10.0
 _SHOWN_NAMES: Final = 12

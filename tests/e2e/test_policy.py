@@ -186,11 +186,11 @@ def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
     assert found == 1 and FAULTS[0] in words and "input schema of tool 'wrong' is invalid" in words
     found, words = told(tmp_path, ["check"], {}, {}, lists)
     assert found == 2 and "input schema of tool 'wrong' is invalid" in words
-    assert "unless gateway.policy.unusable_schemas is allow" in words
-    for policy in ({"unusable_schemas": "allow"}, {"check_arguments": False}):
-        assert told(tmp_path, ["check"], {}, policy, lists)[0] == 0
-        found, words = told(tmp_path, ["doctor"], {}, policy, lists)
-        assert found == 0 and "nothing checks the tool's arguments" in words
+    assert "unless gateway.policy.check_arguments is false" in words
+    unchecked = {"check_arguments": False}
+    assert told(tmp_path, ["check"], {}, unchecked, lists)[0] == 0
+    found, words = told(tmp_path, ["doctor"], {}, unchecked, lists)
+    assert found == 0 and "nothing checks the tool's arguments" in words
 
 
 # -- arguments and schemas on their way: what they may not contain, what it costs to look, and what passes as written
@@ -366,7 +366,7 @@ def is_audited(audit: Path, tool: str, why: str) -> bool:
 @requirement("wall.decoded")
 def test_an_operator_can_allow_tools_whose_schemas_cannot_be_used(canary: str, http: httpx.Client) -> None:
     tools = [tool("ref", {"$ref": canary}), tool("wrong", {"type": "objekt"})]
-    options = {"policy": {"unusable_schemas": "allow"}}
+    options = {"policy": {"check_arguments": False}}
     with in_process_gateway({"s": table_server(listing(tools=tools))}, options=options) as gateway:
         client = Legacy(gateway.url, http).open()
         assert "did" in tool_text(client.tool("ref")) and "did" in tool_text(client.tool("wrong"))
