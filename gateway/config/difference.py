@@ -24,7 +24,7 @@ _RELOADED: Final = frozenset(
 )
 """The settings of `gateway` that a reload applies."""
 
-KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.last_output", "policy.lock"})
+KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.lock"})
 """Settings below those that need a restart nevertheless."""
 
 

@@ -50,6 +50,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.write_timeout_s": "it is gateway.limits.client_timeout_s",
     "gateway.packages.fresh_s": "a package whose command names no exact version is fetched again after a day",
     "gateway.packages.timeout_s": "a package is fetched within 600 s",
+    "gateway.policy.last_output": "errors quote the last line of a process to the session whose process it is",
     "gateway.policy.sandbox": "it is gateway.sandbox",
     "gateway.policy.unusable_schemas": "such tools are hidden unless gateway.policy.check_arguments is false",
     "gateway.session.default_session_for": "give the list as gateway.session.default_session",

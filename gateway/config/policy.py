@@ -128,11 +128,6 @@ class PolicySettings(Frozen):
     ([changed tools](policy.md#tools-that-change-while-a-session-lives)). `allow`: log and count it. `tell`: also
     say so to the client, in `_meta` of the next result of the tool. `refuse`: the session neither sees nor calls the
     tool any more."""
-    last_output: Literal["own", "all", "none"] = "own"
-    """Which last line of output errors quote to clients when a server fails: that of the session's own process (`own`),
-    also that of processes that sessions share (`all`), or none (`none`). The line is cut at 200 characters, and
-    credentials in it are redacted as far as they can be recognized. Operators find the last lines in the log and the
-    console."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
     """Log a warning for a call that takes longer."""
     session_rate: Rate = RateSettings(per_s=500, burst=5_000)

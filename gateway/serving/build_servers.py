@@ -137,7 +137,6 @@ class Servers:
             resources=lambda name, entry: self._resources(name, entry, sandboxes.get(name, unwalled)),
             records=self._sessions.records,
             permits=self.policy.permitted_uris,
-            quotes=options.policy.last_output,
             has_lock=options.policy.lock is not None,
         )
 

@@ -19,7 +19,7 @@ from gateway.errors import StartRefused, left_out
 from gateway.protocol.methods import REPEATABLE
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.link_env_and_headers import SessionResources, secrets_in_command
-from gateway.upstreams.link_opener import Quotes, SessionRecorder, UpstreamLinks
+from gateway.upstreams.link_opener import SessionRecorder, UpstreamLinks
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
 from gateway.upstreams.server_lists import ServerLists
@@ -61,7 +61,7 @@ class UpstreamFactory:
 
     `gateway` is the name of this gateway in the `Via` header of requests to URLs. `resources` builds the
     `SessionResources` of one server. `permits` gets a server's resource URIs, and returns those that a context may
-    subscribe to. For `quotes` and `has_lock`, see `UpstreamLinks` and `ServerLists`.
+    subscribe to. For `has_lock`, see `ServerLists`.
     """
 
     limits: LimitSettings
@@ -71,7 +71,6 @@ class UpstreamFactory:
     resources: Callable[[str, UpstreamSettings], SessionResources]
     records: SessionRecorder
     permits: Callable[[Context, str, frozenset[str]], frozenset[str]]
-    quotes: Quotes = "own"
     has_lock: bool = False
 
     def of_entry(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
@@ -114,7 +113,6 @@ class UpstreamFactory:
             records=self.records,
             permits=lambda context, uris: self.permits(context, name, uris),
             known=known,
-            quotes=self.quotes,
         )
         results = ResultCache(CACHED_BYTES)
         shared = SharedConversations(links, deadlines, results.changed)

@@ -35,7 +35,6 @@ Key = tuple[str, Era, bytes]
 Start = Literal["started", "failed"]
 """The outcome of opening a link. Used as a counter key."""
 
-Quotes = Literal["own", "all", "none"]
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
 _START_TIMES: Final = 100
@@ -66,8 +65,7 @@ class UpstreamLinks:
     outcome. `start_times_s` has the seconds that opening each of the last links took.
 
     `records` writes to the record of a session. `permits` returns the resource URIs that a context may subscribe to.
-    `known` has the facts of the last probe. `quotes` says which process output errors to clients may quote: only that
-    of the session's own processes ("own"), that of shared processes too ("all"), or none.
+    `known` has the facts of the last probe.
     """
 
     name: str
@@ -78,7 +76,6 @@ class UpstreamLinks:
     records: SessionRecorder
     permits: Permits
     known: KnownFacts
-    quotes: Quotes
 
     def __post_init__(self) -> None:
         self.restarts: Counter[str] = Counter()
@@ -169,7 +166,7 @@ class SharedLinks:
         self.name = links.name
         self.era = era
         self.session = self.principal = ""
-        self.quotes_output = links.quotes == "all"
+        self.quotes_output = False  # it may be about other clients
         self.is_gateway = links.is_gateway
         self.frames: WatchedMessages | None = None
         self.resources = links.resources.shared
@@ -226,7 +223,7 @@ class SessionLinks:
 
     @property
     def quotes_output(self) -> bool:
-        return self._links.quotes != "none"
+        return True
 
     @property
     def is_gateway(self) -> bool:

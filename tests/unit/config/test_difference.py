@@ -45,7 +45,7 @@ def test_replicas_compare_what_a_reload_applies_of_their_files(tmp_path: Path, m
     known = of(slow, entry)
     monkeypatch.setenv("A", "2")
     assert of(slow | {"port": 1, "limits": {"body_bytes": 2_048}}, entry, "other.json") == known
-    assert of({"policy": {"slow_s": 3, "last_output": "all"}}, entry) == known, "it needs a restart"
+    assert of({"policy": {"slow_s": 3, "trust_announced_workspace": True}}, entry) == known, "it needs a restart"
     others = [of(slow), of({"policy": {"slow_s": 4}}, entry), of(slow | {"limits": {"exchanges": 3}}, entry)]
     assert len({known, *others}) == 4
     assert digest(settings()) == ""
@@ -68,7 +68,7 @@ def test_what_needs_a_restart_is_named_and_keeps_its_value() -> None:
         port=2,
         limits={"exchanges": 2, "body_bytes": 8_192},
         admin={"keys": {"a": sha256("b")}, "listen": "127.0.0.1:9"},
-        policy={"slow_s": 1, "last_output": "none", "trust_announced_workspace": True},
+        policy={"slow_s": 1, "trust_announced_workspace": True},
         log_level="debug",
     )
     found = difference(old, new)
@@ -77,14 +77,13 @@ def test_what_needs_a_restart_is_named_and_keeps_its_value() -> None:
         "gateway.port",
         "gateway.log_level",
         "gateway.admin.listen",
-        "gateway.policy.last_output",
         "gateway.policy.trust_announced_workspace",
         "gateway.limits.body_bytes",
     )
     made = applied(old, new).gateway
     assert (made.port, made.log_level, made.admin.listen) == (1, "info", "")
     assert (made.limits.exchanges, made.limits.body_bytes) == (2, 4_096)
-    assert (made.policy.slow_s, made.policy.last_output, made.policy.trust_announced_workspace) == (1, "own", False)
+    assert (made.policy.slow_s, made.policy.trust_announced_workspace) == (1, False)
     assert made.admin.keys == {"a": (sha256("b"),)}
     left = difference(old, applied(old, new))
     assert left.settings == found.settings and left.restart == ()

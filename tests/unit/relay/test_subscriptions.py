@@ -187,7 +187,7 @@ class StartedServer(OneServer):
         known: Any = SimpleNamespace(handshake=None)
         nothing: Any = None
         self.links = UpstreamLinks(
-            "s", nothing, nothing, settings=self.settings, records=records, permits=nothing, known=known, quotes="own"
+            "s", nothing, nothing, settings=self.settings, records=records, permits=nothing, known=known
         )
         self.has_ended = False
 

@@ -45,7 +45,7 @@ from transports.upstream_port import ConnectOptions, LinkEvents, UpstreamUnavail
 
 def upstream(name: str) -> ConfiguredUpstream:
     anything: Any = SimpleNamespace(results=ResultCache(0))
-    links = {"quotes": "own", "is_gateway": False, "permits": None, "start_times_s": (), "starts": {}, "restarts": {}}
+    links: dict[str, Any] = {"is_gateway": False, "permits": None, "start_times_s": (), "starts": {}, "restarts": {}}
     parts: Any = SimpleNamespace(name=name, **links)
     names = ("start", "facts", "discovery", "era_for", "answered", "learn", "log_first_answer")
     probe: Any = SimpleNamespace(**dict.fromkeys(names))
@@ -87,9 +87,7 @@ async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tri
         links.append(FakeLink(events))
         return links[-1]
 
-    source: Any = SimpleNamespace(
-        name="fake", quotes="none", connect=connect, resources=SimpleNamespace(), is_gateway=False
-    )
+    source: Any = SimpleNamespace(name="fake", connect=connect, resources=SimpleNamespace(), is_gateway=False)
     source.resources.shared = returning(LinkResources())
     source.started = source.answered = source.failed = lambda *_: None
     source.known = SimpleNamespace(handshake=lambda: None)

@@ -21,7 +21,7 @@ async def test_secrets_of_a_process_that_starts_are_hidden_from_who_watches_alre
     frames = WatchedMessages("a session", "ops")
     live: Any = SimpleNamespace(session=a_session(FakeClock()), renewals=0, frames=frames)
     resources = SimpleNamespace(of=returning(LinkResources(given=given, files=files)), secrets=secrets_of_link)
-    links: Any = SimpleNamespace(name="files", quotes="own", is_gateway=False, resources=resources)
+    links: Any = SimpleNamespace(name="files", is_gateway=False, resources=resources)
     await SessionLinks(links, live, ("files", Era.MODERN, b"{}"), None, "").resources()
     frames.line("files", "the word of a variable and the token in a file")
     (line,), _ = frames.lines.behind(0, 1)
