@@ -23,7 +23,7 @@ RATES: Final = {
 }
 _RULED_TOOLS: Final = {
     **{f"tool{n}*": {"permissions": ["write"]} for n in range(5)},
-    "*": {"bind": {"team": "workspace"}, "blocked": [r"drop\s+table"], "slow_s": 5, "operation": "write"},
+    "*": {"bind": {"team": "workspace"}, "blocked": [r"drop\s+table"], "operation": "write"},
 }
 _RULES: Final = {
     "rules": [

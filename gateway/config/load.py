@@ -62,6 +62,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.tasks.poll_ms": "clients are asked to poll 2.5 times in gateway.tasks.after_s",
     "gateway.tasks.principal_bytes": "it is 256 MiB",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
+    "mcpServers.*.tools.*.slow_s": "it is gateway.policy.slow_s for all tools",
 }
 """Removed settings, each with what applies in its place. `*` stands for any name."""
 OTHER_NAMES: Final = frozenset(
@@ -79,7 +80,8 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
     similar name is a fault, because its value would silently have no effect.
     """
     known = {name.upper(): name.upper() for name in (*model.model_fields, *OTHER_NAMES)}
-    gone = {setting.removeprefix("gateway.").replace(".", "__").upper(): now for setting, now in GONE.items()}
+    removed = ((setting.removeprefix("gateway."), now) for setting, now in GONE.items() if "*" not in setting)
+    gone = {setting.replace(".", "__").upper(): now for setting, now in removed}
     below = {path.upper() for path in _paths(model)} | gone.keys()
     faults, notes = [], []
     for variable in sorted(environ):

@@ -63,8 +63,6 @@ class ToolSettings(ItemSettings):
     """Argument → the field of the context that sets it if the client does not: `workspace`, `principal`, `agent`,
     `trust`, `session_id` and others of every session, or a name in `gateway.context.fields`. Only tools that have the
     argument in their input schema are affected."""
-    slow_s: Annotated[float, Field(gt=0)] | None = None
-    """Log a warning for a call that takes longer; overrides `policy.slow_s`."""
 
     @field_validator("blocked")
     @classmethod

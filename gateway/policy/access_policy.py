@@ -215,7 +215,7 @@ class Policy:
             operation_from=source,
             blocked=tuple(self._blocked[server, pattern] for pattern, found in patterns.items() if found.blocked),
             bind=tuple({name: field for found in matching for name, field in found.bind.items()}.items()),
-            slow_s=min((found.slow_s for found in matching if found.slow_s is not None), default=self._settings.slow_s),
+            slow_s=self._settings.slow_s,
         )
 
     # -- prompts and resources

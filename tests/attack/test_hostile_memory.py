@@ -53,7 +53,7 @@ OPTIONS: Final[dict[str, Any]] = {
     },
 }
 SERVERS: Final = {
-    "demo": server(DEMO, shared=True, tools={"slow": {"slow_s": 5.0}}),
+    "demo": server(DEMO, shared=True, tools={"slow": {"operation": "write"}}),
     "desk": server(DEMO, shared=False, handles=True),
 }
 PATHS: Final = ("/mcp", "/servers/demo/mcp", "/servers/desk/mcp")

@@ -38,10 +38,10 @@ AT_ONCE = 24
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
     servers = {
-        "probe": server(PROBE, tools={"sleep": {"slow_s": SLOW_S}}),
+        "probe": server(PROBE),
         "noting": {"in_process": "tests.support.sdk_servers:noting"},
     }
-    options = {"log_format": "json", "log_level": "debug", "log_calls_per_s": 1_000}
+    options = {"log_format": "json", "log_level": "debug", "log_calls_per_s": 1_000, "policy": {"slow_s": SLOW_S}}
     with running_gateway(servers, options=options) as running:
         yield running
 

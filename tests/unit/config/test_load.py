@@ -158,6 +158,8 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
     document: Any = 7
     for name in reversed(names):
         document = {name: document}
+    if "mcpServers" in document:
+        document["mcpServers"]["x"]["command"] = "x"
     assert refusal(document).endswith(f"{given}: this setting is gone: {GONE[setting]}")
     if given != setting:
         return

@@ -175,12 +175,6 @@ def test_an_argument_differs_from_nothing_where_the_session_has_no_value(caplog:
     assert not notes and not caplog.messages
 
 
-def test_the_decision_says_when_a_call_is_slow() -> None:
-    calls = tool_calls(drop=ToolSettings(slow_s=1.5))
-    found = [calls.decide("s", TOOLS, CONTEXT, session(), tool).slow_s for tool in ("drop", "count")]
-    assert found == [1.5, PolicySettings().slow_s]
-
-
 @requirement("pol.arguments")
 def test_a_tool_with_an_unusable_schema_is_hidden_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     broken = [{"name": "broken", "inputSchema": {"type": kind}} for kind in ("nothing", "never")]

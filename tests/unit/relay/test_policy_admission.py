@@ -123,7 +123,7 @@ def test_the_patterns_of_a_server_that_came_late_are_compared_before_it_serves_w
     method: str, kind: str
 ) -> None:
     def late(tool: str, prompt: str, uri: str) -> Listing:
-        server = Listing(prompts=SECRET, resource_uris=SECRET_ROWS, tools={"drop": ToolSettings(slow_s=1)})
+        server = Listing(prompts=SECRET, resource_uris=SECRET_ROWS, tools={"drop": ToolSettings(operation="write")})
         patterns = {"tools": {tool: None}, "prompts": {prompt: None}, "resource_uris": {uri: None}}
         server.settings = SimpleNamespace(handles=False, **patterns)
         server.unreviewed = {"tools", "prompts", "resources"}

@@ -96,7 +96,7 @@ def test_the_message_has_the_names_that_there_are(what: str, listed: str) -> Non
 
 @requirement("pol.late-patterns")
 async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pytest.LogCaptureFixture) -> None:
-    good = {"read": {"slow_s": 1}, "eval*": {"operation": "eval"}, "*": {"slow_s": 1}}
+    good = {"read": {"operation": "read"}, "eval*": {"operation": "eval"}, "*": {"operation": "write"}}
     servers: Any = [Listing({"evalute": {"operation": "eval"}}), Listing(good)]
     for server in servers:
         server.has_answered = False
