@@ -168,11 +168,9 @@ class SecretSettings(Frozen):
     """The environment variable of the gateway that contains the secret. `{subject}` and `{issuer}` as in `file`. The
     name must not begin with `{subject}`."""
     command: tuple[str, ...] = ()
-    """The command that prints the secret; its output is cached for a minute. `{subject}` and `{issuer}` as in
-    `file`."""
-    pass_env: tuple[str, ...] = ()
-    """Environment variables of the gateway that the command gets, in addition to those that servers inherit. Empty by
-    default, because servers without a sandbox can read the command's environment while it runs."""
+    """The command that prints the secret; its output is cached for a minute. `{subject}` and `{issuer}` as in `file`.
+    It gets the variables that servers inherit, and no others, because servers without a sandbox can read its
+    environment while it runs."""
     exchange: ExchangeSettings | None = None
     """The token that an authorization server gives in exchange for the caller's access token. Each caller has its
     own."""
@@ -190,8 +188,6 @@ class SecretSettings(Frozen):
             raise ValueError("give exactly one of file, env, command, exchange and consent")
         if self.consent is not None and find_spec("mcp") is None:
             raise ValueError("consent needs more packages: pip install 'mcp-session-gateway[mcp]'")
-        if self.pass_env and not self.command:
-            raise ValueError("pass_env needs a command")
         if self.env.startswith("{subject}"):
             raise ValueError(
                 "env must not begin with {subject}, because principals could then read other variables of the gateway"

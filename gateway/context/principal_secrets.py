@@ -203,7 +203,7 @@ class PrincipalSecrets:
             return "" if is_ours else os.environ.get(variable, "")
         process = await asyncio.create_subprocess_exec(
             *map(filled, settings.command),
-            env={name: os.environ[name] for name in (*INHERITED, *settings.pass_env) if name in os.environ},
+            env={name: os.environ[name] for name in INHERITED if name in os.environ},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
