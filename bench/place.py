@@ -68,7 +68,5 @@ class Place:
         )
 
 
-UNLIMITED: Final = dict.fromkeys(
-    ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0
-)
+UNLIMITED: Final = dict.fromkeys(("session_rate", "principal_rate", "principal_sessions", "principal_processes"), 0)
 KEYS: Final = {"MCP_GATEWAY_KEYS": secrets.token_hex(32)}

@@ -51,6 +51,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.packages.fresh_s": "a package whose command names no exact version is fetched again after a day",
     "gateway.packages.timeout_s": "a package is fetched within 600 s",
     "gateway.policy.last_output": "errors quote the last line of a process to the session whose process it is",
+    "gateway.policy.opening_rate": "it is 10 per second, burst 200, unless gateway.policy.principal_sessions is 0",
     "gateway.policy.sandbox": "it is gateway.sandbox",
     "gateway.policy.unusable_schemas": "such tools are hidden unless gateway.policy.check_arguments is false",
     "gateway.secrets.*.pass_env": 'give the command its variables, as in ["env", "NAME=value", "program"]',

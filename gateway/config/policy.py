@@ -138,14 +138,10 @@ class PolicySettings(Frozen):
     """Rate limit of all messages of one principal in all its sessions, as `session_rate`; 0 switches it off. The
     default is enough for a hundred busy agents of one principal. Anonymous clients are counted by address (IPv6: the
     /64 network). Behind `auth.proxies`, that is the last address in `X-Forwarded-For` that is not a trusted proxy."""
-    opening_rate: Rate = RateSettings(per_s=10, burst=200)
-    """Rate limit for opening sessions, for one principal or one address of anonymous clients; 0 switches it off. Those
-    beyond it wait as calls do. Clients that open a session for every call open a few per second. With the default, and
-    because unconfirmed sessions live for a minute, one address has at most 800 of them, less than the memory store
-    holds."""
     principal_sessions: Quota = 5_000
     """Maximum number of sessions of one principal, or of one address of anonymous clients, on all replicas together.
-    0: no limit. A client that opens a session every second and ends none has 3,600 after an hour."""
+    They open at most 10 per second, and 200 at once: those beyond wait as calls do. 0: neither limit. A client that
+    opens a session every second and ends none has 3,600 after an hour."""
     principal_processes: Quota = 256
     """Maximum number of server processes of one principal, or of one address of anonymous clients, on all replicas
     together. 0: no limit. At about 30 MB for each process, the default allows 8 GB: more than thirty sessions with

@@ -40,6 +40,11 @@ _WAIT_OF_MANY: Final = 256
 _MOST_QUEUED: Final = 4_096
 """Maximum number of messages of an account that wait for the store's answer, which tells how long they must wait."""
 
+OPENING_RATE: Final = RateSettings(per_s=10, burst=200)
+"""How fast one principal, or one address of anonymous clients, opens sessions where the number of its sessions has a
+limit. Clients that open a session for every call open a few per second. Because unconfirmed sessions live for a minute,
+one address has at most 800 of them, less than the memory store holds."""
+
 _WEIGHED_BYTES: Final = 64 << 10
 
 _MAX_ACCOUNTS: Final = 10_000
@@ -164,7 +169,8 @@ class RateLimits:
         self._sessions = _accounts("session", settings.session_rate, "requests of this session")
         self._addresses = _accounts("address", of_many, "requests of this address", _WAIT_OF_MANY)
         self._principals = _accounts("principal", of_many, "requests of this principal", _WAIT_OF_MANY)
-        self._openings = _accounts("opening", settings.opening_rate, "sessions opened: use one for many calls")
+        of_openings = None if settings.principal_sessions is None else OPENING_RATE
+        self._openings = _accounts("opening", of_openings, "sessions opened: use one for many calls")
 
     async def count_message(self, principal: Principal, client: str) -> None:
         """Count a message of a client. Beyond the rate, wait until the rate allows the message. `client` is the

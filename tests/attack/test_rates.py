@@ -6,9 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.config.policy import RateSettings
 from tests.requirements import requirement
 from tests.support.credentials import API_KEYS, KEYS, bearer
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern
 
 pytestmark = requirement("wall.bystander", "pol.limits")
@@ -60,9 +62,9 @@ def test_whatever_is_sent_counts(what: str, rated: RunningGateway, http: httpx.C
     assert other.call("ping").status_code == 200, "nobody else pays"
 
 
-def test_opening_counts_by_address_and_by_principal(http: httpx.Client) -> None:
-    slow = {"per_s": 0.01, "burst": 3}
-    with running_gateway(SERVERS, options=options(opening_rate=slow)) as gateway:
+def test_opening_counts_by_address_and_by_principal(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.policy.rate_limits.OPENING_RATE", RateSettings(per_s=0.01, burst=3))
+    with in_process_gateway(SERVERS, options=options()) as gateway:
 
         def opened(address: str) -> list[int]:
             came = come_from(address)
@@ -80,7 +82,7 @@ def test_opening_counts_by_address_and_by_principal(http: httpx.Client) -> None:
         assert opened("192.0.2.2, 10.1.2.3") == [200, 200, 200, 429]
         assert opened("2001:db8::1") == [200, 200, 200, 429] and opened("2001:db8::ffff:1") == [429] * 4
         assert Modern(gateway.url, http, headers=come_from("192.0.2.1")).send("tools/list").status_code == 200
-    with running_gateway(SERVERS, options={"api_keys": API_KEYS, "policy": {"opening_rate": slow}}) as gateway:
+    with in_process_gateway(SERVERS, options={"api_keys": API_KEYS}) as gateway:
         alice, bob = (Legacy(gateway.url, http, headers=bearer(KEYS[name])) for name in ("alice", "bob"))
         statuses = []
         for _ in range(4):

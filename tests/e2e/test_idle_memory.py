@@ -80,7 +80,7 @@ async def links_closed() -> None:
 async def bytes_of_an_idle_session(store: str) -> float:
     entry = {"in_process": "tests.toys.echo_upstream:upstream", "idle_stop_s": 0.05}
     # Without rates: their accounts are bounded for all sessions together.
-    rates = {"opening_rate": 0, "principal_rate": 0, "session_rate": 0, "principal_sessions": 0}
+    rates = {"principal_rate": 0, "session_rate": 0, "principal_sessions": 0}
     async with running(entry, store=store, policy=rates) as (gateway, http):
         await use_sessions(http, SESSIONS["idle"], "echo")
         await links_closed()

@@ -26,9 +26,7 @@ TASKS = (sys.executable, "-m", "tests.support.task_server")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_server.py")))
 WORK = (sys.executable, str(Path(__file__).with_name("work_server.py")))
 """Serves the era that follows as an argument."""
-UNLIMITED = dict.fromkeys(
-    ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0
-)
+UNLIMITED = dict.fromkeys(("session_rate", "principal_rate", "principal_sessions", "principal_processes"), 0)
 """Rates and quotas switched off, for what sends more than any honest agent and measures something else."""
 
 SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}

@@ -58,7 +58,7 @@ _TUNING: list[tuple[str, type[BaseModel]]] = [
     ("gateway.limits", limits.LimitSettings),
     ("gateway.tasks", limits.TaskSettings),
     ("gateway.packages", sandbox.PackageSettings),
-    ("gateway.policy.session_rate, principal_rate, opening_rate", policy.RateSettings),
+    ("gateway.policy.session_rate, principal_rate", policy.RateSettings),
 ]
 _HEAD = """# Settings
 

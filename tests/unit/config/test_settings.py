@@ -210,7 +210,7 @@ def test_a_list_in_a_file_and_a_null_in_a_variable(refusal: Refusal, monkeypatch
 @requirement("wall.bystander")
 def test_limits_have_defaults_and_are_switched_off_by_0() -> None:
     policy = Settings().gateway.policy
-    names = ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes")
+    names = ("session_rate", "principal_rate", "principal_sessions", "principal_processes")
     assert None not in {getattr(policy, name) for name in names}
     off = PolicySettings.model_validate(dict.fromkeys(names, 0))
     assert {getattr(off, name) for name in names} == {None}
@@ -251,7 +251,7 @@ def test_calls_are_limited_unless_the_gateway_is_nobody_elses(more: dict[str, An
     settings = Settings.model_validate({"gateway": more}).gateway
     applied = settings.rated_policy
     assert {name for name in ("session_rate", "principal_rate") if getattr(applied, name) is not None} == limits
-    assert applied.opening_rate is not None and settings.policy.session_rate is not None
+    assert applied.principal_sessions is not None and settings.policy.session_rate is not None
 
 
 @requirement("wall.secrets")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.policy import PolicySettings
+from gateway.config.policy import PolicySettings, RateSettings
 from gateway.policy import rate_limits as module
 from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, StoreUnavailable
@@ -188,13 +188,18 @@ async def test_calls_within_the_rate_do_not_wait_for_the_store(clock: FakeClock)
 
 
 @requirement("wall.bystander")
-async def test_openings_are_counted_for_each_principal(clock: FakeClock) -> None:
-    rates = rates_of(MemoryRates(clock), {"opening_rate": {"per_s": 0.001, "burst": 1}})
+async def test_openings_are_counted_for_each_principal_whose_sessions_have_a_limit(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.policy.rate_limits.OPENING_RATE", RateSettings(per_s=0.001, burst=1))
+    rates, unlimited = (rates_of(MemoryRates(clock), policy) for policy in ({}, {"principal_sessions": 0}))
     alices, bobs = (a_session(clock, principal=principal) for principal in (ALICE, BOB))
     for session in (alices, bobs):
         await rates.count_opening(session)
     with pytest.raises(Refused, match="sessions opened"):
         await rates.count_opening(alices)
+    for _ in range(2):
+        await unlimited.count_opening(alices)
 
 
 @requirement("wall.bystander")
