@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -46,26 +45,28 @@ class Inbox:
     def start(self) -> None:
         self._loop.add_reader(self._fd, self._read)
 
-    def drain(self) -> None:
-        """Read the bytes that are available now, then close and call `end`."""
-        rest, self._rest = self._rest, b""
-        if rest and self._fd >= 0:
-            self._data(rest)
-        for _ in range(_DRAIN_CHUNKS):
-            if self._fd < 0 or not self._read(sys.maxsize):
-                break
-        if self._fd >= 0:  # a process outside the child's family still holds the other end
-            self.close()
-            self._end()
+    def drain(self, drained: Callable[[], None], chunks: int = _DRAIN_CHUNKS) -> None:
+        """Read the bytes that are available now, at most so many chunks, a few lines in each turn. Then close, and call
+        `end` and `drained`."""
+        if self._rest:
+            self._loop.call_soon(self.drain, drained, chunks)
+        elif chunks and self._read():
+            self._loop.call_soon(self.drain, drained, chunks - 1)
+        else:
+            if self._fd >= 0:  # a process outside the child's family still holds the other end
+                self.close()
+                self._end()
+            drained()
 
     def close(self) -> None:
         """Stop reading, and close the descriptor without calling `end`."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
+            self._rest = b""
             self._loop.remove_reader(fd)
             os.close(fd)
 
-    def _read(self, most_lines: int = _LINES_AT_ONCE) -> bool:
+    def _read(self) -> bool:
         if self._fd < 0:  # closed in the turn in which it became readable
             return False
         try:
@@ -74,8 +75,8 @@ class Inbox:
             return False
         except OSError:  # ECONNRESET of a socket: an end like any other
             data = b""
-        if len(data) > most_lines:
-            data = self._part(data, most_lines)
+        if len(data) > _LINES_AT_ONCE:
+            data = self._part(data)
         if data:
             self._data(data)
             return True
@@ -83,10 +84,10 @@ class Inbox:
         self._end()
         return False
 
-    def _part(self, data: bytes, most_lines: int) -> bytes:
-        """Return the beginning of a chunk, with at most so many lines. The rest is for the next turn."""
+    def _part(self, data: bytes) -> bytes:
+        """Return the beginning of a chunk, with at most `_LINES_AT_ONCE` lines. The rest is for the next turn."""
         size = len(data)
-        while data.count(b"\n", 0, size) > most_lines:
+        while data.count(b"\n", 0, size) > _LINES_AT_ONCE:
             size //= 2
         had_rest, self._rest = bool(self._rest), data[size:]
         if self._rest:
@@ -99,7 +100,7 @@ class Inbox:
 
     def _read_rest(self) -> None:
         if self._rest and self._fd >= 0:
-            self._data(self._part(self._rest, _LINES_AT_ONCE))
+            self._data(self._part(self._rest))
 
 
 class PipeWriter:
@@ -257,6 +258,7 @@ class Process:
         self._silence_timer: asyncio.TimerHandle | None = None
         self._listening = False
         self._ended_early: tuple[int | None, str] | None = None
+        self._is_ending = False  # its last output is being read
         self._reports.start()
 
     def listen(self) -> None:
@@ -338,25 +340,27 @@ class Process:
 
     def _stdout_closed(self) -> None:
         self._lines.end()
-        if not self._done.done():
+        if not self._is_ending:
             self._silence_timer = self._loop.call_later(_SILENT_GRACE_S, self.kill)
 
     def _end(self, code: int | None, reason: str) -> None:
-        if self._done.done():
+        if self._is_ending or self._done.done():
             return
-        self.returncode = code
-        self._done.set_result(None)
+        self._is_ending, self.returncode = True, code
         if self._silence_timer is not None:
             self._silence_timer.cancel()
-        self.stdin.close()
-        self._stdout.drain()
-        self._stderr.drain()
-        self._orders.close()
-        self._reports.close()
+        for end in (self.stdin, self._orders, self._reports):
+            end.close()
+        self._stdout.drain(lambda: self._stderr.drain(lambda: self._has_ended(reason)))
+
+    def _has_ended(self, reason: str) -> None:
+        if self._done.done():  # abandoned meanwhile
+            return
+        self._done.set_result(None)
         if not self.started.done():
             self.started.set_result(reason)
         else:
-            self._sink.exited(code)
+            self._sink.exited(self.returncode)
 
     def abandon(self) -> None:
         """Close everything, whether the child has started or not. The closed control socket makes the reaper kill the
