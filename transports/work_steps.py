@@ -19,6 +19,9 @@ LARGE_BYTES: Final = 256 << 10
 SCANNED_AT_ONCE: Final = 1_000
 """The number of items that one step examines: that takes less than a millisecond, if the step does no more."""
 
+PIECES_AT_ONCE: Final = 128
+"""The number of parts of a stream, such as lines, that one turn of the event loop handles: some milliseconds."""
+
 SENT_AT_ONCE: Final = 64
 """The number of commands that one step sends to a store: that takes a millisecond, and the replies take another."""
 
@@ -39,6 +42,22 @@ def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
 async def let_others_run() -> None:
     """Let other tasks run before work on something large."""
     await asyncio.sleep(0)
+
+
+class Turns:
+    """Let other tasks run from time to time during work on many small pieces that never has to wait."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = PIECES_AT_ONCE
+
+    async def done(self, pieces: int = 1) -> None:
+        """Count pieces of work that are done. Let other tasks run after each `PIECES_AT_ONCE`."""
+        self._left -= pieces
+        if self._left <= 0:
+            self._left = PIECES_AT_ONCE
+            await let_others_run()
 
 
 def run_steps(steps: Generator[None, None, T]) -> T:

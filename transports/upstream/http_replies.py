@@ -19,7 +19,7 @@ from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.sse import EventDecoder, TooLarge
 from transports.upstream.non_message_lines import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
-from transports.work_steps import let_others_run
+from transports.work_steps import PIECES_AT_ONCE, Turns
 
 LEAST_S: Final = 0.1
 """The shortest time until a stream is opened again, so that `retry: 0` does not make the gateway reconnect in a tight
@@ -75,8 +75,8 @@ def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> floa
 
 logger = logging.getLogger(__name__)
 
-_EVENTS_AT_ONCE: Final = 128
-"""The most events of a chunk that are handled in one turn of the event loop."""
+_PART_BYTES: Final = 1 << 10
+"""The size of the parts in which a chunk of many lines is decoded."""
 _MOST_ERROR_CHARS: Final = 200
 _DISCOVER: Final = "server/discover"
 _LOOP: Final = ": its url leads back to a gateway that has sent the request already"
@@ -128,14 +128,14 @@ class ReplyReader:
         """Deliver the messages of an event stream, and record in `place` how far it was read. Return True as soon as
         the answer to the request has come."""
         refuse_encoded(response)
-        decoder = EventDecoder(self.max_bytes)
+        decoder, turns = EventDecoder(self.max_bytes), Turns()
         async for chunk in response.aiter_bytes():
-            for number, event in enumerate(decoder.feed(chunk), 1):
-                if not number % _EVENTS_AT_ONCE:
-                    await let_others_run()
-                place.read(event.id)
-                if event.data and self._event(event.data, request_id):
-                    return True
+            for part in _parts(chunk):
+                for event in decoder.feed(part):
+                    place.read(event.id)
+                    if event.data and self._event(event.data, request_id):
+                        return True
+                await turns.done(1 + _line_ends(part))
             if decoder.retry_ms is not None:
                 place.retry_s = decoder.retry_ms / 1000
         return False
@@ -144,8 +144,9 @@ class ReplyReader:
         if not response.is_success and is_encoded(response):
             return b""  # the status counts
         refuse_encoded(response)
-        parts, size = [], 0
+        parts, size, turns = [], 0, Turns()
         async for chunk in response.aiter_bytes():
+            await turns.done()
             size += len(chunk)
             if size > self.max_bytes:
                 raise TooLarge(f"an answer of more than {self.max_bytes} bytes")
@@ -168,6 +169,16 @@ class ReplyReader:
             return True
         self.deliver(message, STANDALONE if request_id is None else request_id)
         return message.is_response and message.id == request_id
+
+
+def _parts(chunk: bytes) -> list[bytes]:
+    if _line_ends(chunk) < PIECES_AT_ONCE:
+        return [chunk]
+    return [chunk[at : at + _PART_BYTES] for at in range(0, len(chunk), _PART_BYTES)]
+
+
+def _line_ends(data: bytes) -> int:
+    return data.count(b"\n") + data.count(b"\r")
 
 
 def is_encoded(response: httpx2.Response) -> bool:
@@ -218,10 +229,11 @@ async def skim(response: httpx2.Response) -> None:
     and its connection is closed."""
     if is_encoded(response):
         return
-    size = 0
+    size, turns = 0, Turns()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MOST_SKIMMED_S):
             async for chunk in response.aiter_bytes():
+                await turns.done()
                 size += len(chunk)
                 if size > _MOST_SKIMMED_BYTES:
                     return

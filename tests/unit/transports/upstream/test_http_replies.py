@@ -57,18 +57,66 @@ async def test_of_a_stream_without_the_answer_the_place_is_known() -> None:
     assert len(delivered) == 1 and not events.failed
 
 
-async def test_many_events_of_one_chunk_are_delivered_a_few_in_each_turn() -> None:
-    """A chunk may have thousands, which would hold up all other sessions."""
-    read, delivered, _ = reader()
-    body = b'data: {"jsonrpc":"2.0","method":"notifications/x"}\n\n' * 1_000
-    response = httpx2.Response(200, headers=STREAM, content=body)
+class ManyParts(httpx2.AsyncByteStream):
+    """A body in many parts, all of which have come. `read` counts the bytes that were read."""
+
+    def __init__(self, part: bytes, parts: int) -> None:
+        self.part, self.parts, self.read = part, parts, 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self.parts):
+            self.read += len(self.part)
+            yield self.part
+
+
+EVENT = b'data: {"jsonrpc":"2.0","method":"notifications/x"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("headers", "part", "parts", "most"),
+    [
+        (STREAM, EVENT, 1_000, 128 * len(EVENT)),
+        (STREAM, b":", 1_000, 128),
+        ({}, b" ", 1_000, 128),
+    ],
+)
+async def test_a_body_of_many_small_parts_is_read_a_few_in_each_turn(
+    headers: dict[str, str], part: bytes, parts: int, most: int
+) -> None:
+    """Thousands may have come at once, and would hold up all other sessions."""
+    body, (read, _, _) = ManyParts(part, parts), reader()
+    response = httpx2.Response(200, headers=headers, stream=body)
     reading = asyncio.ensure_future(read.read(response, REQUEST, StreamPlace()))
     counts = []
     while not reading.done():
-        counts.append(len(delivered))
+        counts.append(body.read)
         await asyncio.sleep(0)
-    assert len(delivered) == 1_000
-    assert max(after - before for before, after in pairwise([*counts, 1_000])) <= 128
+    assert body.read == len(part) * parts
+    assert max(after - before for before, after in pairwise([*counts, body.read])) <= most
+
+
+async def test_a_body_that_nobody_needs_is_skimmed_in_turns() -> None:
+    body = ManyParts(b" ", 1_000)
+    skimming = asyncio.ensure_future(skim(httpx2.Response(202, stream=body)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert body.read < 500
+    await skimming
+
+
+@pytest.mark.parametrize("lines", [EVENT, b"id: 1\n\n", b"\r"])
+async def test_a_chunk_of_many_short_lines_is_decoded_over_several_turns(lines: bytes) -> None:
+    """A chunk may have tens of thousands, which would hold up all other sessions."""
+    read, _, _ = reader()
+    body = lines * (60_000 // len(lines))
+    reading = asyncio.ensure_future(
+        read.read(httpx2.Response(200, headers=STREAM, content=body), REQUEST, StreamPlace())
+    )
+    turns = 0
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 10
 
 
 async def test_a_body_beyond_the_bound_is_not_read() -> None:
