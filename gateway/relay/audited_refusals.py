@@ -1,4 +1,4 @@
-"""Record requests that the gateway refuses in the audit trail: each once, with the reason that its client gets."""
+"""Record refused requests in the audit trail: each request once, with the reason that its client gets."""
 
 import contextlib
 from typing import Final
@@ -24,12 +24,14 @@ from transports.jsonrpc import INTERNAL_ERROR, Object
 _FAILURES: Final = frozenset(
     (CANCELLED_BY_CLIENT, INTERNAL_ERROR, OUTCOME_UNKNOWN, STORE_UNAVAILABLE, UPSTREAM_UNAVAILABLE)
 )
-"""The codes of refusals because something failed. No rule has refused these requests."""
+"""Error codes of refusals that follow from a failure (of a server, the store or the gateway), not from a rule of the
+operator. Such refusals are not recorded."""
 
 
 def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused) -> None:
-    """Record in the audit trail that a request for this server is refused, unless the request is recorded already. The
-    trail then counts the call as refused, not as answered."""
+    """Record in the audit trail that a request for this server was refused. Do nothing if it is recorded already, if
+    something has failed, or if the client has sent too many requests. Mark the call as refused, so that the trail does
+    not count it as answered."""
     exchange = call.exchange
     # Calls that wait for the start of one process may get the same object, so it cannot say what is recorded. Whoever
     # answers the request records these.
@@ -49,8 +51,8 @@ def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused)
 
 
 def record_refused_request(audit: Audit, request: Request, who: RequestContext, refused: Refused) -> None:
-    """Record in the audit trail that a request is refused, unless it is recorded. Ignore failures and repeated
-    requests."""
+    """Record in the audit trail that a request was refused. Do nothing if it is recorded already, if something has
+    failed, or if the request was sent again after a process was lost."""
     is_failure = refused.code in _FAILURES and not isinstance(refused, OutOfMemory)
     if refused.is_recorded or is_failure or request.again:  # a repeated request may have been executed
         return

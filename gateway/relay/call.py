@@ -130,7 +130,8 @@ class Senders:
         return RequestContext(who.principal, who.granted, correlation, who.until)
 
     async def check(self, request: Request) -> None:
-        """Authenticate the sender of a request before its body is read, and count the body's bytes. Raises as `who`."""
+        """Authenticate the sender of a request before its body is read. Count the body's size against the sender's rate
+        limit. Raises the same errors as `who`."""
         who = None
         try:
             who = await self._authenticated(request)
@@ -151,7 +152,8 @@ class Senders:
 
 
 def _correlation_of(request: Request) -> str:
-    """Return the correlation id from the forwarding replica; else that of the client's trace; else a new one."""
+    """Return the correlation id of a request: the one that another replica has forwarded, else the one from the
+    client's trace, else a new one."""
     sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
     return sent or correlation_id(request.headers, request.meta)
 
@@ -160,7 +162,8 @@ def _correlation_of(request: Request) -> str:
 
 
 class FoundSession(NamedTuple):
-    """The session of a call (None: the call needs none), the client's request, and the params to send to the server."""
+    """The session of a call (`resolved`; None if the call needs no session), the client's request, and the params to
+    send to the server."""
 
     resolved: Resolved | None
     request: Request
@@ -171,7 +174,7 @@ class Clients(Protocol):
     """Handle clients of one era (implemented in `gateway.relay.legacy_clients` and `gateway.relay.modern_clients`)."""
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
-        """Find or open the session of a request. Return an answer instead if the request needs no server."""
+        """Find or open the session of a request. If no server is needed, return the gateway's answer instead."""
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         """Answer a request that the gateway handles itself, such as `ping`. Return None if a server has to answer."""
@@ -180,18 +183,19 @@ class Clients(Protocol):
         """Return a new exchange for a call. The exchange translates the server's result for this client."""
 
     def with_workspace_note(self, result: Object, said: Object) -> Object:
-        """Return the result with `said` in its `_meta`: what the gateway did about an announced workspace."""
+        """Return the result with a note in its `_meta` (`said`): what became of the workspace that the request
+        names."""
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         """Return the response headers with the client's session token. Empty for legacy clients, which know it."""
 
     async def as_task(self, coming: IncomingCall) -> Answer | None:
-        """Send a call that may become a task, and return its reply. Send nothing and return None for any other call."""
+        """If a call may become an MCP task, send it and return its reply. Otherwise send nothing, and return None."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Calls:
-    """Answer the requests of clients of both eras."""
+    """Answer the requests of all clients: legacy ones (MCP up to 2025-11-25) and modern ones (MCP 2026-07-28)."""
 
     senders: Senders
     clients: Mapping[Era, Clients]
@@ -253,7 +257,8 @@ class Calls:
             raise refused if resolved is None else _in_session(refused, resolved, headers) from None
 
     def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
-        """Log a refused request, and return the refusal for the client. An error of the store becomes a refusal."""
+        """Log and audit a refused request, and return the error for the client. Turn an error of the store into such an
+        error."""
         refused = store_refused(error) if isinstance(error, StoreError) else error
         if who is not None:
             record_refused_request(self.audit, request, who, refused)
@@ -267,8 +272,8 @@ class Calls:
 
 
 def _in_session(refused: Refused, resolved: Resolved, headers: HeaderList) -> Refused:
-    """Name the session in a refusal, for log and audit trail. If the request has opened the session, add the headers
-    with the token, so that the client does not open another one. Return the refusal."""
+    """Add the session's id to a refusal, for logs, and return it. If the request has opened the session, add the
+    headers with the session's token, so that the client does not open another one."""
     refused.about({"session": redact(resolved.live.session.id), **refused.log_facts})
     if not resolved.opened:
         return refused
@@ -279,7 +284,7 @@ def _in_session(refused: Refused, resolved: Resolved, headers: HeaderList) -> Re
 
 
 class Intake:
-    """Accept the calls of all clients: apply limits, begin replies, and send the calls."""
+    """Admit calls after their session is found: apply limits, begin the replies, and send the calls to servers."""
 
     def __init__(
         self,
@@ -305,12 +310,13 @@ class Intake:
         self._paths = FastPaths(self, rates, log, cluster)
 
     def replace(self, limits: LimitSettings) -> None:
-        """Apply another limit of calls in flight per session."""
+        """Apply the limit of calls in flight per session from these settings."""
         self.max_exchanges = limits.exchanges
 
     async def accept(self, coming: IncomingCall, *, server: str = "") -> Answer:
-        """Count a call and send it to its server. Return the reply, which has the call's `headers` as its response
-        headers. `server` is the name of the server; if empty, the params of the call determine the server.
+        """Count a call against the limits of its session, and send it to its server. Return the reply, whose response
+        headers are `coming.headers`. `server` is the name of the server; if empty, the params of the call determine the
+        server.
 
         Raises:
             Refused: as `count_call`; 429, too many or too large calls are in flight; the call names nothing that
@@ -322,16 +328,17 @@ class Intake:
         return await self.accept_counted(coming, server)
 
     async def count_call(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
-        """Count a call against its session's rate. Beyond the rate, first wait. Raises `Refused`: 429, as `accept`;
-        404, the session has ended meanwhile; or the client has cancelled the call."""
+        """Count a call against its session's rate limit; at the limit, wait. Raises `Refused`: 429, too many or too
+        large calls are in flight, or the wait is too long; 404, the session has ended; or the client has cancelled the
+        call."""
         with self.in_flight(live, request, exchange):
             await self._turn(live, request.body_bytes)
         if exchange is not None and exchange.is_over:
             raise cancelled_by_client()
 
     async def count_message(self, live: LiveSession) -> None:
-        """Count a message that is no call against its session's rate. Beyond the rate, first wait. Raises `Refused`:
-        429, too many messages; 404, the session has ended meanwhile."""
+        """Count a notification or a response of the client against its session's rate limit; at the limit, wait. Raises
+        `Refused`: 429, there are too many messages; 404, the session has ended meanwhile."""
         with live.open_use():
             await self._turn(live)
 
@@ -342,8 +349,8 @@ class Intake:
 
     @contextlib.contextmanager
     def in_flight(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
-        """Count a request as in flight during the `with` block. The client can cancel it meanwhile if `exchange` is
-        given. Raises `Refused`: 429, as `accept`."""
+        """Count a request as in flight during the `with` block. If `exchange` is given, the client can cancel the
+        request meanwhile. Raises `Refused` (429): too many or too large calls are in flight."""
         with live.open_use(held=self._room_for(live, request.body_bytes)):
             if exchange is None:
                 yield
@@ -355,7 +362,8 @@ class Intake:
                 live.exchange_ended(exchange)
 
     def _room_for(self, live: LiveSession, size: int) -> int:
-        """Return the bytes that this size counts in flight; 0 if small. Raises `Refused`: 429, no room for it."""
+        """Return the bytes that a body of this size counts in flight; 0 if small. Raises `Refused` (429): no room for
+        it."""
         if live.busy >= self.max_exchanges:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
@@ -366,7 +374,7 @@ class Intake:
         return size
 
     async def accept_counted(self, coming: IncomingCall, server: str = "") -> Answer:
-        """Send a call that `count_call` has counted. Arguments, result and errors are those of `accept`."""
+        """Send a call to its server, as `accept` does, but without counting it: `count_call` has done that."""
         exchange, request, who, params = coming.exchange, coming.request, coming.who, coming.params
         reply, meta = self.begin(coming)
         check, correlation = request.check_mirrored, who.correlation
@@ -390,10 +398,10 @@ class Intake:
         return reply
 
     def begin(self, coming: IncomingCall) -> tuple[CallReply, Object]:
-        """Begin the reply to a counted call. Return the reply, and the `_meta` for the server.
+        """Begin the reply to a call that `count_call` has counted. Return the reply, and the `_meta` for the server.
 
-        The caller must answer the exchange or release the reply. The request of a tool is stored if the tool is
-        repeatable, so that another process can repeat the call, once, if this one dies.
+        The caller must answer the exchange or release the reply. The call of a repeatable tool is stored with its first
+        event, so that another process can repeat it, once, if this one dies.
 
         Raises:
             Refused: 429, as `accept`.
@@ -415,12 +423,14 @@ class Intake:
         return reply, meta
 
     def attach(self, exchange: Exchange, headers: HeaderList, request: Request, correlation: str) -> Answer:
-        """Return a new reply for a suspended call, whose client now answers the server's questions."""
+        """Return a new reply for a suspended call. The client has sent a new request with its answers to the server's
+        questions."""
         self._log.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
 
     def _kept(self, exchange: Exchange, request: Request) -> bytes:
-        """Return a request as bytes to store for a repetition; empty if it is too large or may not be repeated."""
+        """Encode a tool call for storage, so that another process can repeat it. Empty if it is too large or not
+        repeatable."""
         endpoint = self.endpoints[request.endpoint]
         if not endpoint.called(exchange, request.era, request.params).is_repeatable:
             return b""
@@ -428,8 +438,8 @@ class Intake:
         return kept if len(kept) <= KEPT_BYTES else b""
 
     def meta(self, params: Object, session: Session, correlation: str) -> Object:
-        """Return the `_meta` for the server: the client's without reserved keys and without another workspace than the
-        session's, and facts of the session. `session` must have the request's context."""
+        """Return the `_meta` for the server: facts of the session, and the client's entries except reserved keys and
+        another workspace than the session's. `session` must have the request's context."""
         facts = {CONTEXT_KEY: self._context_meta(session, correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 
@@ -440,7 +450,7 @@ class Intake:
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     async def _tell_and_relay(self, request: Request, call: Call) -> CallTarget | None:
-        """Send a call to its server, after notifying the replica that forwarded it. Returns and raises as `relay`."""
+        """Send a call to its server, after telling the replica that has forwarded it. Returns and raises as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.started()
         return await relay(self.endpoints[request.endpoint], call)
@@ -463,7 +473,8 @@ class Intake:
             call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
 
     def _answer_failure(self, call: Call, error: BaseException) -> bool:
-        """Answer a call that could not be sent. Return False if the caller must raise the error instead."""
+        """Answer a call that could not be sent with an error. Return False if the caller must raise the error
+        instead."""
         match error:
             case ConsentRefusal():
                 refuse_or_ask(call.exchange, error, call.params)
@@ -483,7 +494,8 @@ class Intake:
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
     def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
-        """Return True if later calls like this request may take a fast path to the same target."""
+        """Return True if later calls like this request may skip most steps (the fast path), and always go to the same
+        server."""
         return self._log.may_be_unsampled(request) and self.endpoints[request.endpoint].has_fixed_server(target)
 
     def prepared(
@@ -506,7 +518,8 @@ class Intake:
 
 
 async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
-    """Send a call to its server, or answer it for all servers. Return the target if later calls of its tool can use it.
+    """Send a call to its server, or to all that it concerns. Return the server with the policy decision if later calls
+    of its tool can use them; else None.
 
     Raises:
         Refused: the call names something that the session does not see, or its arguments are invalid.
@@ -548,8 +561,9 @@ async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
 async def _send(
     endpoint: EndpointServers, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
 ) -> CallTarget | None:
-    """Send a call to `upstream`, if policy admits it. First request the facts and lists that the decision needs.
-    `named` is the server's own name of the tool; None if the client uses the same. Returns and raises as `relay`."""
+    """Send a call to the server `upstream`, if policy admits the call. First request the server's lists, if the
+    decision depends on them. `named` is the server's own name of the tool; None if the client uses the same name.
+    Returns and raises the same as `relay`."""
     exchange, settings = call.exchange, upstream.settings
     try:
         if settings.handles:

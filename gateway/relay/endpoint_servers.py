@@ -1,7 +1,4 @@
-"""Serve one URL: present the servers behind it as one server.
-
-`gateway.relay.call` decides which server gets a call.
-"""
+"""Present the servers behind one URL as one server. `gateway.relay.call` decides which of them gets a call."""
 
 import contextlib
 import logging
@@ -37,8 +34,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class EndpointServers:
-    """Present the servers of one URL as one. A single server is relayed unchanged; several are merged
-    (`merged_servers`). Answers that combine several servers do not wait for those that are slow (`late_servers`)."""
+    """Present the servers of one URL as one server. The messages of a single server are relayed unchanged; the lists of
+    several are merged (`merged_servers`). An answer that combines several servers does not wait for slow ones
+    (`late_servers`)."""
 
     visible: VisibleServers
     _: KW_ONLY
@@ -92,8 +90,8 @@ class EndpointServers:
         return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
-        """Return the `initialize` result of one server; that of a modern server is made from its `server/discover`
-        result."""
+        """Return the `initialize` result of one server. A modern server has none, so it is made from the server's
+        `server/discover` result."""
         await upstream.try_handshake(live, correlation)
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
             discovery = (await upstream.facts()).discover
@@ -144,22 +142,23 @@ class EndpointServers:
     # -- what calls need to know of the servers here
 
     def has_fixed_server(self, target: CallTarget) -> bool:
-        """Return True if later calls to this target always have the same server. Return False if their server depends
-        on the MCP Apps that the session has opened, or if the tool opens an app."""
+        """Return True if later calls of this tool always go to the same server. Return False if the server depends on
+        the MCP Apps that the session has opened, or if the tool itself opens an app."""
         if target.named is None:
             return self.visible.only is not None
         return not self.merged.opens_app(target.upstream, target.named)
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
-        """Return the servers that a session with this context sees here, by name."""
+        """Return the servers of this URL that a session with this context sees, by name."""
         return self.visible.to(context)
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
-        """Return the server with this name; None if a session with this context sees none here."""
+        """Return the server with this name; None if a session with this context sees no such server at this URL."""
         return self.visible.to(context).get(name)
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
-        """Return the known facts of the called tool, without a request to its server. `client` is the client's era."""
+        """Return the facts of the tool that a call names, as far as they are known without a request to its server.
+        `client` is the client's era."""
         upstream = self.visible.only
         try:
             name = text_of(params, "name")
@@ -174,7 +173,7 @@ class EndpointServers:
         )
 
     async def is_repeatable(self, call: Call) -> bool:
-        """Return True if a call may be sent again after it was possibly executed.
+        """Return True if a call may be sent again, although its server may have executed it already.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -189,9 +188,10 @@ class EndpointServers:
         return await lists_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Forward a legacy client's notification to the legacy servers of its own session: a shared one would take it
-        for that of its other sessions, too. At `notifications/initialized`, subscribe at the modern ones. A server that
-        starts later gets the notification after its handshake (`LinkSource.replay`)."""
+        """Forward a legacy client's notification to the legacy servers that serve its session alone. A shared server
+        would take the notification for that of other sessions, too. At `notifications/initialized`, subscribe at the
+        modern servers to changes. A server that starts later gets the notification after its handshake
+        (`LinkSource.replay`)."""
         for upstream in self.visible.to(live.session.context).values():
             if live.ended:
                 return
@@ -206,16 +206,16 @@ class EndpointServers:
 
 
 def _lists_from_cache(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if the session has no process of the server yet, so that the shared cache answers its requests for
-    the list of tools."""
+    """Return True if the session has no process of the server yet. Requests for the list of tools are then answered
+    from the cache that sessions share."""
     if not upstream.settings.has_own_process or upstream.is_open_to(live):
         return False
     return upstream.server_lists.results.has(asked_by_gateway("tools/list", {}))
 
 
 class _Greeted:
-    """Subscribe a legacy session at modern servers that start after its handshake was answered. Such servers have
-    missed the client's `notifications/initialized`."""
+    """Subscribe a legacy session at modern servers that start only after its `initialize` was answered. Such servers
+    have missed the client's `notifications/initialized`."""
 
     def __init__(self, live: LiveSession, correlation: str) -> None:
         self._live = live

@@ -1,7 +1,6 @@
 """Relay methods that MCP does not define to the servers that declare them, or whose configuration names them.
 
-Policy applies to these methods as to all others (`gateway.relay.policy_admission`). docs/adr/0023-extensions.md
-"""
+They are subject to policy like all other methods (`gateway.relay.policy_admission`). docs/adr/0023-extensions.md"""
 
 import asyncio
 import contextlib
@@ -30,12 +29,12 @@ from transports.jsonrpc import Object, encode
 logger = logging.getLogger(__name__)
 
 _MOST_TOLD: Final = 64
-"""Maximum number of warnings about methods that several servers may have. One is logged for each set of servers."""
+"""Maximum number of log lines about methods that several servers may have. Each set of such servers is logged once."""
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """A notification from the client `asker` in the session `live`, with the rights of `context`. `meta` replaces the
-    `_meta` in `params`."""
+    """A client's notification to be forwarded: `asker` describes the client, `live` is its session, `context` its
+    rights. `meta` replaces the `_meta` in `params`."""
 
     method: str
     params: Object
@@ -46,8 +45,8 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class ExtensionRelay:
-    """Relay the methods that are not in the table of methods (`gateway.protocol.methods`), for one endpoint. `wait_s`:
-    the seconds that a message waits for servers that are still starting."""
+    """Relay the methods of MCP extensions at one URL: all methods that are not in the table of methods
+    (`gateway.protocol.methods`). `wait_s` is how many seconds a message waits for servers that are still starting."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, *, wait_s: float) -> None:
         self._servers = servers
@@ -56,7 +55,7 @@ class ExtensionRelay:
         self._wait_s = wait_s
 
     async def server_for(self, call: Call) -> ConfiguredUpstream:
-        """Return the server that gets a request of an extension, by the rules of `servers_for`.
+        """Return the server that gets a request with a method of an extension, by the rules of `servers_for`.
 
         Raises:
             Refused: -32601, there is no such server, or no request may have this name.
@@ -102,13 +101,13 @@ class ExtensionRelay:
         conversation.notify(notice.method, encode(body) if body else None)
 
     async def servers_for(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
-        """Return the servers that get messages with this method from this client. A request goes to the first of them
-        only.
+        """Return the servers that get messages with this method from the client `asker`. A request goes to the first of
+        them only.
 
-        The first rule that finds a server counts: (1) the configuration of the server names the method; (2) its
-        declared extensions match the method most closely; (3) it is the only one whose declared extensions may have
-        methods of any name; (4) it is the endpoint's only server, and the client has declared the extension. Servers
-        that have not answered the gateway yet are waited for only if neither 1 nor 2 finds a server.
+        The first of these rules that finds a server counts: (1) the configuration of the server names the method; (2)
+        its declared extensions match the method most closely; (3) it is the only one whose declared extensions may have
+        methods of any name; (4) it is the only server at the URL, and the client has declared the extension. Servers
+        that have not answered the gateway yet are waited for only if rules 1 and 2 find no other server.
 
         Raises:
             Refused: -32601, no server takes the method, several might, or no method may have this name.
@@ -151,8 +150,8 @@ def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
 
 
 def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared | None:
-    """Return the extensions that a server has declared to the session, or else to the gateway. None if it has not
-    answered yet."""
+    """Return the extensions that a server has declared in the session's handshake, or else to the gateway's own
+    request. None if the server has answered neither."""
     conversation = None if live is None else upstream.open_with(live)
     if conversation is not None and conversation.initialize_result is not None:
         return conversation.declared

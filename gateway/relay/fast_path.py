@@ -1,14 +1,15 @@
-"""Send and answer calls that repeat an earlier call, with the decision that was made on the earlier one.
+"""Send and answer calls that repeat an earlier call, by the decision that was made on the earlier one (the *fast
+path*).
 
-A call that took the general way (`gateway.relay.call`) leaves a `FastPath` beside the parsed head of its request. The
-path has the decision and the template of the frame for the server. `FastPath.begin` sends the next such call if the
-decision is still valid. The answer is written in the same iteration of the event loop in which it arrives. No rule of
-the general way is repeated here: a change that matters raises `LiveSession.version`, or its owner is asked.
+A call that has taken all steps of `gateway.relay.call` (the *general way*) leaves a `FastPath` beside the parsed head
+of its HTTP request. The path has the decision, and a template of the message for the server. `FastPath.begin` sends the
+next such call if the decision is still valid. The answer is written in the same iteration of the event loop in which it
+arrives.
 
-An unusual call takes the general way if its frame is not written yet. Otherwise the call falls back
-(`FastCall.fall_back`): it becomes the exchange that the general way would have made, and continues there. So this
-module has no code for unusual cases. docs/adr/0040-the-fast-path.md
-"""
+No rule of the general way is repeated here. A change that matters to the decision raises `LiveSession.version`, or the
+object that knows of the change is asked. An unusual call takes the general way if its message is not sent yet.
+Otherwise it falls back (`FastCall.fall_back`): it becomes the exchange that the general way would have made, and
+continues there. So this module has no code for unusual cases. docs/adr/0040-the-fast-path.md"""
 
 import asyncio
 import logging
@@ -61,14 +62,14 @@ logger = logging.getLogger(__name__)
 _METHOD: Final = "tools/call"
 
 _USUAL_S: Final = 1.0
-"""Seconds without an answer after which a call falls back to the general way. A shorter limit of the call comes
-first."""
+"""Seconds without an answer after which a call leaves the fast path for the general way. If the call has a shorter
+limit of its own, that one counts."""
 
 
 class CallDecision(NamedTuple):
-    """The decision on a call, for later calls that differ only in id, arguments and progress token. `version` is the
-    session's version when the decision was made. `headers` give the client its session token. `exchange_for` makes the
-    exchange of a later call. `resolver` has found the session."""
+    """The gateway's decision on a tool call, for later calls that differ only in id, arguments and progress token.
+    `version` is the session's version when the decision was made. `headers` tell the client its session token.
+    `exchange_for` makes the exchange (the state) of a later call. `resolver` has found the session."""
 
     resolved: Resolved
     version: int
@@ -78,8 +79,8 @@ class CallDecision(NamedTuple):
 
 
 class GeneralWay(Protocol):
-    """The part of `gateway.relay.call.Intake` that the fast path uses. The methods are described there. `events` stores
-    frames of legacy clients for replay."""
+    """The methods of `gateway.relay.call.Intake` that the fast path uses, described there. `events` stores messages to
+    legacy clients for replay."""
 
     max_exchanges: int
     events: EventWriter
@@ -92,13 +93,14 @@ class GeneralWay(Protocol):
 
 
 class _Forever:
-    """A lease on the sessions that never expires. Used if no other replica shares the store."""
+    """A lease on the sessions that never expires. Used if no other replica shares the store, so that none can take them
+    over."""
 
     trusted_until = math.inf
 
 
 class FastPaths:
-    """Create the fast paths of this gateway process, and log the calls that took them."""
+    """Make the fast paths of this gateway process, and log the calls that have used them."""
 
     def __init__(self, way: GeneralWay, rates: RateLimits, log: RequestLog, cluster: Cluster | None) -> None:
         self.lease = _Forever() if cluster is None else cluster.lease
@@ -116,9 +118,9 @@ class FastPaths:
         request: Request,
         quiet_after_s: float,
     ) -> "FastPath | None":
-        """Return a path for calls like this request. None if such calls must take the general way. `decision` was made
-        on the request, which was sent to `target` with the params `accepted`. `quiet_after_s` is how many seconds
-        without an answer may pass before the reply must become an event stream."""
+        """Return a fast path for calls like this request. Return None if such calls must take the general way.
+        `decision` was made on the request, whose params `accepted` were sent to `target`. `quiet_after_s` is how many
+        seconds without an answer may pass before the reply must become an event stream."""
         if accepted != request.params:
             return None  # part of the client's params was removed, and would have to be each time
         if request.again or "traceparent" in request.meta:
@@ -174,7 +176,7 @@ class FastPaths:
 
 
 def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> float:
-    """Return for how many seconds a request with the same bytes still has the same caller and the same session."""
+    """Return for how many seconds a request like this one certainly has the same caller and the same session."""
     resolved = decision.resolved
     if resolved.live.session.context != resolved.context:
         return 0.0
@@ -182,13 +184,14 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
 
 
 def _must_wait(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
-    """Return True if a call must take the general way: it has to wait for something, or it may be another client's,
-    because its id was used before in this default session (`used`)."""
+    """Return True if a call must take the general way: it has to wait for its server, or another client may have sent
+    it. `used` has the ids that were used before in a session that several clients share by default."""
     return (used is not None and request_id in used) or (waits is not None and waits())
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
-    """Return True if answers to calls like this one pass unchanged, or only translated between the eras."""
+    """Return True if answers to calls like this one pass to the client unchanged, or only translated between the
+    eras."""
     if type(exchange) is not Exchange or exchange.forwarded is not None:
         return False
     if conversation.log_level_for(exchange):
@@ -199,8 +202,8 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 
 
 def _may_skip_checks(request: Request, tool: AdmittedTool) -> bool:
-    """Return True if a fast path can check the arguments of later calls like this one. With arguments, it cannot if the
-    audit trail records them. Without, the empty arguments must pass the check unchanged."""
+    """Return True if a fast path can check the arguments of later calls like this one. If this call has arguments, the
+    path cannot if the audit trail records them. If it has none, the empty arguments must pass the check unchanged."""
     if "arguments" in request.params:
         return not tool.keeps_arguments
     try:
@@ -214,7 +217,7 @@ def _as_given(arguments: bytes) -> bytes:
 
 
 class FastPath:
-    """Send calls that repeat an earlier call, with the decision on the earlier one
+    """Send calls that repeat an earlier call, by the decision on the earlier one
     (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _conversation _decision _frame _has_ids _has_trace _is_forwarded _is_noted _principal
@@ -270,7 +273,7 @@ class FastPath:
         self.server = conversation.name
         self.loop = asyncio.get_running_loop()
         self.is_over = False
-        """True once the decision does not hold any more."""
+        """True once the decision on the earlier call is no longer valid."""
         self.live.hold_path(self)
 
     def begin(
@@ -283,8 +286,8 @@ class FastPath:
         *,
         arrived_at: float = 0.0,
     ) -> "FastCall | _CallBehindRead | None":
-        """Send a call. Return None, and do nothing, if the call must take the general way. `arrived_at` is the
-        monotonic time at which the call came, if it had to wait for the session's record; else 0."""
+        """Send a call to the server. Return None, and do nothing, if the call must take the general way. `arrived_at`
+        is the monotonic time of the call's arrival if the call had to wait for its session's record; else 0."""
         if self.is_over:
             return None
         live, paths, now = self.live, self.paths, monotonic()
@@ -326,7 +329,8 @@ class FastPath:
         return call
 
     def _begun(self, request_id: bytes) -> None:
-        """Count a sent call in the traces. In a default session, also record its id."""
+        """Count a sent call in the traces. In a session that several clients share by default, also record the call's
+        id."""
         if self._tracing is not None:
             self._tracing.begun_unsampled()
         if self._used_ids is not None:
@@ -338,7 +342,8 @@ class FastPath:
         del self.live, self.tool, self._check, self._decision, self._frame, self._target, self._waits
 
     def read_again(self) -> "asyncio.Future[None]":
-        """Read the session's record from the store again. All calls that wait share one read."""
+        """Read the session's record from the store again, and return a future for the end. All waiting calls share one
+        read."""
         return self._resolver.attacher.refresh(self.live)
 
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
@@ -356,7 +361,8 @@ class FastPath:
         return ("", b"") if unsampled is None else (unsampled.correlation, unsampled.parent)
 
     def as_answer(self, request: Request, call: "FastCall") -> Answer:
-        """Create the exchange that the general way would have made for this sent call. Return its reply."""
+        """Make the exchange of this sent call, as the general way would have made it. Return the reply of the
+        exchange."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
         params = request.params
         if "arguments" in params:
@@ -380,7 +386,8 @@ class FastPath:
 
 
 class _CallBehindRead:
-    """Send a call after the record of its session was read again (`transports.inbound_port.CallInFlight`)."""
+    """Wait until the record of a call's session was read from the store again, then send the call
+    (`transports.inbound_port.CallInFlight`)."""
 
     def __init__(
         self,
@@ -411,15 +418,15 @@ class _CallBehindRead:
             connection.goes_on(call)
 
     def fall_back(self) -> None:
-        """Let the general way handle the request. Nothing was sent."""
+        """Let the general way handle the request, which was not sent yet."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.begin_general()
 
 
 class FastCall(msgspec.Struct, eq=False):
-    """A call that was sent and has no answer yet (`gateway.calls.in_flight.CallOnFastPath`,
-    `transports.inbound_port.CallInFlight`)."""
+    """A call that was sent to the server on the fast path and has no answer yet
+    (`gateway.calls.in_flight.CallOnFastPath`, `transports.inbound_port.CallInFlight`)."""
 
     path: FastPath
     connection: AnsweringConnection
@@ -431,8 +438,8 @@ class FastCall(msgspec.Struct, eq=False):
     falls_back_at: float
     ended_at: float = 0.0
     progress: list[bytes] | None = None
-    """Frames for the client that came before the answer, in the present iteration of the event loop; None if none
-    came."""
+    """Messages for the client, such as progress, that came before the answer in the present iteration of the event
+    loop. None if none came."""
 
     @property
     def progress_token(self) -> bytes:
@@ -440,15 +447,16 @@ class FastCall(msgspec.Struct, eq=False):
         return self.values[1]
 
     def emit(self, frame: bytes) -> None:
-        """Send the client a message that belongs to this call. If the answer comes in the same iteration of the event
-        loop, both are sent together; otherwise the call falls back."""
+        """Send the client a message of the server that belongs to this call. If the answer comes in the same iteration
+        of the event loop, send both together; otherwise let the call fall back to the general way."""
         if self.progress is None:
             self.progress = []
             self.path.loop.call_soon(self.fall_back)
         self.progress.append(frame)
 
     def answer(self, result: msgspec.Raw) -> bool:
-        """Answer the client with the server's result. Return False if the call fell back instead."""
+        """Answer the client with the server's result. Return False if the call had to fall back to the general way,
+        which then handles the result."""
         path, now, data = self.path, monotonic(), bytes(result)
         is_answered = False
         try:
@@ -482,18 +490,19 @@ class FastCall(msgspec.Struct, eq=False):
 
     def _stream(self, frame: bytes, progress: Sequence[bytes]) -> bool:
         """Send the client the progress messages and the answer as an event stream. Return False if the connection
-        cannot."""
+        cannot send them now."""
         frames = [*map(Frame, progress), Frame(frame, final=True)]
         return self.connection.stream_fast(frames, self._record, self.path.headers)
 
     def _record(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
-        """Store the frames for replay (`Answer.record_at_hand`)."""
+        """Store the messages for replay, and return their event ids. Return None if that would need waiting
+        (`Answer.record_at_hand`)."""
         path = self.path
         return record_whole(path.events, path.live.session, self.number, self.conversation.name, self.values[0], frames)
 
     def fall_back(self) -> None:
-        """Turn this call into the exchange that the general way would have made. Do nothing if the call has ended or
-        has fallen back already."""
+        """Let the general way continue this call, as the exchange that it would have made. Do nothing if the call has
+        ended or has fallen back already."""
         path = self.path
         if self.conversation.calls.fast.pop(self.number, None) is not self:
             return
@@ -501,7 +510,7 @@ class FastCall(msgspec.Struct, eq=False):
         self.connection.fall_back(self.began, self._as_answer)
 
     def _as_answer(self, request: Request) -> Answer:
-        """Return the call's reply on the general way. Call this in the request's own context (`contextvars`)."""
+        """Return the reply of this call on the general way. Must run in the context variables of the call's request."""
         CLIENT.set(request.client)
         CORRELATION.set(self.correlation)
         return self.path.as_answer(request, self)

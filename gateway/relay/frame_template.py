@@ -1,4 +1,5 @@
-"""Make frames for a server from a template with places for request id, arguments, correlation id and trace. Pure."""
+"""Make the message of a call from a template with placeholders for request id, arguments, correlation id and trace.
+Pure."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -14,9 +15,9 @@ _TRACE: Final = b"00-the-trace"
 
 
 class Prepared(NamedTuple):
-    """A request for a server, before it is encoded. `exchange` has the bridge that translates the answer. `waits`
-    returns True if a call like this must first wait for the server; None if it never must. `trace` is the `traceparent`
-    in `meta`, or empty."""
+    """A request for a server, before it is encoded. The bridge of `exchange` translates the answer. `waits` returns
+    True if a call like this must first wait for the server; None if it never must. `trace` is the `traceparent` in
+    `meta`, or empty."""
 
     exchange: Exchange
     params: Object
@@ -26,8 +27,8 @@ class Prepared(NamedTuple):
 
 
 class FrameTemplate:
-    """An encoded request with placeholders. Filled in, it equals the frame that `Exchange.frame` makes with these
-    values."""
+    """An encoded request with placeholders. With the values filled in, it equals the message that `Exchange.frame`
+    makes of them."""
 
     __slots__ = ("_template",)
 
@@ -36,8 +37,8 @@ class FrameTemplate:
 
     @classmethod
     def of(cls, prepared: Prepared, correlation: str) -> "FrameTemplate | None":
-        """Return the template of a request that has this correlation id. None if the places of the values cannot be
-        determined for certain. The request id is also the progress token for the server, if there is one."""
+        """Return the template of a request that has this correlation id. None if it is not certain where the values
+        stand in the encoded request. The request id is also the progress token for the server, if there is one."""
         exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
         params, holes = prepared.params, 0
         if "arguments" in params:
@@ -60,6 +61,6 @@ class FrameTemplate:
         return cls(template.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
 
     def frame(self, number: int, arguments: bytes, correlation: str, trace: bytes = b"") -> bytes:
-        """Return the frame of one call, with its values filled in. `arguments` must not contain a line break, and are
-        ignored if the template has no place for them."""
+        """Return the message of one call: the template with these values filled in. `arguments` must not contain a line
+        break, and are ignored if the template has no place for them."""
         return self._template % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}

@@ -32,7 +32,7 @@ class InternalRequests:
         *,
         peer: str = "",
     ) -> Reply:
-        """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of the client for which
-        it is."""
+        """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of the client on whose
+        behalf the request is sent."""
         inside = InProcessClient(self._endpoints[path], path, {VOUCHED_FOR: Authenticated(principal, claims)})
         return inside.ask("POST", {**headers, "host": self._host}, body, peer)

@@ -1,8 +1,6 @@
-"""Ask several servers at once for a limited time, and keep trying those that are late.
-
-A client that got an answer without a late server is notified when the server is up (MCP 2025-11-25 and 2026-07-28:
-`notifications/tools/list_changed`, and those for prompts and resources).
-"""
+"""Ask several servers at once for a limited time, and keep trying those that are late. If a client got an answer
+without a late server, notify the client when the server is up (MCP 2025-11-25 and 2026-07-28:
+`notifications/tools/list_changed`, and those for prompts and resources)."""
 
 import asyncio
 import contextlib
@@ -39,7 +37,8 @@ from transports.upstream_port import UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = (*UNREACHED, TimeoutError, OutOfMemory)
-"""Errors of a server that cannot be asked, or not in time, or for which the machine has no memory."""
+"""Errors of a server that cannot be asked: it cannot be reached, does not answer in time, or the machine lacks memory
+for it."""
 
 _MOST_REASONS: Final = 16
 LIST_KINDS: Final = frozenset(row.kind for row in CHANGES.values() if row.flag)
@@ -49,19 +48,20 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """A callback for a server that is late, used to do more than notify the client of changed lists."""
+    """A callback that is called when a late server is up."""
 
     @property
     def has_ended(self) -> bool:
-        """Return True if the callback is not needed any more, because the session or the stream has ended."""
+        """Return True if the callback need not be called any more, because its session or stream has ended."""
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """Use the server, which is up now, in this conversation."""
+        """Use the server, which is up now, over this conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The client for which servers are asked. `live` is its session, or None. `caller` describes a modern client."""
+    """The client on whose behalf servers are asked. `live` is its session, or None. `caller` has the declaration of a
+    modern client."""
 
     live: LiveSession | None
     era: Era
@@ -82,8 +82,9 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[T]):
-    """The results of asking several servers, by server. For servers that did not answer in time, `known` has their list
-    items from an earlier answer. `missing` names the other servers without an answer. `failures` has the errors."""
+    """The results of asking several servers, by server. `known` has list items from an earlier answer of servers that
+    did not answer in time. `missing` names the other servers without an answer. `failures` has the errors of those that
+    have failed."""
 
     answers: Mapping[str, T]
     known: Mapping[str, Items] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class Gathered(Generic[T]):
 
 
 class _Follow:
-    """The wait of a client for one late server. `given` has, for each list, the items that the client got in place of
+    """One late server that a client waits for. `given` has, for each list, the items that the client got in place of
     the server's answer; None if it got none."""
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class _Follow:
 
     @property
     def is_late(self) -> bool:
-        """Return True if a client was answered without the server, or the server has failed."""
+        """Return True if a client was answered without the server's part, or the server has failed."""
         return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
@@ -125,8 +126,7 @@ class LateServers:
 
     An answer waits `wait_s` seconds for its servers. In the background, a server may take `read_s` seconds to send a
     list. Each late server has one background task for each session that waits for it, and one for all clients without a
-    session. `streams` has the clients' streams of notifications that are in no conversation.
-    """
+    session. `streams` has clients' streams of notifications that are not requests to one server."""
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
         self.replace(wait_s=wait_s, read_s=read_s)
@@ -148,8 +148,8 @@ class LateServers:
         method: str = "",
         waiting: Waiting | None = None,
     ) -> Gathered[T]:
-        """Ask all servers at the same time, except those that are known to be late. Wait `wait_s` seconds for the
-        answers.
+        """Run `ask` for all servers at the same time, except those that are known to be late. Wait `wait_s` seconds for
+        the answers, and return them.
 
         `method` names the requested list: the client is notified later if it missed items of the list. `waiting` is
         called when a late server is up.
@@ -185,17 +185,18 @@ class LateServers:
         return Gathered(answers, known, tuple(missing), failures)
 
     def replace(self, *, wait_s: float, read_s: float) -> None:
-        """Apply other limits, in seconds."""
+        """Apply other time limits, in seconds, from now on."""
         self.wait_s = wait_s
         self.read_s = read_s
 
     def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
-        """Open a server for a session in the background, and call `waiting` once the server is up. The server counts as
-        late only after it has failed, so answers wait for it until then."""
+        """Open a server for a session in the background, and call `waiting` once the server is up. Until the server
+        fails, answers to the session still wait for it."""
         self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """Run the requests. Return the answers that come in time, and the errors of servers that cannot be asked."""
+        """Run the requests. Return the answers that come in time, and the errors of servers that cannot be asked, both
+        by server."""
         if not works:
             return {}, {}
         tasks = {name: asyncio.create_task(work) for name, work in works.items()}
@@ -218,7 +219,7 @@ class LateServers:
         return {n: task.result() for n, task in tasks.items() if not task.cancelled() and n not in raised}, errors
 
     def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
-        """Return True if the server probably does not answer soon, so that no answer should wait for it."""
+        """Return True if the server will probably not answer soon. No answer to a client should then wait for it."""
         follow = self._follows.get((live, upstream.name))
         if follow is not None and not follow.is_late:
             follow = None
@@ -229,8 +230,9 @@ class LateServers:
         return follow is not None or upstream.hangs_for_s >= self.wait_s
 
     def _report(self, missing: Iterable[Missing]) -> None:
-        """Log the servers that answers lack, once for each server and reason until the server is up. A server that is
-        only starting is no warning. The output of its process is cut from the reason."""
+        """Log the servers that are missing in answers. Each server and reason is logged once until the server is up. A
+        server that is only starting is not logged as a warning. The reason is logged without the output of the server's
+        process."""
         new: dict[str, list[str]] = {}
         for entry in missing:
             reason, reported = without_output_tail(entry.reason), self._reported.setdefault(entry.server, set())
@@ -283,8 +285,8 @@ class LateServers:
 
     async def _catch_up(self, upstream: ConfiguredUpstream, conversation: Conversation, follow: _Follow) -> set[str]:
         """Call the callbacks that wait for this server, and request the lists that clients lack. Return the kinds of
-        lists (such as tools) that differ from what the clients got. Cache the lists, because the server may be slow
-        again."""
+        lists (such as tools) that differ from those that the clients got. Store the lists, because the server may be
+        slow again."""
         kinds: set[str] = set()
         read: set[str] = set()
         while follow.waiting or follow.given.keys() - read:  # more may come meanwhile
@@ -315,9 +317,9 @@ class LateServers:
                 subscription.notify(change, {}, None)
 
     def changed(self, live: LiveSession, kinds: Container[str] = LIST_KINDS) -> None:
-        """Notify the client of a session that its lists of these kinds (tools, prompts, resources) may have changed,
-        when no server says so. A modern client with one server is subscribed at that server, and is notified on that
-        stream."""
+        """Notify the client of a session that its lists of these kinds (tools, prompts, resources) may have changed.
+        Used if no server sends such a notification. A modern client with one server gets the notification on its
+        subscription to that server."""
         self._notify(live, kinds)
         for exchange in [each for each in live.exchanges if each.is_subscription]:
             for change in CHANGES.values():
@@ -357,8 +359,8 @@ class LateServers:
 
 
 def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
-    """Return the known items of a server's list; None if none are known. They are from an answer that came too late,
-    or, for tools, from the gateway's own probe of the server."""
+    """Return the items of a server's list that are known without asking; None if none are. They are from an answer that
+    came too late, or, for tools, from the gateway's own request at the start (probe)."""
     conversation = upstream.open_with(asker.live) if asker.live is not None else None
     if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
         conversation = upstream.sessionless(era)
@@ -382,8 +384,8 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
 
 
 async def _pause(upstream: ConfiguredUpstream, live: LiveSession | None, delay_s: float) -> None:
-    """Wait `delay_s` seconds, until the next attempt is due. While the server fails for all sessions, wait on: only the
-    gateway's own probe retries it then."""
+    """Wait `delay_s` seconds, until the next attempt to reach the server is due. If the server fails for all sessions,
+    wait until the gateway's own probe has reached it."""
     while True:
         if upstream.is_failing:
             with contextlib.suppress(TimeoutError):

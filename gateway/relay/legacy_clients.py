@@ -1,7 +1,5 @@
-"""Handle the messages of legacy clients: handshake, calls, notifications, answers, the GET stream and DELETE.
-
-Legacy is MCP 2025-03-26 to 2025-11-25.
-"""
+"""Handle the messages of legacy clients (MCP 2025-03-26 to 2025-11-25): handshake, calls, notifications, answers to
+servers' questions, the GET stream and DELETE."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -84,13 +82,13 @@ logger = logging.getLogger(__name__)
 _NOT_AGAIN: Final = f"{UNKNOWN}. It is not made again: {{why}}"
 
 ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
-"""A function that makes the exchange of a call in a session."""
+"""A function that makes the exchange (the state of a call) for a request in a session."""
 
 
 class CallRecovery:
-    """Continue streams that an earlier process has left unfinished (`LostStreams`). Send the call of the stream again,
-    and write its messages into the same stream. If several replicas try, only one gets the stored request, so the call
-    is repeated once."""
+    """Continue event streams that an earlier gateway process has left unfinished (`LostStreams`). Send the call of the
+    stream again, and write its messages into the same stream. If several replicas try, only one gets the stored
+    request, so the call is repeated once."""
 
     def __init__(self, intake: Intake, events: EventWriter, exchange_of: ExchangeOf) -> None:
         self._intake = intake
@@ -101,8 +99,8 @@ class CallRecovery:
     async def go_on(
         self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
     ) -> None:
-        """Send the call of an unfinished stream again, in the background. `request` is the client's GET for the rest of
-        the stream; its sender `who` gives the call its rights.
+        """Send the call of an unfinished stream again, in the background. `request` is the client's GET that resumes
+        the stream. The call gets the rights of its sender `who`.
 
         Raises:
             Refused: 429, the session has no room for the call (`Intake.count_call`).
@@ -148,7 +146,7 @@ class CallRecovery:
     async def _sent(
         self, stream: str, call: bytes, kept: KeptCall, resolved: Resolved, request: Request, who: RequestContext
     ) -> CallReply:
-        """Send a stored call again, with the checks of a new call, and return its reply. Raises as
+        """Send a stored call again, with the checks of a new call, and return its reply. Raises the same errors as
         `Intake.accept_counted`."""
         meta = decode_meta(kept.params["_meta"]) if "_meta" in kept.params else None
         again = msgspec.structs.replace(
@@ -168,7 +166,8 @@ class CallRecovery:
 
 
 async def _record(reply: CallReply) -> None:
-    """Record the messages of a call until its answer. Clients that follow the stream read the record."""
+    """Store the messages of a repeated call for replay, up to its answer. Clients that follow the stream read them from
+    there."""
     try:
         while (frame := await reply.replies.next()) is not None:
             if reply.is_doubtful:
@@ -237,14 +236,14 @@ class LegacyHandshake:
         return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def _undo(self, resolved: Resolved) -> None:
-        """End the session, if the failed handshake has opened it."""
+        """End the session if the failed handshake has opened it."""
         if resolved.opened:
             await self.lifecycle.end(resolved.live.session.id, "handshake refused")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LegacyClients:
-    """Handle the messages of legacy clients."""
+    """Handle the messages of legacy clients (MCP up to 2025-11-25)."""
 
     intake: Intake
     handshake: LegacyHandshake
@@ -310,7 +309,7 @@ class LegacyClients:
     # -- other messages
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
-        """Store the log level or a change of subscriptions, which a request sets, in the session's record. Each new
+        """Store the log level or the change of subscriptions that a request makes in the session's record. Each new
         link to a server sends these settings again."""
         live, params, method = resolved.live, request.params, message_of(request).method
         if method == "logging/setLevel":
@@ -327,7 +326,8 @@ class LegacyClients:
             await self.records.unsubscribe(live, text_of(params, "uri"))
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
-        """Return the protocol version of the session that a request names. Raises `Refused`: the session is unknown."""
+        """Return the protocol version of the session that a request names. Raises `Refused` if the session is
+        unknown."""
         return (await self.resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
@@ -367,15 +367,15 @@ class LegacyClients:
         await endpoint.notify(live, method, encode(params | {"_meta": msgspec.Raw(encode(meta))}), who.correlation)
 
     async def respond(self, request: Request, who: RequestContext) -> None:
-        """Forward a client's answer to the server that has sent the client a request."""
+        """Forward a client's response to the server that has sent the client a request."""
         live = (await self.resolver.require(request, who)).live
         live.client_sent(request.message)
         if not live.questions.answered(without_reserved_in(message_of(request))):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
-        """Open the session's standalone stream. With `last_event_id`, resume the stream of this event after the
-        event."""
+        """Open the session's standalone stream, which carries messages that belong to no call. With `last_event_id`,
+        resume the stream of the event with this id, after that event."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         await self.intake.count_message(live)
@@ -392,8 +392,8 @@ class LegacyClients:
         return StreamReply(live, stream, after, events=self.events)
 
     async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
-        """Return the stream that has this event, and the id of the event after which to resume it (None: from its
-        beginning). Raises `Refused`: the event is unknown."""
+        """Return the name of the stream that has this event, and the id of the event after which to resume it (None:
+        from its beginning). Raises `Refused` if the event is unknown."""
         event_id = id_in_log(last_event_id)
         try:
             return await self.events.stream_of(live.session.id, event_id), event_id
@@ -409,8 +409,8 @@ class LegacyClients:
             raise unknown_event() from None
 
     async def end(self, request: Request, who: RequestContext) -> None:
-        """End the session that a DELETE names. Raises `Refused`: 405, the client names it by a session key; 404, it is
-        unknown."""
+        """End the session that a DELETE names. Raises `Refused`: 405, the client names its session by a key of its own
+        choice; 404, the session is unknown."""
         live = (await self.resolver.require(request, who)).live
         if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
@@ -419,8 +419,8 @@ class LegacyClients:
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
-    """Forward a client's progress on a server's question to that server, with the server's own token. Return False if
-    the notification belongs to no such question."""
+    """Forward a client's progress notification on a question to the server that has asked, with the server's own token.
+    Return False if the notification does not belong to such a question."""
     asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
     if asker is None:
         return False

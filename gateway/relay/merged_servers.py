@@ -32,7 +32,7 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object
 
 
 class MergedServers:
-    """Answer requests that concern all servers of an endpoint, and find the server of other requests."""
+    """Answer requests that concern all servers behind one URL, and find the server of every other request."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers) -> None:
         self._servers = servers
@@ -44,8 +44,8 @@ class MergedServers:
     # -- the server that a request names
 
     def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
-        """Return the server of a tool or prompt, and the server's own name of it. The name is None if the client
-        already used the own name.
+        """Return the server of the tool or prompt that a call names, and the server's own name of the item. This name
+        is None if the client has already used it.
 
         Raises:
             Refused: no server has the name.
@@ -60,7 +60,7 @@ class MergedServers:
         return self._servers.all[server], msgspec.Raw(encode(name))
 
     def named(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
-        """Return the call with the server's own name of the tool. If several servers use the URI of the tool's MCP App,
+        """Return the call with the tool's own name at the server. If several servers use the URI of the tool's MCP App,
         record that the session opens this server's app."""
         if name is None:
             return call
@@ -70,13 +70,13 @@ class MergedServers:
         return call
 
     def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
-        """Return True if calls of this tool must be recorded, because several servers share the URI of its app
-        (`OpenApps`)."""
+        """Return True if calls of this tool must be recorded (`OpenApps`), because several servers use the same URI for
+        the app that shows its results."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
         """Return the server of a request that names a tool, a prompt or a completion's `ref`, and the request with the
-        server's own names.
+        server's own names of these.
 
         Raises:
             Refused: no server has what the request names, or the request names none of these.
@@ -129,8 +129,8 @@ class MergedServers:
     # -- requests to all servers
 
     async def merged_list(self, call: Call) -> None:
-        """Answer a list request with the next page of each server that has more pages. So the endless list of one
-        server does not hide the items of others. The answer names the servers that did not answer in time.
+        """Answer a list request with one combined page: the next page of each server that has more. So an endless list
+        of one server does not hide the items of others. The answer names the servers that did not answer in time.
 
         Raises:
             Refused: the cursor is not one of the gateway's.
@@ -156,7 +156,8 @@ class MergedServers:
         self, upstreams: Iterable[ConfiguredUpstream], call: Call, cursors: Mapping[str, str] | None
     ) -> tuple[Mapping[str, Any], list[Missing]]:
         """Request one page from each server, and remove the items that the session may not see. Return the pages by
-        server, and the servers without a page. `cursors` are by server; None for the first pages."""
+        server, and the servers that sent no page. `cursors` says where each server's page begins; None for the first
+        pages."""
         upstreams = tuple(upstreams)
 
         def page_of(upstream: ConfiguredUpstream) -> Coroutine[Any, Any, Any]:
@@ -175,8 +176,8 @@ class MergedServers:
         return pages, [*gathered.missing]
 
     async def _with_origins(self, pages: Mapping[str, Any], call: Call) -> Mapping[str, Any]:
-        """Return pages of skills, by server, with unique URIs: hosts refuse a list that has a URI twice. If an earlier
-        server lists the same URI, the later server's name is added to its own."""
+        """Return the pages of skills with unique URIs, by server, because MCP hosts refuse a list that has a URI twice.
+        If an earlier server lists the same URI, the later server's name is put into its URI."""
         servers, row = self._servers.to(call.exchange.context), METHODS[call.method]
         if sum(row.is_offered(server.declared) for server in servers.values()) < 2:
             return pages
@@ -190,8 +191,8 @@ class MergedServers:
         return named
 
     async def send_to_all(self, call: Call) -> None:
-        """Send a request to every server, and answer the client when all but the late ones have answered. A late server
-        gets the setting from the session's record when it starts."""
+        """Send a request to every server. Answer the client when all servers have answered, except late ones. The
+        session's record has the setting that the request makes, so a late server gets it when it starts."""
         upstreams = self._servers.to(call.exchange.context).values()
         await self._late.gather(upstreams, Asker.of(call), lambda u: self._send(u, call))
         call.exchange.finish(empty_result())
@@ -201,8 +202,8 @@ class MergedServers:
             await self._page(upstream, call.method, call)
 
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """Request a result from a server. Return it; None if it is an error or no object, or if the server may not get
-        the method.
+        """Request a list page from a server, and return it. Return None if the answer is an error or no object, or if
+        the server may not get the method.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

@@ -1,7 +1,5 @@
-"""Handle the messages that inbound wires read: authenticate the sender, and call the handler for the message.
-
-`gateway.relay.call` handles calls.
-"""
+"""Handle the messages that transports have read from clients: authenticate the sender, and call the handler for the
+kind of message. `gateway.relay.call` handles calls."""
 
 import contextlib
 import hashlib
@@ -27,7 +25,7 @@ from transports.jsonrpc import encode
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MessageHandler:
-    """Handle the messages of inbound wires (`transports.inbound_port.Handler`)."""
+    """Handle the messages that transports have read from clients (`transports.inbound_port.Handler`)."""
 
     senders: Senders
     calls: Calls
@@ -92,13 +90,13 @@ class MessageHandler:
 
 
 def _name_of(principal: Principal) -> str:
-    """Return a digest of the principal, so that the wire can compare callers without knowing who they are."""
+    """Return a digest of the principal. Transports can compare callers by it without knowing who they are."""
     return hashlib.sha256(encode([principal.issuer, principal.subject])).hexdigest()
 
 
 @contextlib.contextmanager
 def store_errors_refused() -> Iterator[None]:
-    """Turn errors of the store inside the block into `Refused`."""
+    """Turn errors of the session store that the `with` block raises into `Refused`."""
     try:
         yield
     except StoreError as error:

@@ -62,8 +62,8 @@ _SHARED: Final = (
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
-    """Refuse a result that asks the client for input which the client has not declared to give (MCP 2026-07-28, Multi
-    Round-Trip Requests §Server Requirements). Raises `Refused`."""
+    """Check that the client has declared the capabilities for all questions in a server's result (MCP 2026-07-28, Multi
+    Round-Trip Requests §Server Requirements). Raises `Refused` if it has not, or if a question cannot be read."""
     if exchange.caller is None or "inputRequests" not in result:
         return
     missing: dict[str, Any] = {}
@@ -87,7 +87,8 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ModernClients:
-    """Handle the messages of modern clients. `result_meta`: each result describes its session in `_meta`."""
+    """Handle the messages of modern clients (MCP 2026-07-28). `result_meta` is True if each result describes its
+    session in `_meta`."""
 
     intake: Intake
     resolver: SessionResolver
@@ -121,8 +122,8 @@ class ModernClients:
         return FoundSession(await self.resolver.resume_or_open(request, who), request, params)
 
     async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> FoundSession | Answer:
-        """Find the session that the request's `requestState` names. If it also names a suspended call, resume that
-        call."""
+        """Find the session by the `requestState` that the client sends back. If the state also names a suspended call,
+        resume that call."""
         opened = self.seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
         if opened.call:
@@ -153,9 +154,9 @@ class ModernClients:
     def _shaper(
         self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
     ) -> tuple[Callable[[Exchange, Object], Object], bool]:
-        """Return a function that shapes a server's result for the client, and True if it changes no complete result.
-        The function adds the session's token if the client needs it there, adds a notice if another client shares the
-        session, and seals the `requestState`."""
+        """Return a function that completes a server's result for the client, and True if this function changes no
+        complete result. The function adds the session's token if the client needs it there, adds a notice if another
+        client shares the session, and encrypts the `requestState`."""
         takes_tasks, correlation = _takes_tasks(request), who.correlation
         names_session = resolved is not None and self.carriers.is_in_result(request, opened=resolved.opened)
         own_session = "" if resolved is None else resolved.own_session
@@ -201,7 +202,8 @@ class ModernClients:
     async def _resume(
         self, request: Request, who: RequestContext, resolved: Resolved, opened: OpenedState, binding: Binding
     ) -> Answer:
-        """Resume a suspended call with its client's answers. Send the call again if the process that had it is gone."""
+        """Resume a suspended call with the answers of its client. If the process that had the call is gone, send the
+        call again."""
         live = resolved.live
         live.client_sent(message_of(request))
         headers = self.headers(resolved, request)
@@ -273,7 +275,8 @@ class ModernClients:
 
 
 def _binding_of(request: Request, who: RequestContext) -> Binding | None:
-    """Return the values that bind a `requestState` to this call; None if its method lets no server ask for input."""
+    """Return the values to which the `requestState` of this call is bound, so that it is valid for no other call.
+    Return None if servers cannot answer this method with questions."""
     method = str(message_of(request).method)
     if method not in MAY_ASK:
         return None
@@ -281,5 +284,5 @@ def _binding_of(request: Request, who: RequestContext) -> Binding | None:
 
 
 def _takes_tasks(request: Request) -> bool:
-    """Return True if this is a `tools/call`, and its client accepts a task as the result."""
+    """Return True if a request is a `tools/call` whose client accepts a task in place of the result."""
     return message_of(request).method == "tools/call" and declares_tasks(request.meta)

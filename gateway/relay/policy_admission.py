@@ -44,22 +44,22 @@ _CACHED_CONTEXTS: Final = 1_024
 
 
 class VisibleServers:
-    """Select the servers of one endpoint that a session sees. `only` is the endpoint's single server; None if it has
-    several."""
+    """Select the servers behind one URL that a session may see. `only` is the single server of the URL; None if there
+    are several."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
         self._policy = policy
         self.replace(upstreams)
 
     def replace(self, upstreams: Sequence[ConfiguredUpstream]) -> None:
-        """Serve these servers from now on. Forget what was decided by the former settings."""
+        """Serve these servers from now on, and forget all earlier selections."""
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
         self.only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
         self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
 
     @property
     def differ(self) -> bool:
-        """Return True if different sessions may see different servers."""
+        """Return True if policy may show different servers to different sessions."""
         return not self._policy.is_open
 
     def to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
@@ -71,7 +71,7 @@ class VisibleServers:
 
 
 class AdmittedTool:
-    """The policy decision on calls of one tool by one session. It is valid until the session's record, its context or
+    """The policy decision on one session's calls of one tool. It is valid until the session's record, its context or
     `tools` (the server's list of tools) changes."""
 
     __slots__ = """_audit _calls _decision _mirrored _session is_audited is_changed is_listed keeps_arguments name
@@ -85,20 +85,21 @@ class AdmittedTool:
         self._decision = decision
         self._session = session
         self.name = name[:MAX_LOGGED_NAME]
-        """The name of the tool, cut to its length in logs."""
+        """The name of the tool, cut to the length that logs show."""
         self.slow_s = decision.slow_s
         self.is_audited = audit.calls
         self.keeps_arguments = audit.has_names
-        """True if the audit trail has the arguments of calls. Only the general way records them."""
+        """True if the audit trail records the arguments of calls. Such calls cannot take the fast path, which does not
+        record them."""
         self.is_listed = name in tools
         self.is_changed = False
-        """True if the call's result has to say that the tool has changed."""
+        """True if the tool has changed since the client saw it, so that the call's result has to say so."""
         self._mirrored = tools.mirrored.get(name)
         self.tools = tools
 
     def params(self, call: Call) -> Object | Steps:
         """Check the arguments of a call. Return the params to send to the server. For large params, return a generator
-        that computes them in short steps (`ToolCalls.checked`).
+        that checks them in short steps (`ToolCalls.checked`).
 
         Raises:
             Refused, InvalidArguments: the arguments are blocked, differ from the headers, or do not fit the schema.
@@ -110,7 +111,8 @@ class AdmittedTool:
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
 
     def begins(self, exchange: Exchange, params: Object | None = None) -> None:
-        """Note in the exchange which tool it calls, for logs, the audit trail and the limit of slow calls."""
+        """Record in the exchange (the state of a call) which tool it calls: for logs, the audit trail and the limit of
+        slow calls."""
         exchange.calls_tool(self._decision.server, self.name, self.slow_s, is_listed=self.is_listed)
         if self._audit.calls:
             tool = f"{self._decision.server}/{self.name}"
@@ -118,8 +120,8 @@ class AdmittedTool:
             exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began, given))
 
     def ended(self, call: EndedCall, client: str) -> None:
-        """Record an ended call of the fast path in the audit trail. Call it only if `is_audited`. `client` is the
-        address of the client."""
+        """Record an ended call of the fast path in the audit trail. Must be called only if `is_audited`. `client` is
+        the address of the client."""
         tool = f"{self._decision.server}/{self.name}"
         self._audit.called(self._session, tool, call.outcome, call.took_s, correlation=call.correlation, client=client)
 
@@ -142,12 +144,13 @@ _RESOURCES: Final = "resources/list"
 TEMPLATES: Final = "resources/templates/list"
 
 Admitted = AdmittedTool | Object
-"""The result of admitting a request: for `tools/call`, the decision on the tool; otherwise the params for the
-server."""
+"""The decision on an admitted request: for `tools/call`, the decision on the tool; for other methods, the params for
+the server."""
 
 
 async def checked(admitted: Admitted, call: Call) -> Call:
-    """Return an admitted call with the params for the server. Raises as `AdmittedTool.params`."""
+    """Check the arguments of an admitted call. Return the call with the params for the server. Raises the same errors
+    as `AdmittedTool.params`."""
     params = admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
     if not isinstance(params, dict):
         params = await run_steps_with_pauses(params) if is_large(call.params) else run_steps(params)
@@ -155,8 +158,8 @@ async def checked(admitted: Admitted, call: Call) -> Call:
 
 
 class _ListNeeded(Exception):
-    """A list must be requested from the server before policy can decide. `name` is the item to find in the list; empty
-    if the decision concerns no single item. `anew`: request it even if it is known."""
+    """Policy cannot decide before a list is requested from the server. `name` is the item to find in the list; empty if
+    the decision concerns no single item. `anew`: request the list even if it is known."""
 
     def __init__(self, method: str, name: str, *, anew: bool = False) -> None:
         super().__init__(method)
@@ -164,18 +167,18 @@ class _ListNeeded(Exception):
 
 
 _OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cacheScope"})
-"""The members of a page of a list, beside the items (MCP 2026-07-28)."""
+"""The members of a list page other than its items (MCP 2026-07-28)."""
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """The lists of one server that a decision uses. `asked` has the lists that were requested for this decision; all
-    others were received earlier. A method raises `_ListNeeded` if its list, or the item `name` in it, is not known."""
+    """The lists of one server for one policy decision. `asked` has the lists that were requested for this decision; all
+    others were received earlier. The methods raise `_ListNeeded` if a list, or the item `name` in it, is not known."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
     asked: Mapping[str, Listed]
     own: Collection[str] = ()
-    """Those of `asked` that the session's own process or connection has sent."""
+    """The methods of those lists in `asked` that the session's own process or connection has sent."""
 
     def tools(self, name: str) -> Tools:
         """Return the server's list of tools."""
@@ -191,7 +194,7 @@ class _Lists(msgspec.Struct, frozen=True):
         return is_known or "tools/list" in self.own
 
     def names(self, method: str, name: str) -> Names:
-        """Return the names in another list."""
+        """Return the names in the list `method`, which is any list but that of tools."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
@@ -223,15 +226,15 @@ class Admission:
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
-        """Decide by these settings whether patterns must match the servers' lists."""
+        """Apply these settings from now on. They say if each pattern in the configuration must match a listed item."""
         self._refuses_unmatched = settings.unmatched_patterns == "refuse"
         self._changed.replace(settings)
 
     # -- requests
 
     async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Admitted:
-        """Apply policy to a request. If the decision needs lists of the server, request them first. Return the decision
-        on the called tool, or, for other methods, the params to send.
+        """Apply policy to a request. First request the server's lists, if the decision depends on them. Return the
+        decision on the called tool, or, for other methods, the params to send.
 
         Raises:
             Refused: the request names something that the session does not see.
@@ -259,11 +262,10 @@ class Admission:
                 asked[needed.method] = await upstream.server_lists.listed(needed.method, conversation, needed.name)
 
     def _decide(self, lists: _Lists, call: Call) -> Admitted:
-        """Return the decision on a request. Raises `_ListNeeded`: a list has to be requested first.
+        """Return the decision on a request. Raises `_ListNeeded` if a list has to be requested first.
 
-        A list that was fetched for this decision (`lists.asked`) is complete: a name that it lacks does not exist. Of
-        the other lists, the last one received counts.
-        """
+        A list that was requested for this decision (`lists.asked`) counts as complete: a name that it lacks does not
+        exist. Of any other list, the last version received counts."""
         method, upstream = call.method, lists.upstream
         row = METHODS.get(method)
         if row is None:
@@ -333,8 +335,8 @@ class Admission:
         return admitted
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> None:
-        """Apply policy to a request that names a tool but does not call it. Raises `Refused`: the tool is unknown or
-        hidden."""
+        """Check that policy shows the session the tool that a request names without calling it. Raises `Refused` if the
+        tool is unknown or hidden."""
         tools = lists.tools(name)
         decision = self._policy.decide_listed(call.exchange.context, server, tools, name)
         if name not in tools or not decision.allowed:
@@ -342,13 +344,14 @@ class Admission:
 
     def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
         """Check that each configured pattern for items of this kind (such as tools) matches an item in the server's
-        list. A server that was down when the gateway started is checked by its first request. Raises
-        `UpstreamUnavailable`: a pattern matches nothing."""
+        list. This check comes with the first request, for a server that was down when the gateway started. Raises
+        `UpstreamUnavailable` if a pattern matches nothing."""
         if self._refuses_unmatched:
             require_matches(upstream, kind, listed)
 
     def _compare_resources(self, lists: _Lists) -> None:
-        """Check the patterns for resources against the server's resources, templates and skills (`_compare`)."""
+        """Check, as `_compare` does, that each pattern for resources matches one of the server's resources, templates
+        or skills."""
         if self._refuses_unmatched:
             resources, templates, skills = lists.names(_RESOURCES, ""), lists.names(TEMPLATES, ""), lists.skills("")
             self._compare(lists.upstream, "resources", frozenset((*resources, *templates, *skills)))
@@ -412,14 +415,14 @@ class Admission:
         return call.params | {"notifications": msgspec.Raw(encode(wanted))}
 
     def may_have(self, upstream: ConfiguredUpstream, context: Context, uri: str) -> bool:
-        """Return True if policy lets a session with this context see this URI of the server. The resource need not
-        exist."""
+        """Return True if policy lets a session with this context see the resource with this URI at the server, even if
+        no such resource exists."""
         is_restricted = "resources" in self._policy.restricts(upstream.name)
         return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
 
     def may_get(self, upstream: ConfiguredUpstream, context: Context, method: str) -> bool:
-        """Return True if a session with this context may send the server requests with this method, which is in
-        `METHODS`. For a method of an extension, the server must declare the extension, and policy must not hide the
+        """Return True if the server may be sent requests with this method (of `METHODS`) for a session with this
+        context. For a method of an extension, the server must have declared the extension, and policy must not hide the
         method."""
         row = METHODS[method]
         return not row.extension or (
@@ -432,8 +435,8 @@ class Admission:
         return name in tools and self._policy.decide_listed(context, upstream.name, tools, name).allowed
 
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
-        """Return True if policy restricts the server's resources. Then sessions see only resources that the server
-        lists, and those that match a listed template."""
+        """Return True if policy restricts the server's resources. Sessions then see only resources that the server
+        lists or that match a listed template."""
         return "resources" in self._policy.restricts(upstream.name)
 
     # -- lists
@@ -503,8 +506,8 @@ class Admission:
 
 
 class CallTarget:
-    """The place to which a call was sent: the server, the conversation and the policy decision. `named` is the server's
-    own name of the called tool, as JSON; None if the client used the same name."""
+    """The server, the conversation and the policy decision with which a call was sent. `named` is the server's own name
+    of the called tool, as JSON; None if the client used the same name."""
 
     __slots__ = ("_conversation", "admitted", "named", "upstream")
 
@@ -519,12 +522,13 @@ class CallTarget:
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """Return the conversation, to which this object has a weak reference; None once the session has dropped it."""
+        """Return the conversation with the server; None if its session has dropped it meanwhile. This object has only a
+        weak reference to it."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:
-        """Return True if another call of this tool would be sent in this conversation, with the same decision: the
-        server's era for such clients and its list of tools are unchanged."""
+        """Return True if another call of this tool would be sent in this conversation with the same decision. This
+        holds while the era for such clients and the server's list of tools are unchanged."""
         upstream, tool = self.upstream, self.admitted
         return (
             isinstance(tool, AdmittedTool)

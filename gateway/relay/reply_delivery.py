@@ -1,4 +1,4 @@
-"""Deliver the frames of a call, or of a stream, to the wire, which sends them to the client."""
+"""Deliver the messages of a call, or of an event stream, to the transport that sends them to the client."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from transports.reply_queue import Frame
 
 
 class CallReply:
-    """Pass the frames of one exchange to the wire. The exchange's session is in use until the wire calls `done`.
+    """Pass the messages (frames) of one call to the transport that sends them to the client. The call's session counts
+    as in use until the transport calls `done`.
 
-    `events` stores frames for replay; None on a wire without replay. `held` is the size of the request's body in bytes,
-    which counts as in flight until `done`. `kept` returns the request as bytes, to store with the first event if more
-    events follow; None if the call must not be repeated.
-    """
+    `events` stores frames for replay; None for a transport without replay. `held` is the size of the request's body in
+    bytes, which counts as in flight until `done`. `kept` returns the request as bytes, to store with the first event if
+    more events follow; None if the call must not be repeated."""
 
     __slots__ = (
         *("_cluster", "_events", "_exchange", "_is_recorded", "_kept", "_stream", "_use"),
@@ -103,7 +103,7 @@ class CallReply:
         return self._recorded(live, events, frames) if events.is_ready(live.session.id, len(frames)) else None
 
     def _recorded(self, live: LiveSession, events: EventWriter, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Record frames for replay, and return their event ids. The id is None for a frame that cannot be replayed."""
+        """Store frames for replay, and return their event ids. The id is None for a frame that cannot be replayed."""
         request = b""
         if not self._stream:
             # Keep the name: the exchange gets another number after each question of a modern server.
@@ -119,12 +119,12 @@ class CallReply:
         return event_names(ids, self._stream)
 
     def go_on(self, stream: str) -> None:
-        """Record the frames in this stream, which an earlier process has left unfinished."""
+        """Store further frames in the stream `stream`, which an earlier process has left unfinished."""
         self._stream = stream
 
     def _recordable(self, frame: Frame) -> bytes | None:
-        """Return the bytes to record for a frame; None to record nothing. An error takes the place of a result that is
-        larger than a session's log."""
+        """Return the bytes of a frame to store for replay; None to store nothing. For a result that is larger than a
+        session's log, return an error in its place."""
         if len(frame.data) <= MAX_LOG_BYTES:
             return frame.data
         if not frame.final:
@@ -159,8 +159,9 @@ class CallReply:
 def record_whole(
     events: EventWriter | None, session: Session, number: int, server: str, client_id: bytes, frames: Sequence[Frame]
 ) -> Sequence[str | None] | None:
-    """Record all frames of a call, and return their event ids, as `CallReply.record_at_hand` does. The call has the id
-    `number` at `server`. The session must be alive, and no frame may be larger than a log."""
+    """Store all frames of a call for replay, and return their event ids, as `CallReply.record_at_hand` does. `number`
+    is the id of the call at the server `server`. The session must be alive, and no frame may be larger than a session's
+    log."""
     if events is None:
         return (None,) * len(frames)
     stream = stream_of_call(session, number, server, msgspec.json.decode(client_id))
@@ -173,7 +174,8 @@ def record_whole(
 
 
 class StreamReply:
-    """Send a legacy client's GET its events: those of the standalone stream, or the rest of a broken stream."""
+    """Send the events of a stream as the response to a legacy client's GET: of the session's standalone stream, or the
+    rest of a call's broken stream."""
 
     def __init__(self, live: LiveSession, stream: str, after: str | None, *, events: EventStreams) -> None:
         self.headers: HeaderList = []

@@ -1,7 +1,6 @@
-"""Make the requests for one server: client calls, translated to the server's era, and requests of the gateway itself.
-
-Decide which results are cached, and for whom (MCP 2026-07-28, Caching). A fresh cached result spares the request.
-"""
+"""Make the requests for one server: clients' calls, translated to the server's era, and the gateway's own requests.
+Decide which results are cached, and for whom (MCP 2026-07-28, Caching). A request with a fresh cached result is not
+sent."""
 
 import functools
 from collections.abc import Callable
@@ -38,12 +37,13 @@ from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import has_params, param_headers
 
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
-"""Keys of `_meta`, beside those of the specification, that do not influence lists and resources."""
+"""Keys of `_meta`, beside those that MCP defines, that do not influence which lists and resources a server returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """A server's answer, the server's era, and the conversation in which it came; None: it is from the cache."""
+    """A server's answer, the server's era, and the conversation in which the answer came; None if it is from the
+    cache."""
 
     message: Message
     era: Era
@@ -56,7 +56,8 @@ class ServerAnswer:
 async def send_call(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
 ) -> None:
-    """Send a call in this conversation. `cache_key` is the key of its result; None if the result must not be cached."""
+    """Send a client's call to a server in this conversation. `cache_key` is the key under which to cache the result;
+    None if it must not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
         # Before the call is sent, so that the client is notified of changes.
@@ -82,8 +83,8 @@ async def send_call(
 def for_server(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
 ) -> tuple[Object, Object]:
-    """Return the params and the `_meta` for the server, translated to its era. Set the bridge of the exchange, which
-    translates the answer. `cache_key` is the key of the result; None if the result may not be cached.
+    """Return the params and the `_meta` of a call for its server, translated to the server's era. Set the bridge that
+    translates the answer. `cache_key` is the key under which to cache the result; None if it must not be cached.
 
     Raises:
         Refused: the client's `Mcp-Param-*` headers are too many, too large or not valid as headers.
@@ -118,7 +119,8 @@ def for_server(
 
 
 def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:
-    """Return a function that returns True if a call like this must wait before it is sent; None if it never must."""
+    """Return a function that tells if a call like this one must wait before it is sent to the server. Return None if
+    such a call never must."""
     live = call.live
     if live is None or conversation.era is call.era:
         return None
@@ -126,8 +128,8 @@ def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) 
 
 
 def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Era, method: str) -> bool:
-    """Return True if a call must wait: the server's era is being determined, or the server has not confirmed a
-    subscription."""
+    """Return True if a call between eras must wait: the server's era is not determined yet, or the server has not
+    confirmed a subscription of the session."""
     if upstream.is_asked_by(live):
         return True
     return era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))
@@ -150,7 +152,7 @@ def answer_with(call: Call, answer: ServerAnswer) -> bool:
 
 
 def empty_result() -> Message:
-    """Return an empty result: the request was executed."""
+    """Return an empty result, which tells the client that its request was executed."""
     return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
 
 
@@ -158,7 +160,7 @@ def empty_result() -> Message:
 
 
 async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> ServerAnswer:
-    """Ask the server something that the gateway itself needs for this call, in the conversation of the call's session.
+    """Send the server a request that the gateway itself needs for this call, in the conversation of the call's session.
     Return the answer, which may be from the cache.
 
     Raises:
@@ -200,8 +202,8 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 
 
 def fresh(upstream: ConfiguredUpstream, call: Call, cache_key: CacheKey) -> ServerAnswer | None:
-    """Return a fresh answer from the cache; None if there is none. A session that has its own process of a legacy
-    server must ask the process, so it gets None."""
+    """Return the cached answer of a server if it is still fresh; else None. Also return None if the session has its own
+    process of a legacy server, because that process must be asked."""
     if cache_key.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
     results = upstream.server_lists.results
@@ -243,7 +245,7 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
 
 def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, str]:
     """Return the part of the cache key that says who may get a private result; None if nobody may. Also return the id
-    of the session if it alone may; else an empty string."""
+    of the session if only this session may; else an empty string."""
     context, live = encode(call.exchange.context), call.live
     principal = call.principal if live is None else live.session.principal
     if live is None or upstream.settings.shared:
@@ -255,8 +257,8 @@ def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, st
 
 
 class ResultCaching:
-    """Cache the result of a call before it is translated for the client (`gateway.calls.exchange.Bridge`). `then` is
-    the bridge that translates the result, or None."""
+    """Cache the result of a call before it is translated for the client (implements `gateway.calls.exchange.Bridge`).
+    `then` is the bridge that translates the result, or None."""
 
     def __init__(
         self, upstream: ConfiguredUpstream, cache_key: CacheKey, conversation: Conversation, then: Bridge | None = None
@@ -268,7 +270,7 @@ class ResultCaching:
         self._then = then
 
     def keep(self, live: LiveSession | None, message: Message) -> None:
-        """Cache the result, if that is allowed. Only the first call of this method does anything. A legacy server's
+        """Cache the result, if that is allowed. Only the first call of this method has an effect. A legacy server's
         result is cached only if its process was asked for nothing but lists."""
         # A result after the client was asked for input may not be cached.
         cache_key, self._cache_key = self._cache_key, None

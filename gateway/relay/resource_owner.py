@@ -43,11 +43,11 @@ _FITS: Final[Mapping[str, Callable[[str, Names], int]]] = {
 decides."""
 
 _NOT_FOUND: Final = frozenset({-32002, INVALID_PARAMS, METHOD_NOT_FOUND, 0})
-"""Error codes by which servers say that they do not have a resource: in MCP up to 2025-11-25, in MCP 2026-07-28, of a
-server without resources, and of version 1 of the Python SDK."""
+"""The error codes by which servers say that they do not have a resource. In this order: MCP up to 2025-11-25; MCP
+2026-07-28; a server without resources; version 1 of the Python SDK."""
 
 _MOST_ASKED: Final = 16
-"""Most servers to which one read of an unlisted resource is sent."""
+"""Maximum number of servers that are asked for a resource which no server lists."""
 
 _REMEMBERED, _REMEMBERED_S = 4_096, 60.0
 
@@ -65,9 +65,8 @@ class OpenApps:
     An app uses its server's own names: it calls the tool `refresh`, not `a__refresh`. A request does not say which app
     sends it, so the gateway decides by the session's earlier requests (docs/adr/0022-apps.md).
 
-    `contested` has the apps whose URI several servers use, by server and tool. Such an app counts as opened when its
-    tool is called. Reading its URI does not count, because the request does not say which server's app it means.
-    """
+    `contested` has the URIs of apps that several servers use, by server and tool. Such an app counts as opened when its
+    tool is called. Reading its URI does not count, because the request does not say which server's app it means."""
 
     def __init__(self) -> None:
         self.contested: dict[tuple[str, str], str] = {}
@@ -88,15 +87,16 @@ class OpenApps:
                 self.contested |= dict.fromkeys(tools, uri)
 
     def called(self, live: LiveSession | None, server: str, tool: str) -> None:
-        """Record that this session called `tool` of `server`, if several servers use the URI of the tool's app: the
-        host shows the result in the app, and reads that URI next."""
+        """Record that the session has called `tool` of `server`, if several servers use the URI of the tool's app. The
+        MCP host shows the result in the app, and reads that URI next."""
         uri = self.contested.get((server, tool))
         if uri is not None and live is not None:
             self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
             self.opened(live, server)
 
     def server_of(self, live: LiveSession | None, uri: str) -> str:
-        """Return the server of the session's last call of a tool with that app; empty if no such call is recorded."""
+        """Return the server of the session's last call of a tool that shows its results in the app `uri`; empty if no
+        such call is recorded."""
         called = None if live is None else self._called.get(live)
         return "" if called is None else called.get(uri, "")
 
@@ -111,15 +111,15 @@ class OpenApps:
 
 
 class FoundOwner(NamedTuple):
-    """The server that has a resource. `answer` is its answer to a read that the search has made; None if it made
-    none."""
+    """The server that has a resource. `answer` is the server's answer if the search has already read the resource; else
+    None."""
 
     upstream: ConfiguredUpstream
     answer: ServerAnswer | None = None
 
 
 class ResourceOwners:
-    """Find the servers of resources. The search for an unlisted resource takes at most `late.read_s` seconds."""
+    """Find the server of a resource. The search for an unlisted resource takes at most `late.read_s` seconds."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers, apps: OpenApps) -> None:
         self._servers = servers
@@ -130,8 +130,8 @@ class ResourceOwners:
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
     async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> FoundOwner:
-        """Find the server of a resource for the session of the call. `may_be_template`: the URI may be a template's, so
-        it cannot be read.
+        """Find the server of a resource, for the session of the call. `may_be_template`: the URI may be that of a
+        template, which cannot be read to find its server.
 
         Raises:
             Refused: no server has the resource.
@@ -146,15 +146,16 @@ class ResourceOwners:
 
     async def server_for(self, call: Call) -> tuple[ConfiguredUpstream, Call, ServerAnswer | None]:
         """Find the server of the URI that a request names. Return the server, the call with the server's own URI, and
-        the answer if the search has already got it. Raises as `owner`."""
+        the answer if the search has already got it (else None). Raises the same errors as `owner`."""
         if (origin := self._origin(call)) is not None:
             return *origin, None
         found = await self.owner(text_of(call.params, "uri"), call)
         return found.upstream, call, found.answer
 
     def _origin(self, call: Call) -> tuple[ConfiguredUpstream, Call] | None:
-        """Return the server that the URI names (`named_uri`), and the call with the server's own URI. Return None if
-        the URI names none, or the server has no skills, may not get the method, or is hidden from the session."""
+        """Return the server whose name is part of the URI of a skill (`named_uri`), and the call with the server's own
+        URI. Return None if the URI names no server, or if that server has no skills, may not get the method, or is
+        hidden from the session."""
         name, uri = origin_of(text_of(call.params, "uri"))
         context, may_get = call.exchange.context, self._admission.may_get
         server = self._servers.to(context).get(name)
@@ -203,7 +204,8 @@ class ResourceOwners:
     # -- what is known
 
     def _known_owner(self, uri: str, servers: Servers, call: Call) -> ConfiguredUpstream | None:
-        """Return the server that is known to have the resource, without asking any server; None if none is known."""
+        """Find the server of a resource from the lists received so far, without asking any server. Return None if they
+        do not tell."""
         if fitting := self._known(uri, servers, call):
             return self._best(uri, servers, fitting, call)
         if (name := self._remembered.get(_key(call, uri), "")) in servers:
@@ -218,8 +220,8 @@ class ResourceOwners:
         return None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
-        """Return the servers that are known to list the resource, or whose tools use it as an app, each with the value
-        1."""
+        """Return the servers whose received lists have the resource, or whose tools use it as their app, each with the
+        value 1."""
         fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
         if uri.startswith(APP_SCHEME):
             for name, server in servers.items():
@@ -230,13 +232,13 @@ class ResourceOwners:
         return fitting
 
     def lister(self, uri: str, call: Call) -> ConfiguredUpstream | None:
-        """Return the server that is known to list the resource; None if none is."""
+        """Return a server whose received lists have the resource; None if there is none."""
         servers = self._candidates(uri, call)
         return next((server for server in servers.values() if _is_listed(uri, server, call)), None)
 
     def _candidates(self, uri: str, call: Call) -> Servers:
-        """Return the servers at which policy lets the session read the resource, in the order of the configuration.
-        Include a server that has not answered yet: it may offer `call.method`."""
+        """Return the servers that may be asked for the resource, in the order of the configuration: those at which
+        policy lets the session see it, and that offer the method of the call or have not answered the gateway yet."""
         context, may_get = call.exchange.context, self._admission.may_get
         return {
             name: server
@@ -246,8 +248,8 @@ class ResourceOwners:
         }
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
-        """Return the server with the best match. If several match equally, return the one whose tool with this app the
-        session has called; if there is none, the first in the configuration."""
+        """Return the server whose lists match the URI best. If several match equally, return the one whose tool with
+        this app the session has called last; else the first in the configuration."""
         best = max(fitting.values())
         names = [name for name in servers if fitting.get(name) == best]
         called = self._apps.server_of(call.live, uri)
@@ -273,9 +275,9 @@ class ResourceOwners:
         return await self._gather(servers.values(), call, names)
 
     async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundOwner | None:
-        """Ask the servers for the resource, until one has it. Servers that list similar URIs come first, then the order
-        of the configuration counts. The request is `resources/read`, or the call itself if its method is an
-        extension's. Add the servers without an answer to `late`."""
+        """Ask one server after the other for the resource, until one has it. Servers that list similar URIs come first,
+        then the order of the configuration counts. The request is `resources/read`, or the call itself if its method is
+        an extension's. Add the servers without an answer to `late`."""
         asked = call.method if METHODS[call.method].extension else _READ
 
         async def ready(upstream: ConfiguredUpstream) -> int:
@@ -300,7 +302,7 @@ class ResourceOwners:
         return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == asked else None)
 
     async def _has(self, upstream: ConfiguredUpstream, call: Call, method: str) -> bool:
-        """Return True if a server has resources and may get both `method` and the call's own method."""
+        """Return True if a server has resources, and may be sent both `method` and the call's own method."""
         capabilities, may_get = await upstream.capabilities(), self._admission.may_get
         context = call.exchange.context
         return "resources" in capabilities and all(may_get(upstream, context, each) for each in (method, call.method))
@@ -322,7 +324,8 @@ def _is_answer(answer: ServerAnswer) -> bool:
 
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
-    """Return the conversations whose lists apply to the call: its session's own, and those without a session."""
+    """Return the conversations whose lists are valid for the call: its session's own with the server, and those that
+    belong to no session."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 
@@ -334,8 +337,8 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
-    """Yield the known tool lists of a server. The lists of resources may lack the app of a tool (MCP Apps
-    2026-01-26)."""
+    """Yield the received tool lists of a server. They are needed because a server may name the app of a tool there, but
+    not in its list of resources (MCP Apps 2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
         tools = upstream.server_lists.known("tools/list", found)
         if isinstance(tools, Tools):
@@ -343,7 +346,8 @@ def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
 
 
 def _complete(upstream: ConfiguredUpstream, call: Call) -> Mapping[str, Names] | None:
-    """Return a server's lists of resources, skills and templates. None if one of them is not known to the session."""
+    """Return a server's lists of resources, skills and templates, without asking the server. Return None if one of
+    these lists is not known for the session."""
     own = None if call.live is None else upstream.open_with(call.live)
     lists: dict[str, Names] = {}
     for method in _FITS:
@@ -374,13 +378,13 @@ _AT_ONCE: Final = 4
 
 @dataclass(slots=True)
 class InTurn(Generic[T]):
-    """Search servers for one thing. `ask` asks the server with this name, and raises one of `UNAVAILABLE` if that
-    fails. `has` returns True if the answer is a hit. `late` collects the servers that fail or do not answer in time.
+    """Search several servers for one thing, the likeliest server first. `ask` asks the server with this name, and
+    raises one of `UNAVAILABLE` if that fails. `has` returns True if an answer is a hit. `late` collects the servers
+    that fail or do not answer in time.
 
-    The first server is the likeliest, so it is asked alone; the others follow in groups. A group is asked when all
-    before have answered without a hit, or after `wait_s` seconds. If several servers have a hit, the first in the order
-    wins: a hit waits up to `wait_s` for earlier servers. The whole search takes at most `within_s` seconds.
-    """
+    The first server is asked alone; the others follow in groups. A group is asked when all servers before it have
+    answered without a hit, or after `wait_s` seconds. If several servers have a hit, the first in the order wins: a hit
+    waits up to `wait_s` for earlier servers. The whole search takes at most `within_s` seconds."""
 
     ask: Callable[[str], Coroutine[Any, Any, T]]
     has: Callable[[T], bool]
@@ -431,7 +435,7 @@ class InTurn(Generic[T]):
             return None
 
     async def _leave(self) -> None:
-        """Cancel the requests that have no answer yet, and add their servers to `late`."""
+        """End the search: cancel the requests that have no answer yet, and add their servers to `late`."""
         for name, task in self._asked.items():
             if not task.done():
                 self.late.add(name)

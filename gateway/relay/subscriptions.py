@@ -56,17 +56,17 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 _GONE: Final = frozenset({OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE})
-"""Errors of a subscription whose server is gone, or cannot be reached."""
+"""Error codes of a subscription whose server was lost, or cannot be reached."""
 
 CONFIRM_S: Final = 1.0
-"""Seconds that an acknowledgement waits for servers that need not start to confirm their subscriptions."""
+"""Seconds that the acknowledgement to the client waits for running servers to confirm their subscriptions."""
 
 
 async def relay_changes(
     upstream: ConfiguredUpstream, live: LiveSession, correlation: str, *, anew: bool = False
 ) -> None:
-    """Subscribe at a modern server for a legacy client, which expects notifications without a request. `anew` replaces
-    the client's present subscription.
+    """Subscribe to changes at a modern server for a legacy client, which expects such notifications without a request.
+    `anew` replaces the client's present subscription.
 
     Raises:
         UpstreamUnavailable, LinkClosed: the subscription failed.
@@ -102,7 +102,8 @@ async def relay_changes(
 
 
 def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> None:
-    """Subscribe again at the next start of the server's process. The call that starts it may not know of the loss."""
+    """Subscribe again when the server's process is next started. The call that starts the process may not know that the
+    subscription was lost."""
 
     def again() -> None:
         with contextlib.suppress(UpstreamUnavailable):  # the session has ended
@@ -131,13 +132,14 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
 
 
 def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:
-    """Return the changes that the legacy client wants, if a server with these capabilities can notify of them."""
+    """Return the changes of which the legacy client wants to be notified, as far as a server with these capabilities
+    can notify of them."""
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     return everything(uris).honoured(capabilities)
 
 
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
-    """Wait at most `CONFIRM_S` seconds until the server has confirmed a legacy client's subscription."""
+    """Wait until the server has confirmed a legacy client's subscription, at most `CONFIRM_S` seconds."""
     relay = gateway_subscription_of(live, upstream.name)
     if relay is not None and not relay.is_confirmed:
         await relay.settled(CONFIRM_S)
@@ -151,8 +153,8 @@ async def open_stream(
     owner: Callable[[str, Call], ConfiguredUpstream | None],
     send: Callable[[ConfiguredUpstream, Call], Awaitable[object]],
 ) -> None:
-    """Open a stream of notifications: at the endpoint's only server if it is modern, or else at all servers that the
-    session sees. `send` sends the call to one server. `owner` and errors are those of `listen`."""
+    """Open a client's stream of notifications. If the URL has a single, modern server, send the request to it with
+    `send`. Otherwise subscribe at all servers that the session sees. `owner` and errors are those of `listen`."""
     # If the filter is empty, and no declared extension may notify, no server has to know of the stream.
     if bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open:
         late.streams.add(call.exchange)
@@ -179,8 +181,8 @@ def _share_extension(live: LiveSession, server: Declared) -> bool:
 
 
 async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
-    """Acknowledge a `subscriptions/listen` at a modern server that is not running. Start the server and send it the
-    request in the background, with `send`. If that fails, the stream ends with the error.
+    """Acknowledge a `subscriptions/listen` for a modern server that does not run yet. In the background, start the
+    server and send it the request with `send`. If that fails, the stream ends with the error.
 
     Raises:
         UpstreamUnavailable: the session has ended.
@@ -208,7 +210,7 @@ async def listen(
     owner: Callable[[str, Call], ConfiguredUpstream | None] | None = None,
 ) -> None:
     """Answer a `subscriptions/listen` for several servers, or for one legacy server (`late` is None). Subscribe at late
-    servers when they start, and then notify the client of changed lists.
+    servers once they have started, and then notify the client of changed lists.
 
     `owner` returns the server that is known to have a resource; only this server gets the subscription to it. If
     `owner` returns None, all servers get the subscription, because any of them may create the resource.
@@ -255,12 +257,13 @@ async def listen(
 
 
 def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if the server is known to the gateway, but this session has no open link to it."""
+    """Return True if the gateway knows the server, but this session has no open link to it yet."""
     return upstream.discovery is not None and not upstream.is_open_to(live)
 
 
 async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[object]]) -> None:
-    """Run background work for an exchange. If the work fails, fail the exchange, so that the client's stream ends."""
+    """Run background work for a call. If the work fails, end the call with the error, so that the client's stream ends
+    too."""
     CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
     try:
         await work()
@@ -272,12 +275,11 @@ async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable
 
 
 class ServerSubscriptions:
-    """Own the subscriptions at servers for one `subscriptions/listen` of a client, and end them when the client's
+    """Manage the subscriptions at servers for one `subscriptions/listen` of a client, and end them when the client's
     request ends.
 
-    The client's stream ends when the last server has ended its part. It stays open while a server may still notify: a
-    legacy server that runs, or a late server.
-    """
+    The client's stream ends when the last server has ended its subscription. It stays open while a server may still
+    notify: a legacy server that runs, or a late server."""
 
     def __init__(
         self,
@@ -331,7 +333,8 @@ class ServerSubscriptions:
         self._end_with_the_last()
 
     async def join(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """Subscribe in a conversation of either era. Return the part of the filter that the server supports."""
+        """Subscribe in a conversation of either era. Return the part of the client's filter that the server
+        supports."""
         if conversation.era is Era.MODERN:
             return await self.listen(upstream, conversation)
         return await self.subscribe(upstream, conversation)
@@ -420,7 +423,8 @@ class ServerSubscriptions:
             self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
 
     def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
-        """Record that a server has confirmed this part of the filter. None: the subscription has failed."""
+        """Record that a server has confirmed this part of the filter, or, with None, that its subscription has
+        failed."""
         waiting = self._unconfirmed.pop(upstream.name, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -435,7 +439,8 @@ class ServerSubscriptions:
             await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
 
     def acknowledged(self, awaited: Iterable[str]) -> None:
-        """Record that the client got the acknowledgement: its stream may end. The servers `awaited` are late."""
+        """Record that the client has got the acknowledgement, so that its stream may end. `awaited` are the servers
+        that are late."""
         self._is_acknowledged = True
         self._awaited.update(awaited)
         self._end_with_the_last()
@@ -452,7 +457,7 @@ class ServerSubscriptions:
             self._lost.lost(upstream)
 
     def _end_with_the_last(self) -> None:
-        """End the client's stream if no server is left that could send notifications."""
+        """End the client's stream if no server is left that could still send notifications."""
         is_open = self._children or self._awaited or self._is_lasting
         if not (self._has_child_ended and self._is_acknowledged) or is_open or self.has_ended:
             return
@@ -462,8 +467,8 @@ class ServerSubscriptions:
             self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def end(self) -> None:
-        """End the subscriptions at the servers, except those to resources that other streams of the session need, or
-        other sessions of a shared server."""
+        """End the subscriptions at the servers. Keep those to resources that another stream of the session needs, or
+        another session of a shared server."""
         self.has_ended = True
         self._lost.end()
         for answer in tuple(self._answers):
@@ -488,12 +493,9 @@ def listen_params(wanted: Filter, more: Object | None = None) -> Object:
 
 
 class LostSubscriptions:
-    """Reopen the parts of one stream at servers that were lost. `listen` subscribes at a server in a conversation of
-    the session.
-
-    A process gets the subscription when it next starts: an unused process has nothing to notify. A server behind a URL
-    gets it after the delay of a `Backoff`.
-    """
+    """Subscribe again, for one stream of a client, at servers that were lost. `listen` subscribes at a server in a
+    conversation of the session. A child process is subscribed to when it next starts, because an unused process has no
+    changes. A server at a URL is subscribed to after the delay of a `Backoff`."""
 
     def __init__(
         self,
@@ -511,7 +513,8 @@ class LostSubscriptions:
         self._failures: dict[str, Backoff] = {}
 
     def lost(self, upstream: ConfiguredUpstream) -> None:
-        """Subscribe at this server again: when its process starts again, or after a delay if it has a URL."""
+        """Subscribe again at this server, which was lost: when its process starts again, or after a delay if it has a
+        URL."""
         name, again = upstream.name, functools.partial(self._again, upstream)
         self._forget(name)
         if not upstream.settings.is_remote:
@@ -536,6 +539,6 @@ class LostSubscriptions:
             stop()
 
     def end(self) -> None:
-        """Stop subscribing again."""
+        """Make no more attempts to subscribe."""
         for name in tuple(self._stop):
             self._forget(name)
