@@ -1,1 +1,2 @@
-"""Send requests to servers, and track all that is in flight: exchanges, conversations, live sessions, questions."""
+"""Send requests to servers, and track all that is in flight: calls, conversations with servers, live sessions, and
+servers' questions to clients."""

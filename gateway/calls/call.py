@@ -1,4 +1,5 @@
-"""Define a client's request on its way to a server: as it comes in, and as the steps on its way get it."""
+"""Define the two forms of a client's request on its way to a server: as it comes in (`IncomingCall`), and as the later
+steps get it (`Call`)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,8 +17,8 @@ from transports.jsonrpc import Message, Object, RequestId
 
 
 class IncomingCall(msgspec.Struct, frozen=True):
-    """A client's request that is to be sent: its exchange, the request itself and its sender `who`, the params for the
-    server, and the headers of the response."""
+    """A client's request that is to be sent: its exchange (the state of the call), the request itself, its sender
+    `who`, the params for the server, and the headers of the response to the client."""
 
     exchange: Exchange
     request: Request
@@ -52,7 +53,8 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def live(self) -> LiveSession | None:
-        """Return the session of the request; with the handle of a child session, the child session."""
+        """Return the session of the request. If the request names a child session by its handle, return the child
+        session."""
         return live_session_of(self.exchange)
 
     def with_params(self, params: Object) -> "Call":
@@ -61,12 +63,12 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def message_of(request: Request) -> Message:
-    """Return the JSON-RPC message of a request, which must have one."""
+    """Return the JSON-RPC message of an HTTP request that must have one."""
     assert request.message is not None
     return request.message
 
 
 def id_of(message: Message) -> RequestId:
-    """Return the id of a message, which must be a request."""
+    """Return the id of a message that must be a request."""
     assert isinstance(message.id, (int, str))  # not `int | str`, which builds a union on each call
     return message.id

@@ -1,4 +1,4 @@
-"""Ask a client for its person's consent to a call, before any of the call is sent to its server."""
+"""Ask the person behind a client for consent to a call, before the server gets anything of the call."""
 
 import secrets
 from typing import Final
@@ -18,12 +18,10 @@ _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 
 def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = None) -> None:
-    """End a call with a refusal. If consent is missing, ask the client to open the consent page instead (URL
-    elicitation), if the client has declared that it can.
-
-    `params` are the request's, if the request was not given to a link. A request that continues an earlier one is
-    refused without a question: the client's answer would repeat the call from its beginning.
-    """
+    """End a call with a refusal. If it is refused because consent is missing, ask the client to open the consent page
+    instead, if the client has declared that it can (URL elicitation). `params` are the request's, if the request was
+    not given to a link to the server. A request that continues an earlier one is refused without a question, because
+    the client's answer would repeat the call from its beginning."""
     if not isinstance(refused, ConsentRefusal):
         exchange.refuse(refused)
         return
@@ -47,9 +45,9 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
 
 
 def without_consent(params: Object) -> Object:
-    """Return the params of a request without the client's answer to the consent question, which is for the gateway. The
-    params have `inputResponses`; keep it even if it is empty, because it shows that the client was asked. Clients
-    accept as soon as the page is open, so a second question would lead to endless questions.
+    """Return the params of a request without the client's answer to the consent question, which is for the gateway.
+    Keep the member `inputResponses` even if it is empty: it shows that the client was asked. Otherwise the client would
+    be asked again and again, because clients accept as soon as the page is open.
 
     Raises:
         Refused: the person does not consent.

@@ -1,8 +1,7 @@
-"""Send the calls of clients to one server, and find the call that each answer belongs to.
+"""Send the calls of clients to one server, and find the call to which each answer belongs.
 
-A conversation outlives its link, the connection to the server (`gateway.calls.link_manager`). If the server's process
-is gone, the next call opens a new link. The first result that each session then gets reports the loss.
-"""
+A conversation outlives its link, which is one connection to the server (`gateway.calls.link_manager`). If the server's
+process is gone, the next call opens a new link. The first result that each session then gets reports the loss."""
 
 import asyncio
 import contextlib
@@ -52,11 +51,11 @@ from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_r
 logger = logging.getLogger(__name__)
 
 _FINISHED_S: Final = 0.1
-"""Seconds between the last answer of a server that gets no more calls and the closing of its link."""
+"""Seconds from the last answer of a server that gets no more calls until its link is closed."""
 
 
 class Router(Protocol):
-    """Forwards a server's own requests and notifications to clients. On stdio, they do not name their call."""
+    """Forwards a server's own requests and notifications to clients. On stdio, such messages do not name their call."""
 
     def asked(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
         """Forward a request of the server to a client, or refuse it. `stream`: see `LinkEvents.message`."""
@@ -65,11 +64,11 @@ class Router(Protocol):
         """Forward a notification of the server to its clients. `stream`: see `LinkEvents.message`."""
 
     def tools_changed(self, conversation: "Conversation") -> None:
-        """Discard the cached list of the server's tools, because the server has refused the headers of a call. These
-        headers follow from the tools' schemas (MCP 2026-07-28, Transports §Client Behavior)."""
+        """Discard the cached list of the server's tools. The server has refused the headers of a call, and these follow
+        from the tools' schemas in the list (MCP 2026-07-28, Transports §Client Behavior)."""
 
     def closed(self, conversation: "Conversation") -> None:
-        """Cancel the server's requests to clients: the link is gone, so the server cannot get an answer."""
+        """Cancel the server's requests to clients. The link is closed, so the server cannot get the answers."""
 
 
 class _HttpLink(Protocol):
@@ -133,13 +132,13 @@ class Conversation:
 
     @property
     def is_process(self) -> bool:
-        """Return True if the link is a child process. The server's work then ends with the link."""
+        """Return True if the link is a child process, so that the server's work ends with the link."""
         link = self.links.link
         return link is not None and link.pid is not None
 
     @property
     def is_remote(self) -> bool:
-        """Return True if the link leads to a URL. The server's work then continues when the gateway ends."""
+        """Return True if the link leads to a URL, so that the server's work goes on when the gateway ends."""
         link = self.links.link
         return link is not None and link.may_forget
 
@@ -160,7 +159,7 @@ class Conversation:
 
     @property
     def lists(self) -> Lists:
-        """Return the store of lists received from the server. Callers add the pages that they receive."""
+        """Return the lists (of tools and others) received from the server. Callers add the pages that they receive."""
         self.known_lists = self.known_lists or Lists(self.users.changed)
         return self.known_lists
 
@@ -180,7 +179,7 @@ class Conversation:
 
     @property
     def is_unused(self) -> bool:
-        """Return True if only streams of notifications are in flight, or nothing."""
+        """Return True if nothing but streams of notifications is in flight."""
         return not (self._holds or self._own) and all(exchange.is_subscription for exchange in self.calls)
 
     def is_open_to(self, live: LinkSession | None) -> bool:
@@ -190,11 +189,12 @@ class Conversation:
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
         """Return True if a call of this session can be sent at once, no operator watches, and the session's next result
-        has no restart to report."""
+        need not report a restart of the server."""
         return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
 
     def watch(self, frames: WatchedMessages | None) -> None:
-        """Record all messages from now on, and the last stderr lines, in `frames`, for an operator. None: stop."""
+        """Record all messages from now on, and the last stderr lines, in `frames` for an operator. None: stop
+        recording."""
         if frames is not None and self.frames is None:
             frames.hide(self.links.secrets())
             for line in self.output_tail:
@@ -250,7 +250,7 @@ class Conversation:
         self.in_background(start())
 
     def fail_start(self, exchange: Exchange, error: Exception, code: int) -> None:
-        """Answer a call with the error of a failed `start`, which no request handler sees. `code` is the error code for
+        """Answer a call with the error of a `start` that has failed in the background. `code` is the error code for
         faults of the server or its link, and for unexpected errors."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
@@ -302,7 +302,7 @@ class Conversation:
         return exchange.caller.log_level if exchange.caller is not None and self.era is LEGACY else ""
 
     def send_fast(self, number: int, frame: bytes, call: CallOnFastPath) -> bool:
-        """Send a call of the fast path over the present link. Return False if nothing was sent."""
+        """Send a call of the fast path (it repeats an earlier call) over the link. Return False if nothing was sent."""
         link = self.links.link
         try:
             if link is None:
@@ -353,7 +353,7 @@ class Conversation:
         exchange.fail_cancelled(code, reason)
 
     def fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        """Answer a call with an error of the gateway, without notifying the server."""
+        """Answer a call with an error of the gateway. The server is not notified."""
         self.end(exchange)
         exchange.fail(code, reason)
 
@@ -447,11 +447,11 @@ class Conversation:
         self._tasks.add(own_id, task)
 
     def hold_link(self) -> None:
-        """Keep the link open while the server works on a task. Each call needs one call of `free_link` later."""
+        """Keep the link open while the server works on a task. `free_link` must be called once for each call."""
         self._holds += 1
 
     def free_link(self) -> None:
-        """Undo one `hold_link`, so that an idle link may be closed again."""
+        """Undo one call of `hold_link`. Without such calls, an idle link may be closed again."""
         self._holds -= 1
         self.links.start_idle_timer()
 
@@ -531,7 +531,7 @@ class Conversation:
         self.users.restarted(reason)
 
     def link_changed(self) -> None:
-        """Invalidate the users' cached decisions on calls, and drop the list of tools of a process that has ended."""
+        """Invalidate the sessions' cached decisions on calls, and drop the tool list of a process that has ended."""
         if self.known_lists is not None and not self.links.is_open:
             self.known_lists.process_ended()
         self.users.changed()

@@ -1,13 +1,12 @@
-"""Record the events of the sessions that this replica serves. The client gets an event at once, the store soon after.
+"""Store the events of the sessions that this replica serves, so that clients can fetch missed ones later.
 
-A reader of a session's log first waits until the store has all events recorded before. A process that dies loses at
-most its last batch, which clients may have received. `UnwrittenEvent` says that an event id is from such a batch.
-docs/adr/0030-events-behind-the-answer.md
+The client gets an event at once, the store soon after. A reader of a session's events first waits until the store has
+all events recorded before. A process that dies loses at most its last batch of events, which clients may have received.
+`UnwrittenEvent` says that an event id is from such a batch. docs/adr/0030-events-behind-the-answer.md
 
 Each part of the store, such as a node of a cluster, has its own batches. While one batch is written, new events gather
-for the next. Sessions whose last write failed are retried in separate batches. So a part that is down, or a session
-that the store refuses, does not delay the others.
-"""
+for the next. Sessions whose last write has failed are retried in separate batches. So a part that is down, or a session
+that the store refuses, does not delay the others."""
 
 import asyncio
 import contextlib
@@ -23,12 +22,12 @@ MAX_WAITING_BYTES: Final = 32 << 20
 """Maximum bytes of events that wait while the store does not answer. Later events get no id and cannot be replayed."""
 
 _RESERVED: Final = 1 << 16
-"""Number of event numbers that are reserved in the store at once for a session."""
+"""How many event numbers are reserved in the store at once for a session."""
 
 _LEFT: Final = StoreUnavailable("another process serves the session")
 
 _ENTRY_BYTES: Final = 256
-"""Bytes counted for an entry in addition to its frame and its request."""
+"""Bytes that are counted for an event in addition to its message and its request."""
 _BATCH_BYTES: Final = 4 << 20
 """Maximum bytes of a batch, so that the store does not get the whole backlog in one write after an outage."""
 _PAUSE_S: Final = 0.005
@@ -46,7 +45,8 @@ LoggedFrame = tuple[bytes | None, bool]
 
 
 class _Backlog:
-    """The events of one session that the store does not have: those being written, and those due after them."""
+    """The events of one session that are not in the store yet: those that are being written, and those for the next
+    batch (due)."""
 
     __slots__ = ("_due_bytes", "_waiting", "_writing_bytes", "due", "is_given_up", "queue", "writing")
 
@@ -71,7 +71,7 @@ class _Backlog:
         return self._due_bytes - before
 
     def _trim(self) -> None:
-        """Drop the oldest events beyond the limits of the log, which would delete them anyway."""
+        """Drop the oldest events beyond the limits of a session's log: the store would delete them anyway."""
         while len(self.due) > MAX_LOG_EVENTS or (self._due_bytes > _SESSION_BYTES and len(self.due) > 1):
             self._due_bytes -= _size(self.due.pop(0))
 
@@ -81,8 +81,8 @@ class _Backlog:
         self.due, self._due_bytes = [], 0
 
     def end(self, failure: Exception | None) -> None:
-        """Complete the present write. If the store was unavailable, the events are due again, unless `give_up` was
-        called. A second write of an event is harmless."""
+        """Complete the write that was begun with `begin`. If the store was unavailable, put the events into the next
+        batch, unless `give_up` was called. Writing an event twice does no harm."""
         written, size = self.writing, self._writing_bytes
         self.writing, self._writing_bytes = (), 0
         if failure is None:
@@ -104,8 +104,8 @@ class _Backlog:
                 return
 
     def give_up(self, failure: StoreUnavailable | None) -> None:
-        """Drop the due events, and do not retry the present write. Waiting callers fail with `failure`; if None, they
-        continue, because nobody needs the events any more."""
+        """Drop the events that are not being written, and do not retry the write in progress. Callers that wait get the
+        error `failure`; if None, they continue, because nobody needs the events any more."""
         self.due, self._due_bytes = [], 0
         self.is_given_up = True
         if failure is None:
@@ -144,7 +144,8 @@ def _size(entry: Entry) -> int:
 
 
 class _Queue:
-    """The sessions with a backlog in one part of the store. `is_retry`: the last write of each has failed."""
+    """The sessions with unwritten events in one part of the store. `is_retry` is True for the queue of sessions whose
+    last write has failed."""
 
     __slots__ = ("due", "is_retry", "part", "wanted", "writing")
 
@@ -156,7 +157,7 @@ class _Queue:
         self.wanted = asyncio.Event()
 
     def begin(self) -> dict[str, Sequence[Entry]]:
-        """Begin the next batch: move sessions from `due` to `writing`. Return the events by session id."""
+        """Begin the next batch: move sessions from `due` to `writing`. Return their events by session id."""
         size = 0
         while self.due and size < _BATCH_BYTES:
             session_id = next(iter(self.due))
@@ -166,7 +167,8 @@ class _Queue:
         return {session_id: backlog.writing for session_id, backlog in self.writing.items()}
 
     async def pause(self, *, has_failed: bool) -> None:
-        """Wait a little so that events gather, unless a caller waits for them. After a failed retry, wait longer."""
+        """Wait a little, so that more events join the batch, unless a caller waits for a write. After a failed retry,
+        wait longer."""
         if self.is_retry and has_failed:
             await asyncio.sleep(_RETRY_S)
             return
@@ -214,8 +216,8 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def give_up(self, session_id: str, failure: StoreUnavailable | None = None) -> None:
-        """Drop the due events of a session, and do not retry its present write. Waiting callers fail with `failure`; if
-        None, they continue, because nobody needs the events any more."""
+        """Drop the events of a session that are not being written, and do not retry its write in progress. Callers that
+        wait get the error `failure`; if None, they continue, because nobody needs the events any more."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             before = backlog.size
@@ -224,7 +226,7 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def _leave(self, session_id: str, backlog: _Backlog) -> None:
-        """Forget a session that has no more due events."""
+        """Forget a session that has no more events to write."""
         if backlog.due or backlog.queue is None:
             return
         backlog.queue.due.pop(session_id, None)
@@ -243,7 +245,7 @@ class EventBatches:
         backlog.queue = queue
 
     async def _write(self, queue: _Queue) -> None:
-        """Write the batches of a queue until none is due."""
+        """Write one batch after the other, until the queue has no more events."""
         try:
             if queue.is_retry:
                 await asyncio.sleep(_RETRY_S)
@@ -284,7 +286,7 @@ class EventBatches:
             del self._backlogs[session_id]
 
     async def _failures(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
-        """Write a batch. Return the errors by session. The events of these sessions may or may not be in the store."""
+        """Write a batch. Return the errors by session. The store may have some events of these sessions."""
         try:
             return await self._log.write(entries)
         except StoreUnavailable as error:
@@ -333,11 +335,10 @@ class _Numbers:
 
 
 class EventWriter:
-    """Record events, and write them to `log` (`session_store.ports.events.EventStreams`). `epoch_of` returns the
-    ownership epoch in which this process serves a session; None if this process does not serve it.
+    """Give events their ids, and write them to `log` (`session_store.ports.events.EventStreams`). `epoch_of` returns
+    the ownership epoch in which this process serves a session; None if this process does not serve it.
 
-    `stream_of` and `unfinished` first wait until the store has the session's events.
-    """
+    `stream_of` and `unfinished` first wait until the store has the session's events."""
 
     def __init__(self, log: EventLog, epoch_of: Callable[[str], int | None]) -> None:
         self._log = log
@@ -367,8 +368,8 @@ class EventWriter:
     def record_at_hand(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None] | None:
-        """Record events without waiting, and return their ids. Return None, and do nothing, if `make_ready` must
-        reserve numbers first."""
+        """Record events without waiting, and return their ids. If `make_ready` must reserve numbers first, do nothing
+        and return None."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         if numbers is not None and numbers.has(len(frames), epoch):
             return self._add(session_id, numbers, stream, frames, request)
@@ -472,8 +473,8 @@ class EventWriter:
         await self._log.drop(session_id)
 
     async def release(self, session_id: str) -> None:
-        """Stop recording a session that another process takes over, and wait until the store has its events. Drop them
-        if the store does not answer. Later events get no id."""
+        """Stop recording events of a session that another process takes over. Wait until the store has its events; drop
+        them if the store does not answer. Later events get no id."""
         await self._ending.settled()
         self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):

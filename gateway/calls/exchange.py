@@ -1,7 +1,6 @@
-"""Follow one request of a client from its arrival to its end: its ids on both sides, its frames, its state.
-
-This module does not know links or other calls. Two protocols here list what it uses of sessions and conversations.
-"""
+"""Follow one request of a client from its arrival to its end: its ids at client and server, its messages (frames), its
+state. This module does not know links or other calls. Two protocols here list the parts of sessions and conversations
+that it uses."""
 
 import logging
 import secrets
@@ -62,13 +61,14 @@ _objects = msgspec.json.Decoder(Object)
 
 
 def fallback_id() -> str:
-    """Return a request id for a call that the gateway makes itself. It is random, so that clients cannot cancel the
-    call, and no number, because clients count their requests from 0 or 1."""
+    """Return a random request id for a call that the gateway makes itself. Clients cannot guess it, so they cannot
+    cancel the call. It is not a number, because clients count their requests from 0 or 1."""
     return f"gateway {secrets.token_hex(8)}"
 
 
 class Bridge(Protocol):
-    """Translates between a client of one protocol era and a server of the other."""
+    """Translates between a client of one protocol era (MCP up to 2025-11-25, or 2026-07-28) and a server of the
+    other."""
 
     def answer_for_client(self, exchange: "Exchange", message: Message) -> Message | None:
         """Translate the server's response for the client. Return None if the call has not ended yet."""
@@ -100,13 +100,11 @@ class ExchangeConversation(AskingServer, Protocol):
 
 
 class Exchange(ObservedCall):
-    """A client's request on its way through one conversation with a server.
-
-    `number` is the request id that the server sees, unique in the conversation. It also is the progress token and the
-    subscription id there. `shape` translates the server's result for the client. `context` and `granted` are the rights
-    of the client's request. `caller` is the declaration of a modern client; None for a legacy client. `suspended` has
-    the questions to a modern client. `replay` has earlier answers of the client, by the digest of their question.
-    """
+    """The state of one client request: its way to a server and back. `number` is the request id that the server sees,
+    unique in the conversation. It also is the progress token and the subscription id there. `shape` completes the
+    server's result for the client. `context` and `granted` are the rights of the client's request. `caller` is the
+    declaration of a modern client; None for a legacy client. `suspended` has the questions to a modern client. `replay`
+    has earlier answers of the client, by the digest of their question."""
 
     # Class attributes, because most calls never need them.
     state: ExchangeState = QUEUED
@@ -153,7 +151,7 @@ class Exchange(ObservedCall):
 
     @property
     def context(self) -> Context:
-        """Return the rights of this request. Those of the session may differ: another request may have changed them."""
+        """Return the rights of this request. The session may have other rights by now, set by a later request."""
         if self._context is None and self.live is not None:
             return self.live.session.context
         return self._context or _NOBODY
@@ -184,15 +182,16 @@ class Exchange(ObservedCall):
 
     @property
     def is_suspended(self) -> bool:
-        """Return True while the call waits for a modern client's answers, and its client has no open request."""
+        """Return True while the call waits for answers of a modern client that has no open request for it."""
         return self.state is ASKING and self.suspended is not None
 
     def step(self, event: ExchangeEvent) -> None:
-        """Change the state. Raises `IllegalStep`, and changes nothing, if the event is impossible in this state."""
+        """Change the state of the call as `event` requires. Raises `IllegalStep`, and changes nothing, if the event is
+        impossible in the present state."""
         self.state = step(EXCHANGE, self.state, event)
 
     def move_to(self, live: ExchangeSession) -> None:
-        """Move the call to another session. That session counts as in use until `done`."""
+        """Move the call to another session, which then counts as in use until `done`."""
         self.live = live
         live.exchange_begins(self)
         self.when_done(lambda: live.exchange_ended(self))
@@ -214,8 +213,8 @@ class Exchange(ObservedCall):
         return splice(encode_request(number, self.sent_method or self.method, self.encoded(number, params, meta)))
 
     async def frame_in_turns(self, number: int, params: Object, meta: Object) -> bytes:
-        """Return the request to the server as JSON, with `number` as its id. Large params are encoded in steps, between
-        which other tasks run."""
+        """Return the request to the server as JSON, with `number` as its id. Encode large params in steps, so that
+        other tasks run in between."""
 
         def steps() -> Generator[None, None, bytes]:
             body = self.encoded(number, params, meta)
@@ -227,8 +226,8 @@ class Exchange(ObservedCall):
         return await run_steps_with_pauses(steps()) if is_large(params) else self.frame(number, params, meta)
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
-        """Return the params and `_meta` as JSON; None if both are empty. Store the client's progress token, and put
-        `number` in its place."""
+        """Return the params and `_meta` as JSON; None if both are empty. Put `number` in place of the client's progress
+        token, which is stored."""
         token = meta.get("progressToken")
         if token is not None:
             self.progress_token = token.copy()  # a slice would keep the whole message in memory
@@ -248,8 +247,8 @@ class Exchange(ObservedCall):
         self.deadline_from = self.written_at = written_at
 
     def queue_at(self, conversation: ExchangeConversation, number: int | None = None) -> None:
-        """Record the conversation that will send the request when its link is open. Pass `number` only for a call that
-        is never sent to the server."""
+        """Record that the request waits for the link of this conversation. `number` is given only for a call that is
+        never sent to the server."""
         if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
@@ -262,31 +261,31 @@ class Exchange(ObservedCall):
         return request
 
     def restart_deadline(self) -> None:
-        """Restart the time limit of the call."""
+        """Start the time limit of the call anew, from now."""
         self.deadline_from = monotonic()
 
     @property
     def keeps_task_at_server(self) -> bool:
-        """Return True if the server's task must not be cancelled at the end of this exchange, because a later process
-        follows it."""
+        """Return True if the server's task goes on after this exchange, because a later gateway process follows it."""
         return False
 
     def task_created(self, task: TaskAtServer) -> None:
-        """React to a task that the server has created for the call. Subclasses override this."""
+        """Handle the task that the server has created for the call. Subclasses override this."""
 
     # -- to the client
 
     def shape_with(self, shape: Callable[[Any, Object], Object] | None) -> None:
-        """Replace the function that turns the server's result into the client's."""
+        """Set the function that turns the server's result into the client's, in place of the present one."""
         self.shape, self.keeps_complete = shape, False
 
     def filter_result(self, shape: Callable[[Any, Object], Object]) -> None:
-        """Apply `shape` to the server's result first, then the present shape."""
+        """Apply `shape` to the server's result, before the function that is set already."""
         later = self.shape
         self.shape_with(shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result)))
 
     def keep_complete(self) -> None:
-        """Apply the shape only to results that ask for input or are tasks. Other results pass unchanged."""
+        """Pass complete results to the client unchanged. Apply the shape only to results that ask for input or are
+        tasks."""
         self.keeps_complete = True
 
     def _shaped(self, result: Object, restarted: str | None) -> Object:
@@ -310,13 +309,14 @@ class Exchange(ObservedCall):
         return self._push(Frame(frame))
 
     def suspendable(self) -> SuspendedCall:
-        """Return the object with the call's questions to its modern client. Create it if needed."""
+        """Return the object that holds the call's questions to its modern client. Create it if needed."""
         if self.suspended is None:
             self.suspended = SuspendedCall()
         return self.suspended
 
     def suspend(self, result: Object) -> None:
-        """Answer the client's open request with the questions in `result`. Queue later frames for its next request."""
+        """Answer the client's open request with the questions in `result`. Keep later messages for the client's next
+        request."""
         self.step(ExchangeEvent.ASK)
         answered, self.replies = self.replies, ReplyQueue()
         # The server has the request, and the client may take long: free the params.
@@ -340,7 +340,7 @@ class Exchange(ObservedCall):
         self.replies.rewrite(rewritten_ids(client_id, progress_token))
 
     def client_answered(self) -> None:
-        """Return to the state in which the server works on the call: the client has sent the answers."""
+        """Record that the client has sent its answers, so that the server works on the call again."""
         if self.is_suspended:
             self.step(ExchangeEvent.RESUME)
             self.written_at = monotonic()  # time that the client took does not count as the server's
@@ -406,7 +406,7 @@ class Exchange(ObservedCall):
         self.fail(code, cancelled_message(code, reason))
 
     def refuse(self, refused: Refused) -> None:
-        """End the call with a refusal, including its machine-readable data."""
+        """End the call with a refusal: an error with machine-readable data, such as the reason."""
         self._fail(refused.code, traced_error(encode(refused.error()), self.correlation))
 
     def _fail(self, code: int, error: bytes) -> None:
@@ -427,7 +427,7 @@ class Exchange(ObservedCall):
         self._end(ExchangeEvent.ABANDON)
 
     def _end(self, event: ExchangeEvent) -> bool:
-        """End the exchange. Return False, and do nothing, if it has ended before."""
+        """End the exchange. If it has ended before, do nothing and return False."""
         if self.state in OVER:
             return False
         was_suspended = self.suspended is not None and self.is_suspended
@@ -451,7 +451,8 @@ class Exchange(ObservedCall):
         self.ended = both
 
     def done(self) -> None:
-        """Call the callbacks of `when_done`, because the wire no longer uses the exchange. Idempotent."""
+        """Call the callbacks of `when_done`. The transport calls this once it no longer needs the exchange.
+        Idempotent."""
         callback, self.ended = self.ended, None
         if callback is not None:
             callback()
@@ -464,7 +465,8 @@ class Exchange(ObservedCall):
         return self.method == "subscriptions/listen"
 
     def listen_for(self, wanted: Filter) -> None:
-        """Set the kinds of changes of which the stream notifies the client."""
+        """Set the kinds of changes of which the stream notifies the client (the filter of its
+        `subscriptions/listen`)."""
         self._wanted = wanted
 
     def listens_for(self, method: str) -> bool:
@@ -472,8 +474,8 @@ class Exchange(ObservedCall):
         return self.is_subscription and (self._wanted is None or self._wanted.may_have(method))
 
     def acknowledged_here(self, then: Callable[[], None]) -> None:
-        """Record that the gateway itself has acknowledged the stream. The acknowledgement of the server is then not
-        forwarded: `then` is called in its place."""
+        """Record that the gateway itself has acknowledged the client's stream. When the server acknowledges it later,
+        `then` is called, and the client gets no second acknowledgement."""
         self._on_acknowledged = then
 
     def take_acknowledgement(self) -> bool:

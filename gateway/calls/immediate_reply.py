@@ -8,7 +8,7 @@ from transports.reply_queue import Frame, ReplyQueue
 
 
 class ImmediateReply(UnrecordedAnswer):
-    """A reply that is complete from the start and has no event stream. `live` is the session of the request, or None.
+    """A reply whose answer is known at once, without a call to a server. `live` is the session of the request, or None.
     For the log line, `log_facts` are additional fields, and `why` is the message of an error."""
 
     def __init__(

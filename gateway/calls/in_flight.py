@@ -37,7 +37,7 @@ _EXIT_S: Final = 1.0
 """Seconds to wait for the exit of a process that has closed its input, so that errors can report the exit."""
 
 _UNNEEDED_S: Final = 10.0
-"""Seconds that a server has to answer a request of the gateway whose answer nobody needs."""
+"""Seconds after which the gateway gives up one of its own requests to a server whose answer nobody needs."""
 
 _NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
 
@@ -48,9 +48,8 @@ _LATE: Final = {
 
 
 class CallOnFastPath(Protocol):
-    """A call on the fast path: it repeats an earlier call and skips most steps. `gateway.relay.fast_path.FastCall`
-    describes the methods. `falls_back_at` is the monotonic time at which it takes the general way if it has no
-    answer."""
+    """A call on the fast path: it repeats an earlier call, and skips most steps. `gateway.relay.fast_path.FastCall`
+    describes the methods. If it has no answer at `falls_back_at` (monotonic time), it leaves the fast path."""
 
     falls_back_at: float
 
@@ -106,8 +105,8 @@ class CallsInFlight:
                 call.fall_back()
 
     def slow(self, now: float) -> Iterator[Exchange]:
-        """Iterate over the calls that are not on the fast path. First take those off the fast path whose time on it has
-        ended at `now` (monotonic)."""
+        """Iterate over the calls that are not on the fast path. First take calls off the fast path whose time there is
+        over at `now` (monotonic)."""
         self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
@@ -124,11 +123,11 @@ class CallsInFlight:
         self._waiting[exchange] = None
 
     def is_sent(self, exchange: Exchange) -> bool:
-        """Return True if the call was sent to the server and has no answer."""
+        """Return True if the call was sent to the server and is not answered yet."""
         return self._sent.get(exchange.number) is exchange
 
     def find(self, number: object) -> Exchange | None:
-        """Return the sent call with this request id, or None. If it is on the fast path, take it off first."""
+        """Return the sent call with this request id, taken off the fast path; None if there is no such call."""
         if not isinstance(number, int):
             return None
         if (fast := self.fast.get(number)) is not None:
@@ -143,8 +142,9 @@ class CallsInFlight:
         return exchange
 
     def _keep_token(self, exchange: Exchange) -> None:
-        """Store the progress token of an answered call of a legacy client, which stays valid as long as the call's task
-        (MCP 2025-11-25, Progress). The end of the task is not known here, but a server sends no progress after it."""
+        """Store the progress token of an answered call of a legacy client. The call may have created a task, for which
+        the token stays valid (MCP 2025-11-25, Progress). The end of the task is not known here, but a server sends no
+        progress after it."""
         if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
             return  # a modern client gets the progress of a task with the task
         if self._tokens is None:
@@ -167,33 +167,31 @@ class CallsInFlight:
             self._waiting = {}
 
     def asks(self, server_id: bytes, live: ExchangeSession) -> None:
-        """Record which session's client the server asks with the request that has this id (JSON)."""
+        """Record that the server has asked the client of this session a question. `server_id` is the id of the server's
+        request, as JSON."""
         if self._asked is None:
             self._asked = {}
         self._asked[server_id] = live
 
     def is_asked(self, server_id: bytes) -> bool:
-        """Return True if the server waits for the answer to its request with this id (JSON)."""
+        """Return True if the server waits for the answer to its own request with this id (JSON)."""
         return self._asked is not None and server_id in self._asked
 
     def take_asked(self, server_id: bytes) -> ExchangeSession | None:
-        """Remove a request of the server, which is answered or cancelled, and return the session that was asked; None
-        if there is none."""
+        """Remove a request of the server, which is answered or cancelled. Return the session whose client was asked;
+        None if there is no such request."""
         live = None if self._asked is None else self._asked.pop(server_id, None)
         self._asked = self._asked or None
         return live
 
     def forget_server(self) -> None:
-        """Drop the progress tokens of tasks, the questions and the calls without an answer: the server is gone, and its
-        work with it."""
+        """Drop all that ends with the server, which is gone: progress tokens of tasks, its questions, and calls that
+        ended without an answer."""
         self._tokens = self._asked = self._left = None
 
     def take_only(self) -> Exchange | None:
-        """Remove and return the only sent call; None if there are several or none.
-
-        An error response without an id answers a message that the server could not read. With one call, it is that
-        call.
-        """
+        """Remove and return the sent call if there is exactly one; else return None. Used for an error response without
+        an id, by which a server says that it could not read a message."""
         return self.sent.popitem()[1] if len(self.sent) == 1 else None
 
     def end(self, exchange: Exchange) -> bool:
@@ -213,8 +211,8 @@ class CallsInFlight:
         self._left = (ref(client), monotonic(), before)
 
     def may_work_for_others(self, client: object, since: float) -> bool:
-        """Return True if a call of another client (`client_of`) has ended without an answer after the monotonic time
-        `since`: the server may still work on it, because it need not heed a cancellation."""
+        """Return True if the server may still work on a call of another client (see `client_of`): one that has ended
+        without an answer after the monotonic time `since`. A server need not heed a cancellation."""
         if self._left is None:
             return False
         last, at, before = self._left
@@ -222,8 +220,8 @@ class CallsInFlight:
 
 
 def client_of(exchange: Exchange) -> object:
-    """Return what tells the client of a call from others: its session. A call without one is a client of its own,
-    because nothing says that two of them have the same."""
+    """Return an object that stands for the client of a call: the call's session. For a call without a session, return
+    the call itself, because nothing says that two such calls have the same client."""
     return exchange if exchange.live is None else exchange.live
 
 
@@ -239,7 +237,7 @@ class CallWatch:
         self.ticking: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the checks, if they do not run."""
+        """Start the periodic checks, if they are not running."""
         # One timer for all calls: one for each would cost more than the write of the call.
         if self.ticking is None:
             self.ticking = self._later()
@@ -278,8 +276,8 @@ class CallWatch:
 
 
 class WaitingCalls:
-    """Begins the event streams of calls that wait for no answer of one server, and sends keepalives on them: of
-    `tasks/result`, and of `subscriptions/listen` at other servers than one modern one. They have no deadline."""
+    """The calls that no single server answers, such as `tasks/result` and a `subscriptions/listen` for several servers.
+    Begins their event streams, and sends keepalives on them. They have no deadline."""
 
     name = ""
     deadlines = _NO_LIMITS
@@ -307,13 +305,13 @@ class WaitingCalls:
         exchange.fail(code, reason)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Do nothing: no server has asked this client."""
+        """Do nothing: no server has sent these clients a request."""
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """Do nothing: no server has asked this client."""
+        """Do nothing: no server has sent these clients a request."""
 
     def notify(self, method: str, params: bytes | None) -> None:
-        """Do nothing: no server waits for progress."""
+        """Do nothing: there is no server to notify."""
 
 
 class OwnRequests:
@@ -328,8 +326,8 @@ class OwnRequests:
         return bool(self._waiting)
 
     def expect(self, number: int, notify: Callable[[str, bytes], None] | None = None) -> asyncio.Future[Message]:
-        """Return a future for the answer to the request with this id. If its caller gives up, `notify` tells the server
-        so: a request over HTTP would keep its connection."""
+        """Return a future for the answer to the gateway's request with this id. If the future is cancelled, `notify`
+        tells the server that the request is cancelled."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda answer: self._settled(number, notify if answer.cancelled() else None))
@@ -354,8 +352,8 @@ class OwnRequests:
             self._waiting = {}  # a dict that was in use keeps its size
 
     async def exit_error(self, closed: LinkClosed, number: int) -> LinkClosed:
-        """Wait for the exit of a process that has closed its input. Return an error that describes the exit; return
-        `closed` if it does not exit soon. `number` must be an unused request id."""
+        """Wait until a process that has closed its input has exited, and return an error that describes the exit.
+        Return `closed` if the process does not exit soon. `number` must be an unused request id."""
         end = self.expect(number)
         try:
             async with asyncio.timeout(_EXIT_S):
@@ -367,7 +365,7 @@ class OwnRequests:
         return closed
 
     def answered(self, message: Message) -> bool:
-        """Give an answer to the future that waits for it. Return False if the message answers no such request."""
+        """Give a response to the caller that waits for it. Return False if no request of the gateway has this id."""
         answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
         if answer is None:
             return False
@@ -376,7 +374,7 @@ class OwnRequests:
         return True
 
     def fail(self, number: object, error: Exception) -> None:
-        """Fail the request with this id, or all requests if `number` is None, because no answer will come."""
+        """Fail the request with this id, or all requests if `number` is None, with `error`: no answer will come."""
         found = self._waiting.get(number)  # type: ignore[call-overload]  # anything can be looked up
         for answer in list(self._waiting.values()) if number is None else () if found is None else (found,):
             if not answer.done():
@@ -384,13 +382,12 @@ class OwnRequests:
 
 
 def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: str) -> dict[str, Any]:
-    """Return the fields of a log line about a server's stderr, its exit, or a line on stdout that is no message.
+    """Return the fields of a log line about a server's output or exit.
 
-    A server does not say which call a line belongs to. So `correlation` is set only if one call is in flight;
-    `correlations` lists two or three; of more, only the number is given. The line of a shared server gets a session
-    only if all calls in flight have the same. `opened_for` is the correlation id of the request for which the link is
-    being opened; empty once the link is open.
-    """
+    A server does not say to which call a line belongs. So `correlation` is set only if one call is in flight;
+    `correlations` lists two or three calls; of more, only the number is given. The line of a shared server gets a
+    session only if all calls in flight have the same. `opened_for` is the correlation id of the request for which the
+    link is being opened; empty once the link is open."""
     flying = [call for call in calls if not call.is_subscription]
     fields: dict[str, Any] = {"server": source.name}
     if source.principal:

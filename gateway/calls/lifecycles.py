@@ -1,5 +1,5 @@
-"""Define the lifecycles of an exchange, a link and a live session as tables of states and events. Define the deadlines
-of exchanges and links. Pure."""
+"""Define the lifecycles of an exchange (a client's request), of a link (a connection to a server) and of a live
+session, as tables of states and events. Define the deadlines of exchanges and links. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Event = TypeVar("Event", bound=StrEnum)
 
 
 class IllegalStep(Exception):
-    """The event is impossible in the present state, by the table of the lifecycle. The state is unchanged."""
+    """The event is impossible in the present state, by the lifecycle's table. The state has not changed."""
 
 
 def step(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
@@ -33,13 +33,13 @@ class ExchangeState(StrEnum):
     """The state of an exchange, which is a client's request."""
 
     QUEUED = "queued"
-    """The request is not sent: the link is still opening, or has refused the request. The link may end the exchange
-    `Deadlines.start_s` after the opening began."""
+    """The request is not sent yet: the link to the server is still opening, or has refused the request. The exchange
+    may be ended `Deadlines.start_s` after the opening began."""
     SENT = "sent"
-    """The request was sent to the server. The conversation may end the exchange `Deadlines.call_s` after the last
-    message that belongs to the call."""
+    """The request was sent to the server. The exchange may be ended `Deadlines.call_s` after the last message that
+    belongs to the call."""
     ASKING = "asking"
-    """The call waits for its client to answer a question of the server. The conversation may end the exchange after
+    """The call waits for its client to answer a question of the server. The exchange may be ended after
     `Deadlines.suspended_s` for a modern client, or `call_s` for a legacy client."""
     ANSWERED = "answered"
     """The server has answered, with a result or an error."""
@@ -120,7 +120,7 @@ class Deadlines:
 
 
 class Loss(StrEnum):
-    """The reason why a link was replaced, as clients, the log and the metrics report it."""
+    """The reason why a connection to a server (link) was replaced, as clients, the log and the metrics report it."""
 
     STOPPED = "idle_stop"
     CRASHED = "crash"
@@ -152,7 +152,7 @@ class LinkEvent(StrEnum):
     LOST = "lost"
     """The process ended, or the server has forgotten the session."""
     DISCARD = "discard"
-    """The link is closed because it is idle or accepts no message."""
+    """The gateway closes the link because it is idle, or because it takes no messages any more."""
     CLOSED = "closed"
     END = "end"
 
@@ -186,24 +186,24 @@ LINK: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
         LinkEvent.END: LinkState.ENDED,
     },
 }
-"""For each state of a link, the next state by event. A link is opened only after the one before has ended, so a
-conversation never has two."""
+"""The lifecycle of a link: for each state, the next state by event. A link is opened only after the one before has
+ended, so a conversation never has two."""
 
 
 # -- live sessions
 
 
 class LiveState(StrEnum):
-    """The state of a session on this replica."""
+    """The state of a session on this replica of the gateway."""
 
     OPENING = "opening"
-    """Event streams that an earlier process left unfinished have not been ended yet."""
+    """Event streams that an earlier process has left unfinished are not yet ended."""
     LIVE = "live"
     DRAINING = "draining"
-    """The session's event streams end. Calls in flight continue."""
+    """The session's event streams are being ended. Calls in flight continue."""
     ENDED = "ended"
     ELSEWHERE = "elsewhere"
-    """Another replica or a later process continues the session. The session's own sessions at remote servers stay
+    """Another replica or a later process continues the session. So the sessions that it has at remote servers stay
     open."""
 
 
@@ -212,7 +212,7 @@ class LiveEvent(StrEnum):
 
     RECOVER = "recover"
     UNRECOVERED = "unrecovered"
-    """The store failed while unfinished streams were being ended. The next request tries again."""
+    """The store has failed while unfinished streams were being ended. The next request tries again."""
     DRAIN = "drain"
     END = "end"
     HAND_OVER = "hand over"

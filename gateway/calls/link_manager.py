@@ -1,8 +1,8 @@
-"""Manage the link of a conversation: open it when needed, close it when idle, replace it when lost.
+"""Manage the link of a conversation, which is a connection to a server: open it when needed, close it when idle,
+replace it when lost.
 
 A conversation has one link at a time: a process, an HTTP session or an object (`transports.upstream_port.Link`). Links
-are made by a `LinkSource`, which differs for sessions, shared servers and trials. This module does not know calls.
-"""
+are made by a `LinkSource`, which differs for sessions, shared servers and trials. This module does not know calls."""
 
 import asyncio
 import dataclasses
@@ -37,10 +37,10 @@ _MAX_RETIRED: Final = 8
 _FEW: Final = 4
 
 UNREACHED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
-"""Errors of a server that does not start, refuses the handshake, or is lost."""
+"""Errors that say that a server cannot be reached: it does not start, refuses the handshake, or was lost."""
 
 JUST_S: Final = 1.0
-"""Seconds during which a failed start is not repeated. Callers that try again at once get the same error."""
+"""Seconds after a failed start during which callers get the same error, and no new start is tried."""
 
 
 class _Greeting(NamedTuple):
@@ -52,7 +52,7 @@ class _Greeting(NamedTuple):
 
 
 _NOTHING: Final = _Greeting(None, Declared(), server_info_of(None))
-"""The value before the first handshake."""
+"""The value of `_Greeting` before the first handshake."""
 
 
 class LinkSession(Protocol):
@@ -70,7 +70,8 @@ class LinkSession(Protocol):
 
 
 class LinkSource(Protocol):
-    """Opens links to one server in one protocol era. A conversation calls the methods again for each link."""
+    """Opens links (connections) to one server in one protocol era. A conversation calls the methods again for each
+    link."""
 
     @property
     def name(self) -> str:
@@ -96,17 +97,18 @@ class LinkSource(Protocol):
 
     @property
     def is_gateway(self) -> bool:
-        """Return True if the server is itself a gateway, whose reports in results reach the client."""
+        """Return True if the server is itself a gateway like this one. Its own `_meta` entries in results are then
+        passed to clients."""
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the link's options and the server's configuration, to be hidden in all output."""
 
     @property
     def quotes_output(self) -> bool:
-        """Return True if clients may see the server's output in errors."""
+        """Return True if errors to clients may quote the output of the server's process."""
 
     async def resources(self) -> LinkResources:
-        """Return the options and folders that the session gives the next link. Raises `UpstreamUnavailable`."""
+        """Return the options and folders for the session's next link. Raises `UpstreamUnavailable`."""
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         """Return a new link. Raises `UpstreamUnavailable`."""
@@ -115,7 +117,8 @@ class LinkSource(Protocol):
         """Return the params of `initialize`; None in the modern era, which has no handshake."""
 
     def known_handshake(self) -> bytes | None:
-        """Return the `initialize` result of an earlier link, for a link that resumes a session at a remote server."""
+        """Return the `initialize` result of an earlier link, for a link that resumes a session at a remote server; None
+        if there is none."""
 
     def replay(self) -> list[bytes]:
         """Return the messages to send after a handshake: `notifications/initialized`, the log level and the
@@ -155,17 +158,18 @@ class LinkUser(LinkEvents, Protocol):
     def put(self, frame: bytes) -> None: ...
 
     def restarted(self, reason: str) -> None:
-        """React to a new link that replaces a lost one. `reason` is the reason of the loss."""
+        """Handle a new link in place of a lost one. `reason` says why it was lost."""
 
     def stopped(self) -> None:
-        """React to the closing of an idle link."""
+        """Handle the closing of an idle link."""
 
     def link_changed(self) -> None:
-        """React to the opening or closing of the link."""
+        """Handle the opening or closing of the link."""
 
 
 class LinkLifecycle:
-    """Opens, replaces and closes the link of a conversation. `restarts` counts links that replaced an earlier one."""
+    """Opens, replaces and closes the connection to a server (link) of one conversation. `restarts` counts links that
+    replaced an earlier one."""
 
     # Slots save one dictionary for each: there are as many as there are conversations.
     __slots__ = """_closing _deadlines _greeted _greeting _idle _idle_stop_s _loss _retired _source _tasks _user
@@ -228,14 +232,14 @@ class LinkLifecycle:
 
     @property
     def renews_tokens(self) -> bool:
-        """Return True if `ready` renews tokens of the process even while the link is open."""
+        """Return True if `ready` has to renew access tokens for the process before each call."""
         return self.resources.files is not None and bool(self.resources.files.renewed)
 
     # -- opening
 
     async def ready(self) -> None:
-        """Wait until the link is open, and its files are current. Open an absent link, once for all callers. A
-        cancelled caller does not stop the opening.
+        """Wait until the link is open, and the files for its process have current access tokens. If there is no link,
+        open one, once for all callers. A cancelled caller does not stop the opening.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused: the server cannot be used.
@@ -313,7 +317,7 @@ class LinkLifecycle:
         self.start_idle_timer()
 
     def answered(self) -> None:
-        """Record the first answer over this link. Without a handshake, it is the first proof that the server works."""
+        """Record the first answer over this link. For a server without a handshake, it proves that the server works."""
         self.has_answered = True
         self._source.answered()
 
@@ -357,13 +361,13 @@ class LinkLifecycle:
             self._step(LinkEvent.FAILED)
 
     def log_level_is(self, level: str) -> None:
-        """Record the log level that was set at the server. A new link starts without one."""
+        """Record the log level that was set at the server. A new link to the server has none at first."""
         self.log_level = level
 
     # -- losing
 
     def lost(self, reason: str = "") -> str:
-        """Record that the link has ended or was closed. Return the reason to report to clients."""
+        """Record that the link was lost or closed. Return the reason to report to clients."""
         self._keep_output_tail()
         if self.link is not None and self.is_open and not self.has_answered:
             self._source.failed(f"server {self._source.name!r} ended before its first answer")
@@ -376,8 +380,8 @@ class LinkLifecycle:
         return self.quoted(reason)
 
     def forgotten(self, link: Link) -> None:
-        """Stop sending over a link whose session the remote server has dropped. Answers to earlier calls may still
-        arrive."""
+        """Send nothing more over this link, whose session the remote server has dropped. Answers to earlier calls may
+        still arrive."""
         if link is not self.link:
             return
         self.link = self._greeted = None
@@ -403,7 +407,7 @@ class LinkLifecycle:
                 self._user.stopped()
 
     def quoted(self, reason: str) -> str:
-        """Return the reason of a failure for clients. Add the server's last output, if clients may see it."""
+        """Return the reason of a failure as text for clients, with the server's last output if clients may see it."""
         return with_output_tail(reason, self.output_tail) if self._source.quotes_output else reason
 
     def _keep_output_tail(self) -> None:
@@ -485,8 +489,8 @@ async def _end(detached: _Detached) -> None:
 
 
 class LinkUsers:
-    """The sessions that use a conversation, and the restarts of its server that are still to be reported to them. The
-    user None stands for requests without a session."""
+    """The sessions that use a conversation, and the server restarts that their next results still have to report. None
+    stands for requests without a session."""
 
     # A tuple while there are few: most conversations have one user, and there are as many conversations as sessions.
 
@@ -546,7 +550,7 @@ class LinkUsers:
                 live.free_memory()
 
     def has_notice(self, live: LinkSession | None) -> bool:
-        """Return True if the session's next result must report a restart of the server."""
+        """Return True if the session's next result has to report a restart of the server."""
         return self._notices is not None and live in self._notices
 
     def take_notice(self, live: LinkSession | None) -> str | None:

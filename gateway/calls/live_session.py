@@ -1,7 +1,5 @@
-"""Store a session's state on this replica, beside its record: conversations, exchanges, questions, subscriptions.
-
-`LiveSessions` is the gateway's only dictionary of sessions by id.
-"""
+"""Hold the state of sessions on this replica that is not in their stored records: conversations with servers, calls in
+flight, questions, subscriptions. `LiveSessions` is the gateway's only dictionary of sessions by id."""
 
 import asyncio
 import contextlib
@@ -43,13 +41,13 @@ MOST_WATCHED: Final = 8
 """Maximum number of sessions that operators watch at the same time."""
 
 WATCHED_S: Final = 600.0
-"""Seconds after which the watch of a session ends, unless it is extended."""
+"""Seconds after which an operator's watch of a session ends, unless it is extended."""
 
 _NONE: Final[Set[Exchange]] = frozenset()
 
 AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], None]
-"""A function that sends a legacy server's request to the modern client of the call that it belongs to. The call is an
-argument if the request names it (`gateway.bridge.call_suspension`)."""
+"""A function that sends a legacy server's request to the modern client of the call to which the request belongs. The
+call is an argument if the request names it (`gateway.bridge.call_suspension`)."""
 
 
 Happened = Callable[[Session, TimelineEntry], None]
@@ -61,7 +59,7 @@ def ignored(session: Session, entry: TimelineEntry) -> None:
 
 
 class ReturnWatch(Protocol):
-    """Waits for the second request of a session: it shows that the client has kept the session's id."""
+    """Waits for the second request of a session, which shows that the client has kept the session's id."""
 
     @property
     def is_waiting(self) -> bool:
@@ -69,20 +67,20 @@ class ReturnWatch(Protocol):
 
 
 class SessionPath(Protocol):
-    """Caches the decision on calls of a session, for a connection that repeats them."""
+    """A fast path of a session: it has the cached decision on a call, for a connection that repeats the call."""
 
     def let_go(self) -> None:
-        """Drop all references to the session, because it has ended."""
+        """Drop all references to the session, which has ended."""
 
 
 class LiveSession(Usage):
     """The state of one session on this replica.
 
-    `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when
-    anything changes that decisions on its calls depend on: its state, its record, its links, its watcher. `renewals`
+    `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when the
+    state, the record, a link or the watcher changes, because cached decisions on calls depend on these. `renewals`
     counts how often the session's context was replaced. `shown` has the tools that its client has seen. `token` is the
-    access token of its latest caller with a token, for servers that exchange it for one of theirs; it is never stored.
-    """
+    access token of its latest caller with a token, for servers that exchange it for one of theirs; it is never
+    stored."""
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
@@ -144,7 +142,7 @@ class LiveSession(Usage):
         return _NONE if self._exchanges is None else self._exchanges
 
     def every_conversation(self) -> list[Conversation]:
-        """Return the present conversations, and those that only finish calls of an earlier context."""
+        """Return the present conversations with servers, and the former ones that only finish their calls."""
         return [*self.conversations.values(), *(self._finishing or ())]
 
     def exchange_begins(self, exchange: Exchange) -> None:
@@ -178,21 +176,20 @@ class LiveSession(Usage):
 
     @property
     def suspended(self) -> dict[str, Exchange]:
-        """Return the calls suspended for a modern client, by their name in `requestState`. Some may have ended. Do not
-        change the result."""
+        """Return the calls that wait for answers of a modern client, by their name in `requestState`. Some may have
+        ended. Do not change the result."""
         return {} if self._questions is None else self._questions.suspended
 
     def subscribed(self, uris: frozenset[str]) -> Set[str]:
-        """Return those of these resources of whose changes the client wants to be notified."""
+        """Return the resources among `uris` whose changes the client wants to be notified of."""
         listened = [each.wanted.uris for each in self.subscriptions]
         return uris.intersection(self.session.subscriptions).union(*map(uris.intersection, listened))
 
     def in_flight_as(self, client_id: object) -> list[Exchange]:
-        """Return the calls with this request id of the client. Usually there is at most one.
+        """Return the calls in flight to which the client has given this request id. Usually there is at most one.
 
         A client should not use an id twice at the same time, but clients that share a session (`session.reattach`)
-        cannot know each other's ids. Each of these calls is answered, and a cancellation ends all of them.
-        """
+        cannot know each other's ids. Each of these calls is answered, and a cancellation ends all of them."""
         return [exchange for exchange in self.exchanges if exchange.client_id == client_id]
 
     @property
@@ -202,7 +199,8 @@ class LiveSession(Usage):
 
     @property
     def recovered(self) -> bool:
-        """Return True if all streams that an earlier process has left unfinished were handled."""
+        """Return True if the event streams that an earlier process has left unfinished were ended or kept for a
+        repetition."""
         return self.state is not LiveState.OPENING
 
     @property
@@ -231,8 +229,8 @@ class LiveSession(Usage):
             self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
 
     def act_for(self, claims: CredentialClaims | None) -> None:
-        """Use the caller's access token, if `claims` have one, for servers that act for the caller. The session's
-        present context is from the same claims."""
+        """Store the caller's access token, if `claims` have one, for servers that act on the caller's behalf. The
+        session's present context must be from the same claims."""
         if claims is not None and claims.token is not None and claims.token.token:
             self.token = claims.token
 
@@ -241,7 +239,8 @@ class LiveSession(Usage):
         self.shown = shown
 
     def record_lost_tool(self, server: str, name: str) -> bool:
-        """Record that calls of a tool that the client has seen are refused. Return False if it is recorded already."""
+        """Record that calls of a tool are refused, because the tool has changed since the client saw it. Return False
+        if that is recorded already."""
         lost = self._lost_tools = self._lost_tools or set()
         is_new = (server, name) not in lost
         lost.add((server, name))
@@ -268,7 +267,7 @@ class LiveSession(Usage):
         self.version += 1
 
     def hold_path(self, path: SessionPath) -> None:
-        """Register a fast path, by a weak reference. When the session ends, its `let_go` is called."""
+        """Register a fast path by a weak reference. Its `let_go` is called when the session ends."""
         if self._paths is None:
             self._paths = set()
         self._paths.add(weakref.ref(path, self._paths.discard))
@@ -282,14 +281,15 @@ class LiveSession(Usage):
     # -- who watches
 
     def watched_by(self, frames: WatchedMessages | None) -> None:
-        """Record the messages of the session and its links in `frames` from now on, for an operator. None: stop."""
+        """Record the messages of the session and its servers in `frames` from now on, for an operator. None: stop
+        recording."""
         self.frames = frames
         self.changed()
         for conversation in self.every_conversation():
             conversation.watch(frames)
 
     def client_sent(self, message: Message | None) -> None:
-        """Record a message of the client, if an operator watches."""
+        """Record a message of the client in the operator's watch, if there is one."""
         if self.frames is not None and message is not None:
             self.frames.from_client(message)
 
@@ -308,7 +308,7 @@ class LiveSession(Usage):
 
     @property
     def followers(self) -> Followers:
-        """Return the requests that follow streams of calls. Create the object if needed."""
+        """Return the GET requests that follow event streams of the session's calls. Create the object if needed."""
         if self._followers is None:
             self._followers = Followers()
         return self._followers
@@ -329,7 +329,7 @@ class LiveSession(Usage):
             raise
 
     def recover_nothing(self) -> None:
-        """Record that there are no unfinished streams of an earlier process."""
+        """Record that no earlier process has left unfinished streams of this session."""
         if self.state is LiveState.OPENING:
             self._step(LiveEvent.RECOVER)
 
@@ -384,13 +384,14 @@ class LiveSession(Usage):
     # -- its end
 
     async def close_outdated_links(self, *, finish_calls: bool) -> None:
-        """Close the links, because their servers got an earlier context of the session. The next call opens new links.
-        With `finish_calls`, servers first answer the calls in flight."""
+        """Close the links to servers, because these got an earlier context (rights) of the session. The next call opens
+        new links. With `finish_calls`, servers first answer the calls in flight."""
         self.renewals += 1
         await self._stop_servers("context", _RENEWED, finish_calls=finish_calls)
 
     async def stop_servers(self) -> None:
-        """Close the links, because the client has disconnected. If it comes back, it finds the session."""
+        """Close the links to servers, because the client has disconnected. The session stays, in case the client comes
+        back."""
         await self._stop_servers("idle_stop", _LEFT)
 
     async def replace_server(self, conversation: Conversation, reason: str) -> None:
@@ -408,8 +409,8 @@ class LiveSession(Usage):
         await conversation.close(reason)
 
     def take_replaced(self, server: str) -> bool:
-        """Return True, once, if the server's former process was closed by `replace_server` and the client does not know
-        of it."""
+        """Return True if `replace_server` has closed the server's former process and the client was not told yet. Later
+        calls return False."""
         if self._replaced is None or server not in self._replaced:
             return False
         self._replaced = (self._replaced - {server}) or None
@@ -449,8 +450,8 @@ class LiveSession(Usage):
             await self.flush_events()
 
     def lose(self) -> None:
-        """End the calls in flight at once, with an unknown outcome: another replica has owned the session since they
-        began. The caller must close the session."""
+        """End the calls in flight at once, with the error that their outcome is unknown: another replica has owned the
+        session since they began. The caller must close the session."""
         self.hand_over()
         self._end_calls("", taken_over=True)
 
@@ -471,7 +472,7 @@ class LiveSession(Usage):
 
 
 class LiveSessions:
-    """The live sessions of this replica, by id."""
+    """The sessions that this replica has in memory, by id."""
 
     def __init__(self, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored) -> None:
         self._happened = happened
@@ -500,8 +501,8 @@ class LiveSessions:
         return live.session.epoch if live is not None and live.session.owner == replica else None
 
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
-        """Return the live session of a record, and replace its cached record. Create the live session if there is none.
-        `new_process` says why servers that the session has used before get new processes here."""
+        """Return the live session of a stored record, and give it this record. Create the live session if there is
+        none. `new_process` says why servers that the session has used before get new processes here."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)
@@ -511,7 +512,7 @@ class LiveSessions:
         return live
 
     def of_new(self, session: Session) -> LiveSession:
-        """Return the live session of a new record, which cannot have streams of an earlier process."""
+        """Return the live session of a new record. No earlier process can have left event streams of it."""
         live = self.of(session)
         live.recover_nothing()
         return live

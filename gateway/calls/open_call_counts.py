@@ -21,11 +21,9 @@ class Usage:
         self._was_used = False  # since `take_use`
 
     def open_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
-        """Begin a use, and return it. The caller must release it.
-
-        `held` is the bytes of a request body that stay in memory during the use. `is_stream`: the use is a standalone
-        stream. `is_movable`: a replica that takes the session over continues the use, as it does with any stream.
-        """
+        """Begin a use of the session (a call or a stream), and return it. The caller must release it. `held` is the
+        bytes of a request body that stay in memory meanwhile. `is_stream`: the use is a standalone stream.
+        `is_movable`: another replica that takes the session over can continue the use, as it can any stream."""
         is_movable |= is_stream
         self.busy += 1
         self.held_bytes += held
@@ -34,7 +32,7 @@ class Usage:
         return Use(self, held, is_stream, is_movable)
 
     def begin_use(self) -> None:
-        """Begin a use without memory. The caller must call `end_use` once."""
+        """Begin a use of the session that holds no memory. The caller must call `end_use` once."""
         self.busy += 1
 
     def end_use(self) -> None:
@@ -53,7 +51,7 @@ class Usage:
         return self.busy == self.movable
 
     def take_use(self) -> bool:
-        """Return True if the session is in use, or was since this method was last called. Then the caller restarts the
+        """Return True if the session is in use, or was since the last call of this method. The caller then restarts the
         idle time in the store."""
         was_used, self._was_used = self._was_used or self.is_busy, False
         return was_used

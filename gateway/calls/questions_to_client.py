@@ -32,8 +32,8 @@ MAX_QUESTIONS_OF_CALL: Final = 32
 """Maximum number of open questions of one call to a modern client."""
 
 MAX_SERVER_ID_BYTES: Final = 1_024
-"""Maximum size of the request id and of the progress token of a server's request, as JSON. Both are stored until the
-client answers."""
+"""Maximum bytes of the request id and of the progress token in a server's request to a client, as JSON. Both are stored
+until the client answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class _ClientRequest:
 
 
 class Questions:
-    """The open questions to the client of one session. `send` sends a frame on the session's own stream. `noted` is
-    called with the call of a question (or None), the method, the outcome, and the seconds since the question was
-    sent."""
+    """The open questions of servers to the client of one session. `send` sends a message on the session's own stream.
+    `noted` is called with the call of a question (or None), the method, the outcome, and the seconds since the question
+    was sent."""
 
     __slots__ = ("_last", "_noted", "_open", "_send", "_unclear", "suspended")
 
@@ -75,7 +75,8 @@ class Questions:
     # -- to a legacy client
 
     def ask(self, server: AskingServer, message: Message, exchange: Exchange | None) -> None:
-        """Send a server's request to the legacy client, on the stream of its call or on the session's own stream."""
+        """Send a server's request to the legacy client: on the stream of the call to which it belongs, or on the
+        session's own stream."""
         server_id = encode(message.id)
         if len(self._open) >= MAX_QUESTIONS:
             server.refuse(server_id, UNREAD, TOO_MANY)
@@ -116,8 +117,8 @@ class Questions:
         return True
 
     def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
-        """Put the id of the next request in place of the server's progress token. Return the params, and the server's
-        token or None."""
+        """Put the id of the next request to the client in place of the server's progress token. Return the params, and
+        the server's own token or None."""
         if params is None:
             return None, None
         meta = meta_of(params)
@@ -145,8 +146,8 @@ class Questions:
         return True
 
     def asker(self, number: object) -> tuple[AskingServer, msgspec.Raw] | None:
-        """Return the server that asked the question with this request id, and the server's own progress token. None if
-        there is no such question, or it has no token."""
+        """Return the server that has asked the question with this request id, and the server's own progress token.
+        Return None if there is no such question, or it has no token."""
         question = self._open.get(number) if isinstance(number, int) else None
         if question is None or question.progress_token is None:
             return None
@@ -160,7 +161,8 @@ class Questions:
         return any(exchange.is_suspended for exchange in self.suspended.values())
 
     def suspend(self, exchange: Exchange, question: InputRequest) -> bool:
-        """Add a question for a modern client to its call. Return False if the limits are reached."""
+        """Add a question to the questions that a modern client gets for its call. Return False if the limits are
+        reached."""
         # The table also has calls that have ended, only so that their clients find them.
         waiting = sum(1 for other in self.suspended.values() if other.is_suspended and other is not exchange)
         held = sum(other.suspended.size for other in self.suspended.values() if other.suspended is not None)
@@ -178,14 +180,15 @@ class Questions:
         return True
 
     def hold_unclear(self, size: int) -> bool:
-        """Count a question of `size` bytes that may belong to one of several calls. Return False if too many wait."""
+        """Count a waiting question of `size` bytes of which it is unclear to which call it belongs. Return False if too
+        many such questions wait."""
         if len(self._unclear) >= MAX_QUESTIONS_OF_CALL or sum(self._unclear) + size > MAX_QUEUED_BYTES:
             return False
         self._unclear.append(size)
         return True
 
     def release_unclear(self, size: int) -> None:
-        """Stop counting a question of `size` bytes, which no longer waits."""
+        """Stop counting a question that `hold_unclear` has counted."""
         self._unclear.remove(size)
 
     # -- their end, in both eras
@@ -199,15 +202,15 @@ class Questions:
                 self._cancel(number, question, params)
 
     def withdraw_for(self, exchange: Exchange) -> None:
-        """Cancel the open questions that came in results of this call, which has ended; not those that the server sent
-        as requests."""
+        """Cancel the open questions that came in results of this call, because it has ended. Keep those that the server
+        has sent as requests."""
         for number, question in list(self._open.items()):
             if question.exchange is exchange and not question.server_id:
                 self._cancel(number, question, {})
 
     def closed(self, server: AskingServer) -> None:
-        """Cancel the requests of a server whose link is gone. Keep the questions from results of calls: the server's
-        next process gets their answers."""
+        """Cancel the open requests of a server whose link is closed. Keep the questions from results of calls: the
+        server's next process gets their answers."""
         self._withdraw_suspended(server, None)
         for number, question in list(self._open.items()):
             if question.server is server and question.server_id:
@@ -226,7 +229,8 @@ class Questions:
             self._send(frame)
 
     def end(self, reason: str) -> None:
-        """Refuse all open requests of servers, and remove the suspended calls, because the session has ended."""
+        """Answer all open requests of servers with an error, and remove the suspended calls, because the session has
+        ended."""
         for question in self._open.values():
             if question.server_id:
                 question.server.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")

@@ -11,16 +11,14 @@ Listed = Tools | Names
 
 
 _LATE_BYTES: Final = 1 << 20
-"""Maximum size of a list that is stored for answers that cannot wait for a slow server."""
+"""Maximum bytes of a list that is kept although it came too late for its own answer."""
 
 
 class Lists:
-    """Received lists, by the list's method. A server may send each session a different list.
-
-    `late` has the items of lists that came too late for the answer that needed them. `passed` has the names in the
-    pages that clients have requested, perhaps not the whole list. `announced` has the kinds for which the server has
-    ever announced a change. `on_change` is called when a list becomes different or unknown.
-    """
+    """The lists that a conversation has received from its server, by their method. A server may send each session a
+    different list. `late` has the items of lists that came too late for the answer that needed them. `passed` has the
+    names in the pages that clients have requested, perhaps not the whole list. `announced` has the kinds of which the
+    server has ever notified a change. `on_change` is called when a list becomes different or unknown."""
 
     __slots__ = ("_on_change", "announced", "asked_at", "changed", "known", "late", "passed")
 
@@ -40,8 +38,8 @@ class Lists:
             self._on_change()
 
     def list_requested(self, method: str) -> None:
-        """Record that a list is being requested. Its answer is outdated only if the server announces a change after
-        this."""
+        """Record that a list is being requested. The answer is valid unless the server notifies of a change after this
+        call."""
         if method in self.changed:
             self.changed.discard(method)
             self._on_change()
@@ -54,7 +52,7 @@ class Lists:
             self._on_change()
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
-        """Keep the items of a list that came too late for its own answer. Later answers have them while the server is
+        """Keep the items of a list that came too late for its own answer. Later answers use them while the server is
         slow. Drop them if they are larger than `_LATE_BYTES`."""
         if len(encode(items)) <= _LATE_BYTES:
             self.late[method] = items
@@ -62,8 +60,8 @@ class Lists:
             self.late.pop(method, None)
 
     def forget(self, kind: str) -> None:
-        """Drop the lists of a kind (tools, prompts, resources), because the server has announced a change. Do nothing
-        if they are dropped already: a shared server tells each of its sessions, and `on_change` asks each of them."""
+        """Drop the lists of a kind (tools, prompts, resources), because the server has notified of a change. Do nothing
+        if they are dropped already. A shared server notifies each of its sessions of the same change."""
         names, stores = [row.name for row in lists_of(kind)], (self.known, self.late, self.passed, self.asked_at)
         has_any = any(name in store for store in stores for name in names)
         if kind in self.announced and self.changed.issuperset(names) and not has_any:

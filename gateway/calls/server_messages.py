@@ -1,8 +1,6 @@
-"""Find the call or session of a server's own requests and notifications, and forward them.
-
-On stdio, requests and log messages do not name their call. If a process serves one session, they belong to it. If it
-serves several, a message goes to a session only if it cannot belong to another.
-"""
+"""Find the call or session to which a server's own request or notification belongs, and forward the message. On stdio,
+requests and log messages do not name their call. If a process serves one session, its messages belong to that session.
+If it serves several, a message goes to a session only if it cannot belong to another."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -197,8 +195,8 @@ class _Router(ABC):
     def _meant(
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session and the call of the stream on which a message came. If no call has the stream, return
-        those of `_addressee`."""
+        """Return the session and the call of the stream on which a message came. If the stream belongs to no call,
+        return the result of `_addressee`."""
         exchange = conversation.calls.find(stream)
         if exchange is None or exchange.is_subscription:
             return self._addressee(conversation)
@@ -206,7 +204,7 @@ class _Router(ABC):
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session of a message that names no call, and the call if only one is possible."""
+        """Return the session to which a message without a named call belongs, and the call if only one is possible."""
 
     def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
         """Return the error code and message for a server's request that a legacy client has not declared to answer;
@@ -215,7 +213,7 @@ class _Router(ABC):
 
     @abstractmethod
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
-        """Return the sessions that get notifications of changed lists and resources."""
+        """Return the sessions that are notified when lists or resources of the server change."""
 
     @abstractmethod
     def _wants(self, live: LiveSession, uri: object) -> bool:
@@ -300,8 +298,8 @@ def _frame(message: Message) -> bytes:
 
 
 def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str, params: Object) -> None:
-    """Forward an extension's notification that belongs to no call to the session's open streams. A modern client gets
-    it only on streams whose requests have declared the extension."""
+    """Forward an extension's notification that belongs to no call to the session's open notification streams. A modern
+    client gets it only on streams whose requests have declared the extension."""
     for subscription in live.subscriptions:
         subscription.pass_on(method, params)
     for exchange in tuple(conversation.calls.sent.values()):
@@ -337,7 +335,8 @@ def _progress(conversation: Conversation, params: Object) -> None:
 
 
 def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
-    """Forward the progress of a task. The call that has created the task waits for it, or was answered already."""
+    """Forward a progress notification about a task to its client. The call that has created the task either still waits
+    for the task, or was answered with it."""
     tasks, token = conversation.known_tasks, conversation.calls.of_task(number)
     task = None if tasks is None else tasks.get(related_id(params))
     stream, live = None if task is None else task.stream, None if token is None else token.session()
@@ -358,7 +357,8 @@ def _progress_frame(params: Object, token: msgspec.Raw) -> bytes:
 
 
 def _task_status(conversation: Conversation, params: Object) -> None:
-    """Forward the state of a task (MCP 2025-11-25, Tasks) to its session. Do nothing if the task is unknown."""
+    """Forward a task's status notification (MCP 2025-11-25, Tasks) to the session of the task. Do nothing if the task
+    is unknown."""
     own_id = msgspec.json.decode(params.get("taskId", b"null"))
     tasks = conversation.known_tasks
     task = None if tasks is None or not isinstance(own_id, str) else tasks.get(own_id)
@@ -381,8 +381,8 @@ def _live_of(task: OwnedTask) -> LiveSession:
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
-    """Forward a notification of a subscription, with the client's own subscription id. Drop changes to which the client
-    has not subscribed (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message names no
+    """Forward a notification about a subscription, with the client's own subscription id. Drop changes that the client
+    has not subscribed to (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message names no
     subscription."""
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:

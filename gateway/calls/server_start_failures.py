@@ -1,8 +1,6 @@
-"""Limit the cost of failed starts of servers, and explain them: the wait for the first answer, the delay after a
-failure, and the quote of the server's output in errors.
-
-Secrets were removed from the output when it was read (`transports.upstream.stdio`), before lines were shortened.
-"""
+"""Limit the cost of servers that fail to start, and explain the failures: limit the wait for the first answer, delay
+the next attempt, and quote the server's output in errors. Secrets were removed from the output when it was read
+(`transports.upstream.stdio`), before lines were shortened."""
 
 import asyncio
 import contextlib
@@ -11,7 +9,8 @@ from typing import Final
 
 FIRST_S: Final = 1.0
 MOST_S: Final = 60.0
-"""Maximum delay. A server that is up again after a long outage is noticed within this time."""
+"""The longest delay before the next attempt. A server that is up again after a long outage is noticed within this
+time."""
 
 _MOST_CHARS: Final = 200
 _QUOTED: Final = "; its last output: "
@@ -22,8 +21,8 @@ _MOST_KEPT_CHARS: Final = 8 << 10
 
 
 class Backoff:
-    """The consecutive failures of one server, and the delay before the next attempt: a second, doubled after each
-    failure. A success replaces the object. Times are in seconds by the monotonic clock."""
+    """The failures in a row of one server, and the delay before the next attempt: a second, doubled after each failure.
+    After a success, a new object is used. Times are in seconds by the monotonic clock."""
 
     __slots__ = ("count", "failed_at", "reason")
 
@@ -49,11 +48,9 @@ class Backoff:
 
 
 class FirstAnswerTimeout:
-    """Limits the wait for a server's first answer; one wait at a time.
-
-    `noise_s` is the limit in seconds from the first line that is no message. An MCP server that prints a banner answers
-    soon after it; another program never answers.
-    """
+    """Limits the wait for a server's first answer; one wait at a time. `noise_s` is the limit in seconds that counts
+    from the first output line that is no message. An MCP server that prints a banner answers soon after it; another
+    program never answers."""
 
     __slots__ = ("_noise_s", "_timeout", "is_noisy")
 
@@ -73,7 +70,7 @@ class FirstAnswerTimeout:
             self._timeout = None
 
     def noise(self) -> None:
-        """Shorten the limit, because the server has written a line that is no message."""
+        """Shorten the limit to `noise_s` from now, because the server has written a line that is no message."""
         timeout = self._timeout
         if timeout is None or self.is_noisy or (until := timeout.when()) is None:
             return
@@ -93,7 +90,8 @@ class FirstAnswerTimeout:
 
 
 def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
-    """Return the last lines: at most `most`, and at most 8 Ki characters, but always the last line."""
+    """Return the last of these output lines: at most `most`, and at most 8 Ki characters, but always the very last
+    line."""
     left, found = _MOST_KEPT_CHARS, list[str]()
     for line in reversed(lines[-most:]):
         left -= len(line)

@@ -42,8 +42,8 @@ class OwnedTask:
         self.lost = lost
 
     def await_result(self, call: Exchange) -> None:
-        """Send the server's questions to this call, with which the client waits for the task's result, until the call
-        ends."""
+        """Send the server's questions about the task to this call until it ends. The client waits with it for the
+        task's result (`tasks/result`)."""
         self.result_call = call
 
         def no_more() -> None:
@@ -53,7 +53,7 @@ class OwnedTask:
         call.when_done(no_more)
 
     def named(self, params: Object) -> Object:
-        """Return params that name the task by its handle, or name no task if the handle is empty."""
+        """Return params that name the task by the client's handle, or name no task if the handle is empty."""
         return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property
@@ -65,7 +65,7 @@ class OwnedTask:
 
 
 class OwnedTasks:
-    """The tasks of one link, by the server's own ids."""
+    """The tasks that a server has created over one link, by the server's own ids."""
 
     __slots__ = ("_tasks",)
 
@@ -76,7 +76,8 @@ class OwnedTasks:
         return iter(tuple(self._tasks.values()))
 
     def add(self, own_id: str, task: OwnedTask) -> None:
-        """Record a task. If another task has the same id, the server has dropped that one: call its `lost`."""
+        """Record a task. If another task has the same id, call the `lost` callback of that task, because the server
+        must have dropped it."""
         earlier = self._tasks.get(own_id)
         self._tasks[own_id] = task
         if earlier is not None:
@@ -86,8 +87,8 @@ class OwnedTasks:
         return self._tasks.get(own_id)
 
     def discard(self, own_id: str, handle: str) -> None:
-        """Remove the task with this id if it has this handle: the server may have given the id to another task
-        meanwhile."""
+        """Remove the task with this id, but only if it has this handle: the server may have given the id to another
+        task meanwhile."""
         task = self._tasks.get(own_id)
         if task is not None and task.handle == handle:
             del self._tasks[own_id]

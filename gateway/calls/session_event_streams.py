@@ -1,5 +1,5 @@
-"""Name the event streams of a session and their events, write to the standalone stream, and end streams that a dead
-process has left unfinished."""
+"""Name a session's event streams and their events, write to its standalone stream, and end streams that a dead process
+has left unfinished."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ _RETRY_S: Final = 0.5
 """Seconds between a failure of the store and the next attempt."""
 
 _MOST_NAMED_BYTES: Final = 256
-"""Maximum size of a call's request id, as JSON, that becomes part of its event ids."""
+"""Maximum bytes of a call's request id, as JSON, that is made part of the ids of its events."""
 
 STANDALONE: Final = "standalone"
 """The name of the stream that belongs to no call. A legacy client reads it with GET."""
@@ -50,8 +50,8 @@ def call_of_stream(stream: str) -> bytes | None:
 
 
 def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None]:
-    """Return the event ids for the client: the log's ids, with the request id of the call added. If the process dies
-    before the store has the event, the call can still be answered by its request id. None stays None."""
+    """Return the event ids that the client gets: those of the log, with the request id of the call added. With this id,
+    a call can be answered even if the process dies before the store has the event. None stays None."""
     call = call_of_stream(stream)
     if call is None or len(call) > _MOST_NAMED_BYTES:
         return list(event_ids)
@@ -60,7 +60,7 @@ def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None
 
 
 def event_name(event_id: str, stream: str) -> str:
-    """Return the event id for the client: the log's id with the request id of the call added."""
+    """Return the event id that the client gets: the id in the log, with the request id of the call added."""
     (name,) = event_names([event_id], stream)
     return name or event_id
 
@@ -81,11 +81,8 @@ def call_of_event(name: str) -> RequestId | None:
 
 
 class Outbox:
-    """Append messages for the standalone stream of one session to the log, in order. Retry while the store is
-    unavailable.
-
-    At most `MAX_MESSAGES` messages with `MAX_QUEUED_BYTES` bytes together are queued.
-    """
+    """Write the messages for one session's standalone stream to the stored log, in order. Retry while the store is
+    unavailable. At most `MAX_MESSAGES` messages with `MAX_QUEUED_BYTES` bytes together are queued."""
 
     __slots__ = ("_bytes", "_events", "_is_stopped", "_session_id", "_tasks", "_waiting")
 
@@ -117,18 +114,18 @@ class Outbox:
                 self._bytes -= len(self._waiting.popleft())
 
     def stop(self) -> None:
-        """Append no more messages. Drop the queue."""
+        """Write no more messages, and drop those in the queue."""
         self._is_stopped = True
 
     async def close(self) -> None:
-        """Stop, and wait for the append in progress. Idempotent."""
+        """Stop, and wait until the write in progress has ended. Idempotent."""
         self.stop()
         await self._tasks.close(wait_s=_RETRY_S)
 
 
 class Followers:
-    """The GET requests that follow streams of calls in one session, one for each stream. Each event of the session
-    wakes all of them, so that their number is limited."""
+    """The GET requests of one session's client that follow event streams of calls, one for each stream. Each event of
+    the session wakes all of them, so their number is limited."""
 
     __slots__ = ("_ends",)
 
@@ -136,8 +133,8 @@ class Followers:
         self._ends: dict[str, asyncio.Future[None]] = {}
 
     def join(self, stream: str) -> asyncio.Future[None]:
-        """Follow a stream with a new request. Return a future that is set when the request must end: a newer one
-        follows the stream, or too many others are followed. Its client can resume the stream later."""
+        """Let a new request follow a stream. Return a future that is set when the request must end, because a newer one
+        follows the stream or too many others are followed. Its client can resume the stream later."""
         if stream in self._ends:
             self._ends.pop(stream).set_result(None)
         elif len(self._ends) >= MOST_FOLLOWED:
@@ -152,8 +149,8 @@ class Followers:
 
 
 class KeptCall(msgspec.Struct, frozen=True, array_like=True):
-    """A stored `tools/call`: the endpoint, and the client's params. A repeated call has the rights of the client that
-    asks for its answer."""
+    """A stored `tools/call`, so that it can be repeated: its endpoint and the client's params. A repeated call has the
+    rights of the client that asks for its answer."""
 
     endpoint: str
     params: Object
@@ -165,8 +162,8 @@ class KeptCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LostStreams:
-    """The unfinished streams of one session that a dead process has left, and whose requests are stored. A stream waits
-    for its client to come back. Then this process repeats the call."""
+    """The event streams of one session that a dead process has left unfinished, and whose requests are stored. When the
+    client comes back for a stream, this process repeats the stream's call."""
 
     __slots__ = ("_going_on", "_has_failed", "_looked", "_waiting")
 
@@ -205,7 +202,7 @@ class LostStreams:
         self._waiting.add(stream)
 
     def mark_continued(self, stream: str) -> bool:
-        """Mark a waiting stream as continued by this process. Return False if it was not waiting."""
+        """Record that this process continues a waiting stream. Return False if the stream was not waiting."""
         if stream not in self._waiting:
             return False
         self._waiting.discard(stream)
@@ -213,7 +210,7 @@ class LostStreams:
         return True
 
     def newest_of(self, call: RequestId) -> str | None:
-        """Return the last unfinished stream of the call with this request id; None if there is none."""
+        """Return the name of the last unfinished stream of the call with this request id; None if there is none."""
         own = encode(call)
         streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
         # The later of two streams of a call has the greater epoch, or the greater number.
@@ -236,8 +233,8 @@ async def end_lost(
 
 
 async def answer_lost(events: EventStreams, session: Session, call: RequestId) -> str:
-    """Write an error for a call whose process died after sending its client an event that the store does not have.
-    Return the name of the new stream, which has only this error. Each attempt of the client gets a new stream."""
+    """Write an error for a call into a new stream, and return the stream's name. Used if the call's process has died
+    after it had sent the client an event that the store does not have. Each attempt of the client gets a new stream."""
     stream = stream_of_call(session, 0, secrets.token_hex(4), call)
     await end_lost(events, session.id, stream, encode(call))
     return stream

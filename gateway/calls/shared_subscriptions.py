@@ -26,9 +26,8 @@ def params_for_shared(method: str, params: Object, others: Sequence[Subscriber],
     """Return the params with which a session's request is sent to a shared process. None if the request must not be
     sent.
 
-    An unsubscription is not sent while one of the `others` is subscribed. The log level becomes the lowest of all
-    sessions, and of the calls of modern clients (`present`, empty if none named one).
-    """
+    An unsubscription is not sent while one of the other sessions (`others`) is subscribed. The log level becomes the
+    lowest of all sessions, and of the calls of modern clients (`present`, empty if none named one)."""
     if method == "resources/unsubscribe":
         uris = frozenset({msgspec.json.decode(params.get("uri", b"null"))})
         return None if any(other.subscribed(uris) for other in others) else params
@@ -46,9 +45,9 @@ def lowest_level(levels: Iterable[str]) -> str:
 
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
-    """Return True if a legacy server must be set to this log level for a call. Each call of a modern client has its own
-    level, but a server has only one: the lowest requested so far (`present`, empty before the first). Messages are
-    filtered later for each call."""
+    """Return True if a legacy server must be set to the log level `level` before a call is sent. Each call of a modern
+    client has its own level, but a server has only one: the lowest requested so far (`present`, empty before the
+    first). Messages are filtered later for each call."""
     if level not in LOG_LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
         return False
     return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)

@@ -26,7 +26,8 @@ from transports.reply_queue import Frame
 
 
 class AskingServer(Protocol):
-    """A server that has asked a client a question. It gets the answer, and progress notifications on the question."""
+    """A server that has asked a client a question. It receives the answer, and progress notifications about the
+    question."""
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the client's answer to the server. `request_id` is the server's own id, as JSON."""
@@ -39,8 +40,8 @@ class AskingServer(Protocol):
 
 
 class MovingQuestion(Protocol):
-    """A server's request that does not name its call. The client is asked in one possible call after the other, until
-    it answers. `gateway.bridge.call_suspension` describes the methods."""
+    """A server's request that does not name its call. The client is asked in one call after the other to which the
+    request may belong, until it answers. `gateway.bridge.call_suspension` describes the methods."""
 
     def take(self) -> bool: ...
     def move(self) -> bool: ...
@@ -88,11 +89,11 @@ class InputRequest:
             self.server.answer(self.server_id, message)
 
     def move(self) -> bool:
-        """Ask the question in the next call that it may belong to. Return False if there is none."""
+        """Ask the question in the next call to which it may belong. Return False if there is none."""
         return self._moving is not None and self._moving.move()
 
     def give_up(self) -> None:
-        """Answer the server in the client's place, because the client did not answer."""
+        """Answer the server in the client's place (`cancel` or an error), because the client did not answer."""
         if self.method == "elicitation/create":
             self.answer(msgspec.Raw(b'{"action":"cancel"}'))
         elif self._moving is None or self._moving.take():
@@ -100,7 +101,8 @@ class InputRequest:
 
 
 def question_digest(method: str, params: Object) -> str:
-    """Return a digest of a question. Identical questions have the same digest, so one answer can serve all of them."""
+    """Return a digest of a question. Identical questions have the same digest, so that one answer of the client can
+    serve all of them."""
     plain = {key: value for key, value in params.items() if key not in ("_meta", "elicitationId")}
     text = msgspec.json.encode([method, msgspec.json.decode(encode(plain))], order="sorted")
     return hashlib.sha256(text).hexdigest()[:24]
@@ -130,18 +132,18 @@ class SuspendedCall:
         self.questions[f"q{self._last}"] = question
 
     def gather(self) -> bool:
-        """Begin to wait for further questions of the round. Return False if the wait has begun before."""
+        """Begin to collect further questions for the round. Return False if that has begun before."""
         if self.is_gathering:
             return False
         self.is_gathering = True
         return True
 
     def gathered(self) -> None:
-        """Stop waiting for further questions: the round has all of them."""
+        """Stop collecting questions for the round, because all have come."""
         self.is_gathering = False
 
     def ask_until(self, until: float) -> None:
-        """Begin a round. The client may answer until the monotonic time `until`."""
+        """Record that a round has begun, in which the client may answer until the monotonic time `until`."""
         self.turn += 1
         self.until = until
 
@@ -170,13 +172,13 @@ class SuspendedCall:
                 del self.questions[key]
 
     def give_up(self) -> None:
-        """Answer all open questions, because the client did not answer."""
+        """Answer the server's open questions in the client's place, because the client did not answer them."""
         for question in self.questions.values():
             question.give_up()
         self.questions.clear()
 
     def call_ended(self) -> None:
-        """Move the questions of the ended call to other calls that they may belong to, and give up the rest.
+        """Handle the end of the call: ask its questions in other calls to which they may belong, and give up the rest.
         Idempotent."""
         if self._has_ended:
             return
@@ -194,7 +196,7 @@ class SuspendedCall:
         }
 
     def asked(self) -> dict[str, str]:
-        """Return the digest of each open question, by its key."""
+        """Return the digests of the open questions, by the keys of the questions."""
         return {key: question.digest for key, question in self.questions.items()}
 
     @property
@@ -204,11 +206,9 @@ class SuspendedCall:
 
 
 def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> Callable[[Frame], Frame | None]:
-    """Return a function that rewrites frames which were queued while the client had no open request.
-
-    Such frames have the request id and progress token of the client's earlier request. The function puts those of the
-    later request in their place. It returns None for a progress notification if the later request has no token.
-    """
+    """Return a function that rewrites messages (frames) which were queued while the client had no open request. It
+    replaces the request id and progress token of the client's earlier request by those of the later one. It returns
+    None for a progress notification if the later request has no token."""
 
     def change(frame: Frame) -> Frame | None:
         message = parse(frame.data)

@@ -1,7 +1,5 @@
-"""Record the newest messages of a session, and its servers' stderr lines, for an operator who watches the session.
-
-Credentials are removed, and the memory is limited.
-"""
+"""Record the newest messages of a session and its servers' stderr lines, for an operator who watches the session.
+Credentials are removed from them, and the memory is limited."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -63,7 +61,7 @@ Item = TypeVar("Item", SeenFrame, StderrLine)
 
 
 class _Ring(Generic[Item]):
-    """The newest items, bounded in number and in characters."""
+    """A list that keeps only its newest items, limited in number and in characters."""
 
     def __init__(self, most: int, first: int, length: Callable[[Item], int]) -> None:
         self._items: deque[Item] = deque()
@@ -92,8 +90,8 @@ class _Ring(Generic[Item]):
 
 
 class WatchedMessages:
-    """The messages and lines of a session that an operator sees. `by` is the operator. `ends_at` is the end of the
-    watch in seconds since 1970."""
+    """The recorded messages and stderr lines of a session that an operator watches. `by` is the operator. `ends_at` is
+    the end of the watch in seconds since 1970."""
 
     def __init__(self, session_id: str, by: str, clock: Callable[[], float] = time) -> None:
         first = int(clock() * 1000)  # larger than every number of an earlier watch
