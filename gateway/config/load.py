@@ -22,6 +22,7 @@ from gateway.config.sandbox import profile_table, sandbox_table
 from gateway.config.secrets import UnusableSecret, secret_in
 
 PREFIX: Final = "MCP_GATEWAY_"
+_GONE_OF_SANDBOXES: Final = {"cpu_s": "processors limits the processor time of all processes together"}
 GONE: Final[Mapping[str, str]] = {
     "gateway.audit.arguments": "give names or values as gateway.audit.calls",
     "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
@@ -65,6 +66,12 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.tasks.principal_bytes": "it is 256 MiB",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
     "mcpServers.*.tools.*.slow_s": "it is gateway.policy.slow_s for all tools",
+    **{
+        f"{table}{part}.{name}": now
+        for table in ("gateway.sandbox", "mcpServers.*.sandbox")
+        for part in ("", ".direct", ".sandboxed")
+        for name, now in _GONE_OF_SANDBOXES.items()
+    },
 }
 """Removed settings, each with what applies in its place. `*` stands for any name."""
 OTHER_NAMES: Final = frozenset(

@@ -35,7 +35,7 @@ CONTAINER_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
 
 _CONTAINER: Final = "the command, whose container is the sandbox"
 
-_AMOUNTS: Final = ("memory_mb", "processes", "files", "cpu_s", "processors")
+_AMOUNTS: Final = ("memory_mb", "processes", "files", "processors")
 _GRANTS: Final = ("read", "write", "reach", "sockets", "listen")
 _OF_OTHER_HOSTS: Final = frozenset({"enabled", "filesystem", "network"})
 
@@ -77,15 +77,13 @@ class SandboxSettings(Frozen):
     listen: tuple[Port, ...] = ()
     """TCP ports that the server may listen on."""
     memory_mb: Amount = None
-    """Memory in MiB that each process may allocate; 0: no limit. This limit, `files` and `cpu_s` hold also where the
+    """Memory in MiB that each process may allocate; 0: no limit. This limit and `files` hold also where the
     profile is `off`, by `prlimit`."""
     processes: Amount = None
     """Maximum number of processes and threads of one session's server at a time; 0: no limit. In a
     [cgroup](sandbox.md#cgroups) the kernel starts no more; else a server that has more is ended."""
     files: Amount = None
     """Maximum number of open files of each process; 0: no limit."""
-    cpu_s: Amount = None
-    """Processor time of each process; 0: no limit."""
     total_memory_mb: Amount = None
     """Memory in MiB that all processes of one session's server may have together, including what they share and keep
     in memory files; 0: no limit. Needs a [cgroup](sandbox.md#cgroups). If not set: twice `memory_mb`, where there are
@@ -157,7 +155,6 @@ class Sandbox:
     memory_mb: int = 0
     processes: int = 0
     files: int = 0
-    cpu_s: int = 0
     total_memory_mb: int = 0
     total_is_set: bool = False
     processors: float = 0
@@ -179,7 +176,7 @@ class Sandbox:
     def prlimit(self) -> tuple[str, ...]:
         """Return the words before the command of a process without walls that set its limits (prlimit(1)); empty if
         there are none. `processes` is not set, because the kernel would count all processes of the user."""
-        limits = {"as": self.memory_mb << 20, "cpu": self.cpu_s, "nofile": self.files}
+        limits = {"as": self.memory_mb << 20, "nofile": self.files}
         given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
         return ("prlimit", *given, "--") if given and not self.has_walls else ()
 

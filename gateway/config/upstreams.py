@@ -191,9 +191,7 @@ class UpstreamSettings(BaseModel):
         if isinstance(value, dict) and not any(value.get(kind) for kind in ("command", "in_process", "url")):
             raise ValueError("give one of command, url, or in_process as module:attribute")
         if isinstance(value, dict) and "resources" in value:
-            raise ValueError(
-                "resources is gone: set memory_mb, files and cpu_s in sandbox, which hold in every profile"
-            )
+            raise ValueError("resources is gone: set memory_mb and files in sandbox, which hold in every profile")
         return value
 
     @field_validator("args", mode="before")

@@ -288,7 +288,6 @@ def explained(
             "memory_mb": sandbox.memory_mb,
             "processes": sandbox.processes,
             "files": sandbox.files,
-            "cpu_s": sandbox.cpu_s,
             "total_memory_mb": sandbox.total_memory_mb if "memory" in delegation.controllers else 0,
             "processors": sandbox.processors if "cpu" in delegation.controllers else 0,
         },

@@ -251,7 +251,6 @@ def _limits(sandbox: Sandbox) -> Limits:
         memory_bytes=sandbox.memory_mb << 20 or None,
         processes=sandbox.processes or None,
         files=sandbox.files or None,
-        cpu_s=sandbox.cpu_s or None,
         total_memory_bytes=sandbox.total_memory_mb << 20 or None,
         total_is_set=sandbox.total_is_set,
         processors=sandbox.processors or None,

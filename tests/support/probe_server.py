@@ -116,8 +116,8 @@ def mutter(arguments: dict[str, Any], _: dict[str, Any]) -> str:
 
 
 def limits(*_: Any) -> Any:
-    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in ("NOFILE", "CPU", "AS")}
-    return {"files": soft["NOFILE"], "cpu_s": soft["CPU"], "memory_mb": soft["AS"] >> 20}
+    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in ("NOFILE", "AS")}
+    return {"files": soft["NOFILE"], "memory_mb": soft["AS"] >> 20}
 
 
 def files(arguments: dict[str, Any], _: dict[str, Any]) -> Any:

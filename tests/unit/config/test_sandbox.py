@@ -45,17 +45,17 @@ def test_grants_add_up_and_limits_are_the_nearest() -> None:
     everywhere = {"read": ["/srv/a", "/etc/ca.pem"], "memory_mb": 64, "processes": 9, "required": True}
     found = sandbox(own, everywhere)
     assert found.read == ("/srv/d", "/srv/a", "/etc/ca.pem") and found.required
-    assert (found.memory_mb, found.processes, found.files, found.cpu_s) == (512, 9, 0, 0)
+    assert (found.memory_mb, found.processes, found.files) == (512, 9, 0)
     assert sandbox("strict").memory_mb == LIMITS["strict"]["memory_mb"], "of the profile, if no setting has one"
 
 
 @requirement("pol.sandbox")
 def test_limits_hold_without_walls_too_but_for_one_that_would_count_the_users_processes() -> None:
-    limits = {"memory_mb": 2, "files": 9, "cpu_s": 1, "processes": 7}
-    assert sandbox({"profile": "off"} | limits).prlimit == ("prlimit", "--as=2097152", "--cpu=1", "--nofile=9", "--")
+    limits = {"memory_mb": 2, "files": 9, "processes": 7}
+    assert sandbox({"profile": "off"} | limits).prlimit == ("prlimit", "--as=2097152", "--nofile=9", "--")
     assert sandbox({"launcher": ["box", "--"]}, {"files": 9}).prlimit == ("prlimit", "--nofile=9", "--")
     assert sandbox("off").prlimit == sandbox({"profile": "standard"} | limits).prlimit == ()
-    with pytest.raises(ValidationError, match="resources is gone: set memory_mb, files and cpu_s in sandbox"):
+    with pytest.raises(ValidationError, match="resources is gone: set memory_mb and files in sandbox"):
         UpstreamSettings.model_validate({"command": "c", "resources": {"files": 9}})
 
 

@@ -88,7 +88,7 @@ def test_arguments_are_written_under_standard_and_read_under_strict(place: Path)
 
 def test_limits_of_zero_are_none() -> None:
     limits = enclosed({}, memory_mb=64, processes=0, files=128).walls.limits
-    assert (limits.memory_bytes, limits.processes, limits.files, limits.cpu_s) == (64 << 20, None, 128, None)
+    assert (limits.memory_bytes, limits.processes, limits.files) == (64 << 20, None, 128)
     assert (limits.total_memory_bytes, limits.total_is_set, limits.processors) == (None, False, None)
     total = enclosed({}, total_memory_mb=64, total_is_set=True, processors=0.5).walls.limits
     assert (total.total_memory_bytes, total.total_is_set, total.processors) == (64 << 20, True, 0.5)

@@ -18,7 +18,6 @@ _KEPT: Final = 1 << 1  # DAC_OVERRIDE: the walls decide which files there are, n
 _MOST_TIMERS: Final = 16_384
 """The most timers and queued signals. The kernel counts them for a whole user, but compares the count with the limit of
 the process that asks. Servers have a lower limit, so that some remain for other processes."""
-_CPU_GRACE_S: Final = 5  # between SIGXCPU and SIGKILL
 
 
 def limit(limits: Limits) -> None:
@@ -36,15 +35,12 @@ def limit(limits: Limits) -> None:
         most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # below that of the gateway: see `raised_files`
         is_open = most_files == resource.RLIM_INFINITY
         wanted[resource.RLIMIT_NOFILE] = limits.files if is_open else min(limits.files, most_files * 3 // 4)
-    if limits.cpu_s is not None:
-        wanted[resource.RLIMIT_CPU] = limits.cpu_s
     timers = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
     wanted[resource.RLIMIT_SIGPENDING] = _MOST_TIMERS if timers == resource.RLIM_INFINITY else timers // 4
     for which, most in wanted.items():
-        hard = most + _CPU_GRACE_S if which == resource.RLIMIT_CPU else most
         if (ours := resource.getrlimit(which)[1]) != resource.RLIM_INFINITY:
-            hard = min(hard, ours)
-        resource.setrlimit(which, (min(most, hard), hard))
+            most = min(most, ours)
+        resource.setrlimit(which, (most, most))
 
 
 def forbid_new_privileges() -> None:

@@ -64,8 +64,6 @@ class Limits:
     does."""
     files: int | None = None
     """Open descriptors of each process."""
-    cpu_s: int | None = None
-    """Seconds of processor time of each process."""
     total_memory_bytes: int | None = None
     """Bytes of memory of all processes together, with shared memory and files in memory. Needs a cgroup."""
     total_is_set: bool = False
@@ -74,7 +72,7 @@ class Limits:
     """The number of processors whose time all processes together may use. Needs a cgroup."""
 
     def __post_init__(self) -> None:
-        for value in (self.memory_bytes, self.processes, self.files, self.cpu_s, self.total_memory_bytes):
+        for value in (self.memory_bytes, self.processes, self.files, self.total_memory_bytes):
             if value is not None and value < 1:
                 raise ValueError(f"a limit is at least 1, not {value}")
 

@@ -12,7 +12,7 @@ FULL = Walls(
     grants=(Grant(path="/usr", mode="rx"), Grant(path="/etc/hosts", optional=True)),
     common=1,
     reach=Reach(public=True, names=True, hosts=("10.1.0.0/16:5432",), refused=("127.0.0.1:80",), listen=(8123, 0)),
-    limits=Limits(memory_bytes=1 << 30, processes=64, files=256, cpu_s=60, total_memory_bytes=2 << 30, processors=0.5),
+    limits=Limits(memory_bytes=1 << 30, processes=64, files=256, total_memory_bytes=2 << 30, processors=0.5),
     namespaces=True,
     temporary="/var/lib/own",
     required=True,
