@@ -212,7 +212,11 @@ class HttpSse:
 
     async def _work(self, received: ReplyQueue, connection: LastingConnection) -> None:
         while (frame := await received.next()) is not None:
-            posted = msgspec.msgpack.decode(frame.data, type=_Posted)
+            try:
+                posted = msgspec.msgpack.decode(frame.data, type=_Posted)
+            except msgspec.MsgspecError:  # a program that may write to the store has published it
+                logger.warning("a message to an event stream could not be read, and is dropped")
+                continue
             if posted.by_cookie:
                 connection.returned(posted.session)
             await connection.receive(
