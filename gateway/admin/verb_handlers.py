@@ -338,7 +338,7 @@ class TaskList:
         """
         if (handle := claimed(query.query)) is not None:
             return TaskPage(tasks=[task_row(await self._of_client(handle), self._clock())])
-        before = (await self.found(query.after)).name if query.after else ""
+        before = await self.found(query.after) if query.after else None
         matching: list[Task] = []
         async for task in self._newest(before, _READ_AT_ONCE if query.query or query.status else query.limit + 1):
             if query.matches(task):
@@ -363,7 +363,7 @@ class TaskList:
             return await self._of_client(handle)
         if len(prefix) < SHORTEST_PREFIX:
             raise TooShort("task")
-        matching = [task async for task in self._newest("", _READ_AT_ONCE) if task.id.startswith(prefix)]
+        matching = [task async for task in self._newest(None, _READ_AT_ONCE) if task.id.startswith(prefix)]
         if len(matching) > 1:
             raise Ambiguous(f"more than one task begins with {prefix!r}: give more characters of the id")
         if not matching:
@@ -379,14 +379,14 @@ class TaskList:
             raise NoSuch("the task has expired, or its session was ended")
         return task
 
-    async def _newest(self, before: str, size: int) -> AsyncIterator[Task]:
+    async def _newest(self, before: Task | None, size: int) -> AsyncIterator[Task]:
         for _ in range(0, SEARCHED, size):
             page = await self._tasks.page(before=before, limit=size)
             for task in page:
                 yield task
             if len(page) < size:
                 return
-            before = page[-1].name
+            before = page[-1]
 
 
 def task_row(task: Task, now: float) -> TaskRow:

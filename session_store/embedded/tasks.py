@@ -1,9 +1,8 @@
 """Keep tasks in the memory of this process."""
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from heapq import nsmallest
-from itertools import islice
+from heapq import nlargest, nsmallest
 from typing import Final
 
 from msgspec.structs import replace
@@ -32,13 +31,13 @@ stored."""
 
 
 class MemoryTasks:
-    """Store tasks by name, oldest first. They are lost when the process ends."""
+    """Store tasks by name. They are lost when the process ends."""
 
     def __init__(self, clock: Callable[[], float], max_tasks: int = MAX_TASKS, *, max_bytes: int = MAX_BYTES) -> None:
         self._clock = clock
         self._max = max_tasks
         self._max_bytes = max_bytes
-        self._tasks: OrderedDict[str, Task] = OrderedDict()
+        self._tasks: dict[str, Task] = {}
         self._held: defaultdict[str, _Held] = defaultdict(_Held)
 
     async def create(self, task: Task) -> None:
@@ -57,7 +56,7 @@ class MemoryTasks:
             self._make_room(task, 0, grown)
             if task.name not in self._tasks:
                 return False  # expired just now
-        self._remove(task.name, keeps_place=True)
+        self._remove(task.name)
         self._put(replace(task, version=task.version + 1))
         return True
 
@@ -72,14 +71,10 @@ class MemoryTasks:
         found = (self._live(name) for name in names)
         return [without_body(task) for task in found if task is not None]
 
-    async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
+    async def page(self, *, before: Task | None = None, limit: int = 100) -> list[Task]:
         self._forget_expired()
-        newest = iter(reversed(self._tasks.values()))
-        if before:
-            for task in newest:
-                if task.name == before:
-                    break
-        return [without_body(task) for task in islice(newest, limit)]
+        older = (task for task in self._tasks.values() if before is None or task.place_of_all < before.place_of_all)
+        return [without_body(task) for task in nlargest(limit, older, key=lambda task: task.place_of_all)]
 
     async def drop_session(self, session_id: str) -> None:
         for task in self._of_session(session_id):
@@ -112,16 +107,14 @@ class MemoryTasks:
             held.bytes += _size(task)
         self._tasks[task.name] = task
 
-    def _remove(self, name: str, *, keeps_place: bool = False) -> None:
-        task = self._tasks[name]
+    def _remove(self, name: str) -> None:
+        task = self._tasks.pop(name)
         for holder, _ in _holders(task):
             held = self._held[holder]
             held.tasks -= 1
             held.bytes -= _size(task)
             if not held.tasks:
                 del self._held[holder]
-        if not keeps_place:  # in the order of age
-            del self._tasks[name]
 
     def _live(self, name: str) -> Task | None:
         task = self._tasks.get(name)

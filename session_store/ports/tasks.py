@@ -88,6 +88,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return self.created_at, self.id
 
     @property
+    def place_of_all(self) -> tuple[float, str]:
+        """Return the sort key of the task among those of all sessions: its age, then its name."""
+        return self.created_at, self.name
+
+    @property
     def expires_at(self) -> float:
         """Return the time at which the task expires, and the store deletes it."""
         return self.created_at + self.ttl_s
@@ -131,8 +136,9 @@ class TaskStore(Protocol):
         """Return the heads of the tasks with these names (`Task.name`), at most 100, in this order. Unknown tasks are
         left out."""
 
-    async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
-        """Return the heads of tasks of all sessions, newest first, starting after the task whose `name` is `before`.
+    async def page(self, *, before: Task | None = None, limit: int = 100) -> list[Task]:
+        """Return the heads of tasks of all sessions, newest first, starting after the task `before`, which may have
+        expired.
 
         For operators. Some stores list only the newest tasks.
         """

@@ -67,22 +67,17 @@ class RedisTasks:
             start += len(names) - len(stale)
         return found[:limit]
 
-    async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
+    async def page(self, *, before: Task | None = None, limit: int = 100) -> list[Task]:
+        newest = "+inf" if before is None else repr(before.created_at)
         found: list[Task] = []
-        start = 0
-        if before:
-            rank = await self._commands.run("ZREVRANK", keys.TASKS, before)
-            if rank is None:
-                return []
-            start = int(rank) + 1
+        start = 0  # offset among the tasks of that age and older ones
         while len(found) < limit:
-            names = [
-                name.decode() for name in await self._commands.run("ZREVRANGE", keys.TASKS, start, start + limit - 1)
-            ]
+            youngest = ("ZREVRANGEBYSCORE", keys.TASKS, newest, "-inf", "LIMIT", start, limit)
+            names = [name.decode() for name in await self._commands.run(*youngest)]
             if not names:
                 break
             tasks = await self.heads(names)
-            found += tasks
+            found += [task for task in tasks if before is None or task.place_of_all < before.place_of_all]
             stale = set(names) - {task.name for task in tasks}
             if stale:
                 await self._commands.run("ZREM", keys.TASKS, *sorted(stale))

@@ -52,12 +52,12 @@ class SqliteTasks(Tables):
         found = {task.name: task for task in await self._heads(where, values, _OLDEST, len(names))}
         return [found[name] for name in names if name in found]
 
-    async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
+    async def page(self, *, before: Task | None = None, limit: int = 100) -> list[Task]:
         order = "created_at DESC, session DESC, id DESC"
-        if not before:
+        if before is None:
             return await self._heads("1", (), order, limit)
-        older = "(created_at, session, id) < (SELECT created_at, session, id FROM tasks WHERE session = ? AND id = ?)"
-        return await self._heads(older, ids_of(before), order, limit)
+        place = (before.created_at, before.session_id, before.id)
+        return await self._heads("(created_at, session, id) < (?, ?, ?)", place, order, limit)
 
     @transaction
     def drop_session(self, db: sqlite3.Connection, session_id: str) -> None:

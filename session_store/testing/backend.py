@@ -352,11 +352,13 @@ class BackendContract(SessionStoreContract):
         assert [task.id for task in listed] == expected
         assert (listed[0].tool, listed[0].request, listed[0].questions, listed[0].result) == ("search", b"", b"", b"")
         seen: list[Task] = []
-        while page := await backend.tasks.page(before=seen[-1].name if seen else "", limit=2):
+        while page := await backend.tasks.page(before=seen[-1] if seen else None, limit=2):
             assert len(page) <= 2
             seen += page
         assert [task.id for task in seen] == expected
-        assert await backend.tasks.page(before="unknown/task") == []
+        expired = next(task for task in reversed(tasks) if task.ttl_s == 5.0)
+        older = [task.id for task in await backend.tasks.page(before=expired)]
+        assert older == [task.id for task in reversed(tasks[: tasks.index(expired)]) if task.ttl_s > 5.0]
 
     # -- what operators look at
 

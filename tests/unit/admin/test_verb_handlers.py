@@ -346,10 +346,11 @@ async def test_a_correlation_id_finds_the_session_of_its_request() -> None:
 
 async def hold(parts: Parts, *ids: str, **fields: Any) -> list[Task]:
     """Tasks of which each is a second younger than the one before."""
-    tasks = [a_task(parts.clock, id=one, **fields) for one in ids]
-    for task in tasks:
+    tasks = []
+    for one in ids:
+        tasks.append(a_task(parts.clock, id=one, **fields))
+        await parts.backend.tasks.create(tasks[-1])
         parts.clock.pass_time(1.0)
-        await parts.backend.tasks.create(task)
     return tasks
 
 
