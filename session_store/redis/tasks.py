@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from session_store.ports.errors import StoreUnavailable
 from session_store.ports.tasks import Task, head_of, ids_of, joined, parts, task_name
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
@@ -34,7 +35,10 @@ class RedisTasks:
         places = [keys.task(task.session_id, task.id), keys.tasks_of(task.session_id)]
         left = self._left_ms(task)
         await self._commands.call(_CREATE, places, task.version, *parts(task), left, task.created_at, task.id)
-        await self._commands.call(_NAME, [keys.TASKS], task.created_at, task.name, left, MAX_NAMES)
+        try:
+            await self._commands.call(_NAME, [keys.TASKS], task.created_at, task.name, left, MAX_NAMES)
+        except StoreUnavailable as error:  # whether or not it was executed, the task is stored
+            raise StoreUnavailable(*error.args) from error
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
         head, body = await self._commands.run("HMGET", keys.task(session_id, task_id), "head", "body")
