@@ -20,8 +20,8 @@ CACHED_FOR_S: Final = 0.05
 """Seconds for which a record that the store has returned serves further requests (docs/adr/0009-cached-records.md)."""
 
 AGING_AFTER_S: Final = 0.6 * CACHED_FOR_S
-"""Age in seconds from which using a record starts a read in the background: calls of a busy session never wait for the
-store. Otherwise one call in ten would wait, and take twice as long."""
+"""Age in seconds from which a use of a cached record also starts a background read of the store, so that calls of a
+busy session never wait for the store. Otherwise one call in ten would wait, and take twice as long."""
 
 
 class CachedRecords:
@@ -38,8 +38,9 @@ class CachedRecords:
         return self.usable_age_s(live) is not None and self._fits(live, who.principal, who.claims)
 
     def usable_age_s(self, live: LiveSession) -> float | None:
-        """Return the age of the record in seconds; None if the record may not be used. The sender is not checked here.
-        From `AGING_AFTER_S` on, the record should be read again."""
+        """Return the age in seconds of the session's cached record; None if the record is too old, the session has
+        ended, or this replica may no longer own it. The caller checks the sender of the request. From `AGING_AFTER_S`
+        on, the record should be read again."""
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None

@@ -27,8 +27,8 @@ _MIN_DISTINCT: Final = 8
 """A key with fewer different characters than this is not random: random text of its length always has more."""
 
 _WRITTEN: Final = 22
-"""A key is refused as written by a person if this is 2^22 times likelier than that it is random. About one random key
-in 2 million is refused by mistake."""
+"""A key is refused if it is 2^22 times likelier that a person has written it than that it is random. About one random
+key in 2 million is refused by mistake."""
 
 _HEX: Final = frozenset(string.hexdigits)
 _BASE32: Final = frozenset(string.ascii_uppercase + "234567")
@@ -167,8 +167,8 @@ _KINDS: Final = {
     "other": (0.45, 0.25, 0.25, 0.05),
 }
 _ALIKE: Final = 0.02
-"""The probability that a character equals the previous one. It has the same probability to be the next letter in the
-alphabet, and to be the one before."""
+"""The probability that a person repeats the previous character. The model gives the same probability to the next letter
+of the alphabet, and to the one before."""
 _FOLLOWS: Final = 0.75
 
 

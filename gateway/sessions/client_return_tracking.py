@@ -1,8 +1,8 @@
 """Learn which clients come back to the sessions that they open, which never do, and which share a default session.
 
-A modern session is watched from its opening until its second request. Until then, it keeps no idle process. Clients
-that never come back, or share a default session, are reported. A client that has brought a token back gets no default
-session.
+A session of a modern client (MCP 2026-07-28) is watched from its opening until its second request. Until then, its
+server processes are not kept while idle. Clients that never come back, or share a default session, are reported. A
+client that has brought a token back gets no default session.
 """
 
 import contextlib

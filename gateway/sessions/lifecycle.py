@@ -115,8 +115,9 @@ class SessionLifecycle:
         self._close_soon(session_id, over=False, taken_over=True)
 
     def end_former(self, live: LiveSession) -> None:
-        """Close a live session from before another replica owned the session. The outcome of its calls in flight is
-        unknown. New calls here get new processes, perhaps before the old ones have ended."""
+        """Close a live session that this replica has kept from a time before another replica owned the session. The
+        outcome of its calls in flight is unknown. New calls here get new processes, perhaps before the old ones have
+        ended."""
         live.lose()
         self.live.remove(live.session.id)
         self.on_close(live)

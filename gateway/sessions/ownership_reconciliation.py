@@ -27,7 +27,8 @@ _PARTS: Final = 3
 even if the store's client needs some of that time to follow a failover."""
 
 _AGAIN_S: Final = 0.5
-"""Seconds between two comparisons of all sessions: there are many new connections to a store that refuses writes."""
+"""Minimum seconds between two comparisons of all sessions. Each new connection to the store causes one, and a store
+that refuses writes causes many connections."""
 
 
 class Reconciliation:

@@ -100,9 +100,9 @@ class SessionRecords:
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that a session has a link to an upstream. Return True if an earlier link was lost, because the gateway
-        was restarted or the session's servers were stopped. Then every new link counts as one after a loss, even a
-        second one, for a client with other capabilities."""
+        """Record that a session has a link (connection) to an upstream server. Return True if an earlier link was lost,
+        because the gateway was restarted or the session's servers were stopped; then also for each further link to that
+        server."""
         if upstream in live.session.links:
             return upstream in live.used_before
         await self._change_set(live, "links", add=upstream)

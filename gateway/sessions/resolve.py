@@ -209,7 +209,7 @@ class SessionResolver:
 
 
 def _at_hand(live: LiveSession, who: RequestContext) -> Resolved:
-    """Return a session to be served from its cached record."""
+    """Return the `Resolved` of a live session, made from its cached record without asking the store."""
     live.act_for(who.claims)
     return Resolved(live=live, context=live.session.context)
 

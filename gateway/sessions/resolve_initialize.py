@@ -1,4 +1,5 @@
-"""Find the session of a legacy `initialize`: one that the client names or is attached to again, else a new one."""
+"""Find the session of an `initialize` request, which only legacy clients (MCP before 2026-07-28) send: the session that
+the client names, or an earlier one of its principal (`session.reattach`), else a new one."""
 
 from dataclasses import dataclass
 

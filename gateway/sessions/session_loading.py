@@ -243,7 +243,8 @@ def _is_before(live: LiveSession, session: Session, *, claimed: bool = False) ->
 
 
 def _use_read(live: LiveSession, session: Session) -> None:
-    """Cache a record that the store has just returned, unless the cached one is newer: written meanwhile."""
+    """Cache a record that the store has just returned, unless the cached one is newer, because it was written
+    meanwhile."""
     live.replace_record(session if session.version >= live.session.version else live.session, is_read=True)
 
 

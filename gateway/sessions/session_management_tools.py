@@ -20,7 +20,8 @@ _HERE: Final = (
     "when it disconnects or by DELETE with its session id."
 )
 _LEAST_CHARS: Final = 4
-"""The fewest characters of an id that end a session: a model without an id could end its only other session."""
+"""The fewest characters of a session id that `end_session` accepts. If it accepted none, a model that knows no id could
+end its only other session."""
 _PAGE: Final = 500
 _MOST: Final = 20_000
 """Maximum number of sessions in the store that are searched to find those of a principal."""

@@ -61,8 +61,8 @@ class SessionLookup:
                     yield session_id
 
     async def first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
-        """Return the first of these sessions that has not ended; None if all have. Record nothing: clients send the
-        cookies of ended sessions automatically.
+        """Return the first of these sessions that has not ended; None if all have. Write nothing to the audit trail
+        about the ended ones, because clients send the cookies of ended sessions automatically.
 
         Raises:
             StoreUnavailable: the store does not answer.

@@ -42,7 +42,7 @@ def asks_for_new(request: Request) -> bool:
 
 
 def brings_token(request: Request) -> bool:
-    """Return True if a request carries a token, or a cookie with the name of this gateway's."""
+    """Return True if a request carries a session token, or a cookie with the name of this gateway's session cookie."""
     return explicit_token(request) is not None or bool(cookies_of(request))
 
 
@@ -82,7 +82,7 @@ _BLANK: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
 
 
 def modern_client(request: Request) -> ClientFacts:
-    """Return the client's name and version from the `_meta` of a modern request."""
+    """Return the client's name and version from the `_meta` of a modern request (MCP 2026-07-28)."""
     info = request.meta.get("io.modelcontextprotocol/clientInfo")
     return client_facts(info, request.protocol_version)
 
