@@ -108,7 +108,7 @@ class ServerTask(TaskFollower):
         self._end(Message(jsonrpc="2.0", id=0, error=error))
 
     def _progress(self, message: object) -> None:
-        """Do nothing: the client's task keeps its message."""
+        """Ignore a progress message of the server's task: the client's task keeps its present message."""
 
     def _ask(self, questions: Mapping[str, Question]) -> None:
         if may_ask(self._exchange, questions):

@@ -118,7 +118,8 @@ class TaskRecovery:
         return why(task.principal, call.context) or why(task.principal, session.context)
 
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
-        """Decide what happens to a task that this replica follows, because the server has lost its own task."""
+        """Send the call of a running task again if that is allowed, else fail the task: the server no longer knows the
+        task of its own that this replica followed."""
         why = self._why_not(self.rights.why_lost, running.task, session, call)
         if not may_run_again(running.task):
             running.give_up(_FORGOTTEN)
@@ -190,7 +191,8 @@ class TaskRecovery:
         return is_settled
 
     async def _settle(self, name: str, alive: set[str]) -> bool:
-        """Recover one task, if this replica may. Return False if another replica must."""
+        """Recover one task if it has no outcome and its replica is gone. Return False if another replica has to recover
+        it."""
         session_id, task_id = ids_of(name)
         task = await self.table.store.get(session_id, task_id)
         if task is None or task.is_over or self.table.get(name) is not None:

@@ -72,7 +72,7 @@ class Outcomes:
         return self._shared.setdefault(name, SharedOutcome())
 
     def room_of(self, live: LiveSession) -> "Room":
-        """Return the limit for outcomes that the session's client has not read."""
+        """Return the object that limits the bytes of outcomes that the session's client has not read yet."""
         return self._rooms.setdefault(live, Room(self._body_budget, live.session.counted_as, self._most))
 
 

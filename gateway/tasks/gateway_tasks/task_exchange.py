@@ -237,7 +237,7 @@ class TaskExchange(Exchange):
         return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
 
     def stored(self, task: Task) -> None:
-        """Do nothing with the stored version of the task's record. A subclass notifies its client."""
+        """Do nothing. Called with each stored version of the task's record; a subclass notifies its client."""
 
     def forget_work(self) -> None:
         """Drop the references of the call to its task, after the task has ended."""
@@ -325,8 +325,8 @@ class RequestedExchange(TaskExchange):
         request: tuple[Object, Object] | None,
         written_at: float,
     ) -> None:
-        """Record that the request was sent. Set the caller (the client's declared capabilities), which questions need,
-        only now: the link must be opened as for a legacy client."""
+        """Record that the request was sent. Then set the caller (the client's declared capabilities), which questions
+        to the client need. It is not set earlier, because the link must be opened as for a legacy client."""
         super().sent_as(conversation, number, request, written_at)
         if self.caller is None and (live := live_session_of(self)) is not None:
             self.caller = caller_of(live)

@@ -83,8 +83,8 @@ class TaskRecordWriter:
 
     @property
     def told(self) -> Task | None:
-        """Return the task as clients may see it. Return None if it has ended or was lost: an outcome counts only when
-        stored, so clients must see the stored record."""
+        """Return the task with all changes, for clients. Return None if it has ended or was lost: clients must then see
+        the stored record, because an outcome counts only when it is stored."""
         return None if self.task.is_over or self.is_lost else self.task
 
     @property

@@ -40,8 +40,8 @@ PAGE: Final = 64
 """Number of records read for a page. A page has fewer tasks, or none, if some have expired or are hidden."""
 
 _ELSEWHERE: Final = "/"
-"""First character of a cursor in the tasks of the principal's other sessions; a task's name follows. A cursor in the
-tasks of the session itself begins with another character."""
+"""First character of a page cursor that points into the tasks of the principal's other sessions; the name of a task
+follows. A cursor that points into the tasks of the session itself begins with another character."""
 
 _FIRST: Final = (0.0, "")
 

@@ -30,8 +30,8 @@ _ALIKE: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = {ord("["): 1, ord("]"): -1}
 
 _COLLAPSED: Final = 4
-"""Number of innermost levels that are removed before the rest is counted, which makes wide data such as a table
-small."""
+"""Number of innermost levels that are removed from an outcome before its remaining levels are counted. This shortens
+wide data such as a table."""
 
 
 class TaskEvent(StrEnum):

@@ -65,7 +65,7 @@ class TaskTable:
         return iter(tuple(self._running.values()))
 
     def get(self, name: str) -> RunningTask | None:
-        """Return the running task with this name (`Task.name`). None if it does not run here."""
+        """Return the running task with this name (`Task.name`); None if it does not run on this replica."""
         return self._running.get(name)
 
     def add(self, task: Task, exchange: TaskExchange) -> RunningTask:
