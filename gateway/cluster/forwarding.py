@@ -42,7 +42,8 @@ _HANDOVER_S: Final = 0.02
 
 _UNTIL: Final = "mcp.again_until"
 _PATIENCE_S: Final = 15.0
-"""Seconds for which a request that may have taken effect waits for an owner or the store: an outage and two leases."""
+"""Seconds for which a request that may have taken effect waits for an owner or the store: enough for an outage of the
+store and two lease times."""
 
 _AGAIN_S: Final = 0.2
 
@@ -79,7 +80,7 @@ class ForwardingPath:
         self.is_over = False
 
     def end(self) -> None:
-        """Send no more calls, because their sender has to be authenticated again."""
+        """End this path: no more calls are sent on it, because their sender has to be authenticated again."""
         self._until = 0.0
 
     def begin(

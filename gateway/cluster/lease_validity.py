@@ -89,7 +89,7 @@ class OwnLease:
 
     def was_young(self, at: float) -> bool:
         """Return True if, at that time (monotonic clock), the last renewal or agreement of the others was recent enough
-        to trust the lease, compared or not."""
+        to trust the lease. It does not matter if the store's records were compared with the live sessions."""
         return at < self._trusted
 
     @property

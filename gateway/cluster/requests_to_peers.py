@@ -42,8 +42,8 @@ from transports.peer_frames import HEARTBEAT_S, MAX_DEFINITION_BYTES, MAX_HEAD_B
 logger = logging.getLogger(__name__)
 
 _SURELY_S: Final = HEARTBEAT_S + 0.1
-"""Seconds. If a lease is renewed at least this long after its peer's last frame, the peer runs, although it is silent:
-a connected peer sends a frame at each heartbeat."""
+"""Minimum seconds from a silent peer's last frame to a renewal of its lease that proves that the peer still runs. A
+connected peer sends a frame at each heartbeat."""
 
 _HOLD_WITHIN_S: Final = 0.5
 _AGAIN_S: Final = 0.1
@@ -429,7 +429,9 @@ class PeerRequests:
         return await self._ask(peer, Copies(peer, request, [], self._envelopes, self._channels), _GreetingReply())
 
     async def _answer(self, peer: Peer, path: str, about: str) -> tuple[bytes, bytes]:
-        """Send a request that only replicas send, and return the first frame of the answer: `h` if the peer agrees."""
+        """Send a peer a request that only replicas send, such as `GREETING`, and return the kind and content of the
+        answer's first frame. The kind `h` means that the peer agrees. `about` is the name of the session or replica
+        that is concerned."""
         channel = await self._channels.open(peer)
         call = channel.ask(SharedFacts(path=path, session=about).packed(), self._envelopes.facts(None), b"")
         try:
