@@ -110,8 +110,9 @@ class Announcements:
         return self._id_of(announced) if announced else ""
 
     def agreed(self, meta: Object, context: Context) -> Object:
-        """Return the `_meta` to send to servers, without an announced workspace that differs from the context's: a
-        server could read it and work in the wrong workspace. If the session has no workspace, nothing is removed."""
+        """Return the `_meta` to send to servers. Leave out the workspace that the client announces if it differs from
+        the session's (`context`): a server could read it and work in the wrong workspace. If the session has no
+        workspace, nothing is removed."""
         if not context.workspace and context.provenance.workspace == "announced":
             return meta
         return self._path.without(meta, lambda said: bool(said) and not self._is_of(context, said))

@@ -1,7 +1,8 @@
 """Send requests to authorization servers, and read what their token endpoints answer.
 
-These servers are believed little: no redirects, 64 KiB, ten seconds, and bearer tokens of the characters of RFC 6750
-only. Of an error only the code is read, because descriptions may quote what was sent.
+These servers are not trusted: no redirect is followed, an answer has at most 64 KiB and ten seconds, and a bearer token
+only the characters that RFC 6750 allows. Only the code of an error is read, because its description may quote what was
+sent.
 """
 
 import asyncio
@@ -27,11 +28,12 @@ logger = logging.getLogger(__name__)
 
 ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"
 ID_JAG: Final = "urn:ietf:params:oauth:token-type:id-jag"
-"""The types of tokens that token exchange gives (RFC 8693 §3, draft-ietf-oauth-identity-assertion-authz-grant)."""
+"""The types of tokens that a token exchange can request (RFC 8693 §3,
+draft-ietf-oauth-identity-assertion-authz-grant)."""
 _NO_ACCESS: Final = (ID_JAG, "urn:ietf:params:oauth:token-type:refresh_token")
-"""Types of tokens for authorization servers. Other servers must not get them."""
+"""Types of tokens that only authorization servers accept. They must not be sent to other servers."""
 ANSWER_S: Final = 10.0
-"""Seconds that an authorization server has to answer."""
+"""Seconds within which an authorization server has to answer."""
 ASKED_AGAIN_S: Final = 5.0
 """Seconds after which a server is asked again for a token that it has refused, or has not answered for."""
 _EARLY: Final = 0.1
@@ -41,29 +43,31 @@ the way to the server."""
 _UNSAID_S: Final = 60.0
 """The assumed lifetime of a token if the authorization server does not say it (RFC 6749 §5.1, RFC 8693 §2.2.1)."""
 _SHORTEST_S: Final = 1.0
-"""Seconds for which a token is used at least, whatever its lifetime."""
+"""Minimum seconds for which a token is used, even if its lifetime is shorter."""
 _LONGEST_S: Final = 10 * 365 * 86_400.0
-"""The longest lifetime that is believed: stores keep no value for any number of seconds."""
+"""The longest lifetime in seconds that a token may have, because a store cannot keep a value for an unlimited time. A
+longer one is shortened to it."""
 _CODE: Final = re.compile(r"[a-z_]{1,40}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """The syntax of a bearer token (RFC 6750 §2.1)."""
 _MOST_AT_ONCE: Final = 16
 """The most concurrent requests to one authorization server: one that hangs must not take all sockets."""
 _MOST_SERVERS: Final = 256
-"""The most servers whose requests are counted."""
+"""The most authorization servers whose concurrent requests are counted."""
 _MOST_BYTES: Final = 64 << 10
 _MOST_PARTS: Final = 1_024
-"""The most parts of an answer: while many small parts are read, nothing else runs."""
+"""The most chunks in which an answer may arrive, because no other work is done while many small chunks are read."""
 _KEPT: Final = ("content-type", "www-authenticate")
 
 
 class BadAnswer(Exception):
-    """An answer is not that of an authorization server. The message says why, and may be sent to the client."""
+    """Raised for a response that no authorization server would give. The message says why, and may be sent to the
+    client."""
 
 
 class NoToken(Exception):
-    """There is no token. The message says why, without anything that was sent, and may be sent to the client. `code`:
-    the error code with which the authorization server refuses; empty if it does not."""
+    """Raised if no token can be obtained. The message says why, and may be sent to the client: it repeats nothing that
+    was sent. `code`: the error code of the authorization server's refusal; empty if it has not refused."""
 
     def __init__(self, why: str, code: str = "") -> None:
         super().__init__(why)
@@ -84,11 +88,11 @@ class Given(msgspec.Struct):
 
     @property
     def code(self) -> str:
-        """Return the error code, as text that may be shown."""
+        """Return the error code if it has the valid form, so that it can be shown; otherwise `unknown error`."""
         return self.error if self.error and _CODE.fullmatch(self.error) else "unknown error"
 
     def is_of(self, wanted: str) -> bool:
-        """Return True if this is a token of that type, and a header can hold it."""
+        """Return True if the answer has a token of the type `wanted`, made of characters that a header may contain."""
         is_text, kind = _TOKEN.fullmatch(self.access_token) is not None, self.token_type.lower()
         if wanted != ID_JAG:
             return is_text and kind == "bearer" and self.issued_token_type not in _NO_ACCESS
@@ -104,7 +108,7 @@ class Given(msgspec.Struct):
 
     @property
     def used_s(self) -> float:
-        """Return the seconds for which the token is used, which end before it expires."""
+        """Return the seconds for which the token is used before it is replaced: a little less than its lifetime."""
         return max(self.lives_s - min(_EARLY * self.lives_s, _MOST_EARLY_S), _SHORTEST_S)
 
 
@@ -165,7 +169,7 @@ class AuthorizationServerClient:
 
     async def answer_to(self, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
         """Send a token request, and return the answer, which has a token of the requested type or an error. Raises as
-        `send`, and `BadAnswer` for what is no answer of a token endpoint."""
+        `send`, and `BadAnswer` if the response is not one of a token endpoint."""
         headers = {"accept": "application/json", **headers}
         response = await self.send(httpx2.Request("POST", endpoint, data=form, headers=headers))
         if response.status_code not in (200, 400, 401, 403):

@@ -66,8 +66,9 @@ class ChildEnvironment:
         return variables | await self.secrets.fill(with_paths(configured, files), session.principal, token)
 
     def without_session(self) -> dict[str, str]:
-        """Return the variables of a child that is started for no session. They are empty or have their default, so that
-        a program that reads them starts. Variables that each child has anyway are left out: they stay what they are."""
+        """Return the variables of a child that is started for no session. Their values are empty or the configured
+        defaults, so that a program that requires them can start. Variables that each child has anyway keep their
+        values, and are left out."""
         always = {*inherited(), "HOME", "TMPDIR"}
         return {name: value.default or "" for name, value in self.names.items() if value.default or name not in always}
 

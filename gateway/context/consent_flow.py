@@ -1,8 +1,8 @@
 """Ask a person for consent at the authorization server of a server: OAuth 2.1, authorization code with PKCE, as MCP
 2026-07-28 (Authorization) says. Discovery, client ids and checks are the functions of the official SDK.
 
-Each step belongs to one browser, which has proved whose it is (`gateway.serving.pages.consent_pages`). So a person who
-opens somebody else's link, at the gateway or at the authorization server, connects nothing.
+Each step is bound to one browser, whose user has proved to be the principal (`gateway.serving.pages.consent_pages`). So
+a person who opens somebody else's link, at the gateway or at the authorization server, cannot connect an account.
 """
 
 import hashlib
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 CALLBACK: Final = "/oauth/callback/"
 CLIENT: Final = "/oauth/client/"
-"""The paths to which authorization servers send browsers back, and where they read the gateway's metadata. The name of
-the secret follows: an authorization server that leads people on to that of another secret gets no code (RFC 9700
-§4.4.2.2)."""
+"""The paths to which authorization servers send browsers back, and at which they read the gateway's metadata. The name
+of the secret follows. So an authorization server that redirects people to the server of another secret does not get
+that server's code (RFC 9700 §4.4.2.2)."""
 _GRANTS: Final = ["authorization_code", "refresh_token"]
 _REGISTERED_S: Final = 90 * 86_400.0
 _KEPT: Final = {"issuer", "authorization_endpoint", "token_endpoint", "authorization_response_iss_parameter_supported"}
@@ -51,7 +51,8 @@ class ConsentFailed(Exception):
 
 
 class _Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that a browser has taken to an authorization server. `browser`: the digest of the browser's cookie."""
+    """An authorization request with which a browser was sent to an authorization server, and has not come back yet.
+    `browser`: the digest of the browser's cookie."""
 
     grant: Grant
     browser: str
@@ -70,7 +71,8 @@ class _Found(NamedTuple):
     scope: str
 
     def context(self, server: str, client: OAuthClientInformationFull) -> OAuthContext:
-        """Return the SDK's context of a request, without storage and browser."""
+        """Return the SDK's `OAuthContext` of the gateway's `client` at `server`, without storage and browser
+        handlers."""
         own, client_of = cast("Any", None), OAuthClientMetadata(redirect_uris=client.redirect_uris)
         return OAuthContext(
             server,
@@ -159,9 +161,9 @@ class ConsentFlow:
         browser: str,
         settings_of: Callable[[str, Principal], ConsentSettings | None],
     ) -> Grant:
-        """Get the token for a browser that comes back, and keep it. `secret`: the end of the path that it comes to.
-        `given`: the parameters of the request. `settings_of` returns the settings by which a principal consents to a
-        secret now.
+        """Request the token when a browser comes back from the authorization server, store it, and return the grant.
+        `secret`: the name of the secret, from the path to which the browser comes back. `given`: the query parameters.
+        `settings_of` returns the present settings by which a principal consents to a secret.
 
         Raises:
             ConsentFailed: the request is not one that this browser was sent with, or the server gives no token.
@@ -235,7 +237,8 @@ class ConsentFlow:
 
     @staticmethod
     def _is_usable(url: str, settings: ConsentSettings) -> bool:
-        """Return True if a URL that a server names may be used. Only a server on this machine may name others there."""
+        """Return True if a URL that a server names may be used. A URL on this machine may be named only by a server on
+        this machine."""
         try:
             return bool(safe_url(url)) and (is_of_this_machine(settings.resource) or not is_of_this_machine(url))
         except ValueError:

@@ -1,10 +1,9 @@
 """Keep the tokens that authorization servers have given for people who consented, and refresh them.
 
 A token belongs to a principal, a secret and the settings of the secret: another person never gets it, and it goes to no
-other server. The store has it encrypted, so that all replicas use it. Each use asks the store: what was revoked is not
-used any more. A token is refreshed once, by the one replica that marks it first.
-
-How a token is got: `gateway.context.consent_flow`.
+other server. The store has it encrypted, so that all replicas use it. Each use asks the store, so that a revoked token
+is not used any more. A token is refreshed once, by the replica that marks it first. `gateway.context.consent_flow` gets
+new tokens.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 LINK_S: Final = 600.0
 """Seconds for which a link to consent is valid, and then the request to the authorization server."""
 KEPT_S: Final = 30 * 86_400.0
-"""Seconds for which a refresh token is kept that nobody uses."""
+"""Seconds for which a refresh token that nobody uses is kept."""
 _REFRESH_S: Final = 15.0
 """Seconds that a replica has for a refresh. If it dies meanwhile, another one tries afterwards."""
 _LOOK_AGAIN_S: Final = 0.05
@@ -115,7 +114,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def principal(self) -> Principal:
-        """Return whose grant it is."""
+        """Return the principal that has consented."""
         return Principal(issuer=self.issuer, subject=self.subject)
 
 
@@ -140,7 +139,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsentedTokens:
-    """Find the token of a principal, and refresh it. `base`: the gateway's URL for browsers."""
+    """Find, refresh and revoke the tokens of principals who have consented. `base`: the gateway's URL for browsers."""
 
     def __init__(self, store: SealedValues, cipher: Cipher, base: str, clock: Callable[[], float] = time.time) -> None:
         self.sealed = Sealed(store, cipher)
@@ -201,7 +200,7 @@ class ConsentedTokens:
     # -- refreshing
 
     async def _refreshed(self, name: str, settings: ConsentSettings, text: bytes, grant: Grant) -> None:
-        """Refresh a token, unless another replica is first. The outcome is in the store afterwards."""
+        """Refresh a token, and store the outcome. Do nothing if another replica refreshes it already."""
         claimed = replace(grant, refreshes=self.clock() + _REFRESH_S, fault="")
         mark = self.sealed.seal(name, claimed)
         if not await self.sealed.store.replace(name, text, mark, self._kept_s(grant)):
@@ -299,7 +298,8 @@ class ConsentedTokens:
         return sorted(found, key=lambda each: (each.principal, each.secret))
 
     async def revoke(self, is_meant: Callable[[Grant], bool]) -> int:
-        """Remove grants, and return their number. Later requests have no token. Raises `StoreUnavailable`."""
+        """Remove the grants for which `is_meant` returns True, and return their number. Later requests of their
+        principals get no token from them. Raises `StoreUnavailable`."""
         count = 0
         async for name, text, grant in self._grants():
             if not is_meant(grant):
@@ -311,8 +311,9 @@ class ConsentedTokens:
         return count
 
     async def end_unused(self, secrets: Mapping[str, SecretSettings], is_known: Callable[[Principal], bool]) -> None:
-        """Remove the grants that no session can use any more: of secrets that are configured anew, and of principals
-        that are not known any more. Otherwise, whoever gets such a name later would get its grants."""
+        """Remove the grants that no session can use any more, because the settings of their secret have changed, or
+        their principal is no longer known. Otherwise, a person who gets such a principal's name later would get its
+        grants."""
 
         def is_unused(grant: Grant) -> bool:
             consent = None if (settings := secrets.get(grant.secret)) is None else settings.consent
@@ -336,7 +337,7 @@ class ConsentedTokens:
 
 
 def with_token(grant: Grant, given: "Given", now: float) -> Grant:
-    """Return a grant with a token that its authorization server has given."""
+    """Return a copy of the grant with the token that its authorization server has just given. `now`: Unix time."""
     return replace(
         grant,
         token=given.access_token,
@@ -350,8 +351,9 @@ def with_token(grant: Grant, given: "Given", now: float) -> Grant:
 
 
 def grant_name(secret: str, settings: ConsentSettings, principal: Principal) -> str:
-    """Return the name of a principal's grant. It is made of what the person consents to, so that no token goes
-    elsewhere, but not of how the client authenticates, which may change."""
+    """Return the name under which a principal's grant is stored: a digest of the principal and of what the person
+    consents to (server, issuer, client, scopes). So a change of these settings makes the grant invalid, but a change of
+    the client's secret does not."""
     consented = [settings.resource, settings.issuer, settings.client_id, settings.scopes]
     text = json.dumps([secret, principal.key, *consented])
     return f"grant/{hashlib.blake2b(text.encode(), digest_size=24).hexdigest()}"

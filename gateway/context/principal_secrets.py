@@ -43,12 +43,14 @@ _MAX_CACHED: Final = 1_024
 
 
 def is_template(value: str) -> bool:
-    """Return True if a value contains the placeholder of a secret, or text that is written as `$` and a placeholder."""
+    """Return True if a value contains `${secret:NAME}` or `${secret_file:NAME}`, even with another `$` before it, which
+    escapes the placeholder."""
     return PLACEHOLDER.search(value) is not None
 
 
 def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the secrets whose files the values name: by secret, the placeholder of its value."""
+    """Return the secrets of the placeholders `${secret_file:NAME}` in the values, each with the placeholder
+    `${secret:NAME}`."""
     return {name: f"${{secret:{name}}}" for name in secrets_in(*values.values(), kind=_FILE)}
 
 
@@ -85,7 +87,8 @@ class PrincipalSecrets:
         self._exchanges: dict[str, TokenExchange] = {}
 
     def sources(self, values: Mapping[str, str]) -> list[ExchangeSettings | ConsentSettings | None]:
-        """Return where the tokens in the values come from, in their order; None for each other secret."""
+        """Return, for each secret that the values name, the settings by which its token is obtained; None if it is no
+        token."""
         named = map(self._secrets.get, secrets_in(*values.values()))
         return [None if settings is None else settings.tokens for settings in named]
 
@@ -125,8 +128,8 @@ class PrincipalSecrets:
         return CurrentSecrets({name: PLACEHOLDER.sub(filled, value) for name, value in values.items()}, until)
 
     async def reject(self, values: Mapping[str, str], principal: Principal, sent: Collection[str]) -> None:
-        """Have tokens replaced that the server does not accept. `sent`: the values that the server was sent; they may
-        be older than the present ones."""
+        """Replace the principal's consented tokens that a server has not accepted. `sent`: the values that were sent to
+        the server, which may be older than the present ones."""
         for name in secrets_in(*values.values()):
             settings = self.consent_of(name, principal)
             if settings is not None and self._consented is not None:

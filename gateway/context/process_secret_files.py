@@ -26,8 +26,8 @@ _MISSING_S: Final = 1.0
 _LATE_S: Final = 0.1
 """The time until the next renewal if the token is overdue: another replica is replacing it."""
 _HIDDEN: Final = 16
-"""The number of values of each secret that are hidden in what the process writes: it may have read a token before the
-present one."""
+"""The number of newest values of each secret that are redacted in the process's output, because the process may have
+read an earlier token."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,7 +77,7 @@ class SecretFiles:
             raise
 
     def hide(self, text: str) -> str:
-        """Return a text of the process without the values of its files."""
+        """Return a text that the process has written, with the values of its files redacted."""
         return without_values(text, self.known)
 
     async def renew(self) -> None:

@@ -31,13 +31,13 @@ class LinkResources:
 
     @property
     def file_values(self) -> set[str]:
-        """Return the values that the link's files have, or had not long ago."""
+        """Return the present and the latest earlier values in the files of the link's secrets."""
         return set() if self.files is None else {*self.files.known}
 
 
 class Held:
-    """Release what a link has taken, the last first: at once if the block fails, else by `close`. An `ExitStack` of
-    each link of each session would take ten times its memory."""
+    """Releases the resources of a link in reverse order: at once if the `with` block fails, else when `close` is
+    called. An `ExitStack` would take ten times the memory for each link."""
 
     __slots__ = ("_releases",)
 

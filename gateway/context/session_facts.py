@@ -105,8 +105,8 @@ def context_meta(session: Session, correlation: str, more: Mapping[str, Any] = M
 
 
 def with_trace(result: Object, session: Session | None, correlation: str) -> Object:
-    """Return a result whose `_meta` helps to find the request in logs: session id (shortened) and correlation id. A
-    result of another gateway already has those of that gateway's log."""
+    """Return a result whose `_meta` helps to find the request in logs: session id (shortened) and correlation id.
+    Return the result unchanged if another gateway has added its own ids already."""
     if TRACE_KEY in meta_of(result):
         return result
     facts = {} if session is None else {"session": redact(session.id)}

@@ -37,7 +37,8 @@ _ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 class HeldToken(msgspec.Struct, frozen=True):
-    """A token, or why there is none; and the Unix time from which a new one is requested."""
+    """A cached token, or the reason (`fault`) why there is none, and the Unix time from which a new one is
+    requested."""
 
     token: str
     until: float
@@ -47,7 +48,8 @@ class HeldToken(msgspec.Struct, frozen=True):
 
 
 class TokenExchange:
-    """Get the tokens of one secret, each once for all callers that ask for it at the same time.
+    """Gets the tokens of one secret by token exchange. Concurrent requests with the same access token share one
+    exchange.
 
     `name` is the secret's, for log lines.
     """
@@ -61,7 +63,7 @@ class TokenExchange:
         self._requests = AuthorizationServerClient()
 
     async def token_for(self, caller: CallerToken) -> HeldToken:
-        """Return the token for a caller with that access token.
+        """Return the token for a caller, from the cache or in exchange for the caller's access token.
 
         Raises:
             NoToken: the caller's token has expired, or the authorization server gives none for it.
@@ -77,7 +79,8 @@ class TokenExchange:
         return held
 
     async def _exchanged(self, key: bytes, caller: CallerToken) -> HeldToken:
-        """Exchange a token, and hold the result before this task ends: who comes after it must not start another."""
+        """Exchange a caller's token, and return the result. Cache it before this task ends, so that a later caller does
+        not start another exchange."""
         try:
             given = await self._ask(caller)
             held = HeldToken(given.access_token, min(self._clock() + given.used_s, caller.expires))
@@ -87,7 +90,8 @@ class TokenExchange:
         return held
 
     async def _ask(self, caller: CallerToken) -> Given:
-        """Send the request of RFC 8693 §2.1, and present the assertion if it asks for one."""
+        """Request a token by token exchange (RFC 8693 §2.1). If the exchange gives an identity assertion (ID-JAG),
+        exchange that for the token, at the server's own authorization server."""
         settings = self._settings
         wanted = {"resource": settings.resource, "scope": settings.scope}
         form = {
