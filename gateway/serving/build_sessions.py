@@ -35,7 +35,7 @@ class SessionParts:
         self.record_limits = RecordLimits(refusals=base.metrics.limited)
         self.records = SessionRecords(store, self.record_limits, base.activity.timelines.add)
         self.closed: list[Callable[[LiveSession], object]] = []
-        """What is called with a live session that this replica has closed."""
+        """Functions that are called with each live session that this replica has closed."""
         self.lifecycle = SessionLifecycle(
             store=store,
             task_records=base.backend.tasks,

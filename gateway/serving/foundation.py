@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 
 def notify(listeners: Iterable[Callable[[T], object]], what: T) -> None:
-    """Call all listeners with `what`, in their order. If one raises an exception, raise it, and call no later ones."""
+    """Call each listener with the argument `what`, in order. An exception of a listener is raised at once, and the
+    later ones are not called."""
     for listener in listeners:
         listener(what)
 
@@ -64,7 +65,7 @@ class Foundation:
         self.backend = store
         self.metrics = Metrics()
         self.taken_over: list[Callable[[str], object]] = []
-        """What is called with the id of a session that another replica took over."""
+        """Functions that are called with the id of each session that another replica has taken over."""
         self.cluster: Cluster | None = None
         if store.is_shared:
             claims, lost = self.metrics.counters["claims"], partial(notify, self.taken_over)

@@ -127,14 +127,15 @@ class Reload:
         return found
 
     def _exposed(self, found: Difference, new: Settings) -> list[str]:
-        """Return the kept servers whose processes, started before, can read a file that is private from now on."""
+        """Return the names of the unchanged servers whose sandbox lets them read a file that is private by the new
+        settings. Their processes may be running already."""
         private, sandboxes = own_files(new.gateway), self._parts.servers.sandboxes
         kept = sandboxes.keys() & new.mcpServers.keys() - {*found.added, *found.changed}
         return sorted(name for name in kept if sandboxes[name].opens(private))
 
     async def _accept(self, settings: Settings, new: Settings) -> None:
-        """Look again for what sandboxes grant. Tell the store that this replica has the configuration `settings` from
-        now on, of which `new` is what it applies."""
+        """Find the grants of all sandboxes again, and record in the store that this replica now has the configuration
+        `settings`. `new` is the part of it that a reload can apply."""
         for each in self._parts.servers.sandboxes.values():
             await asyncio.to_thread(each.find_again, own_files(new.gateway))
         cluster = self._parts.foundation.cluster

@@ -1,7 +1,7 @@
 """Serve the pages on which people consent (`gateway.secrets.NAME.consent`).
 
-A link is for one principal. Whoever opens it proves first that it is theirs: by the name that a trusted proxy sends,
-or with a credential of the gateway. Then this browser alone can end what it has begun, by a cookie. So neither a link
+A link is for one principal. The person who opens it first proves to be this principal: by the name that a trusted proxy
+sends, or with a credential of the gateway. A cookie then lets only this browser complete the consent. So neither a link
 of the gateway nor one of the authorization server is of use to another person (MCP 2026-07-28, Elicitation §Phishing).
 """
 
@@ -141,11 +141,12 @@ class ConsentPages:
         return self._page(text, server=server)
 
     async def _principal(self, request: Request, headers: dict[str, str]) -> Principal:
-        """Return who has sent the request: as a trusted proxy says, or by the credential in `headers`.
+        """Return the principal that has sent the request: the one that a trusted proxy names, or that of the credential
+        in `headers`.
 
         Raises:
             Refused: the request proves no identity.
-            TooManyAttempts: one of too many wrong credentials. A right one passes, so nobody can lock the person out.
+            TooManyAttempts: the credential is wrong, after too many others. A right one is always accepted.
         """
         peer = peer_of(request.scope)
         try:

@@ -14,8 +14,8 @@ _DIGEST: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).deco
 
 
 def page_headers(*directives: str, referrer: str) -> dict[str, str]:
-    """Return the headers of a page. `directives`: more for its Content-Security-Policy. `referrer`: its policy for
-    what links and forms tell of it."""
+    """Return the response headers of a page. `directives`: additions to its Content-Security-Policy. `referrer`: the
+    value of its Referrer-Policy."""
     policy = ("default-src 'none'", f"style-src 'sha256-{_DIGEST}'", *directives)
     return {
         "Cache-Control": "no-store",
@@ -26,7 +26,7 @@ def page_headers(*directives: str, referrer: str) -> dict[str, str]:
 
 
 def rendered(template: str, **facts: Any) -> str:
-    """Return the page that a template makes of these facts, as HTML."""
+    """Return a page as HTML: the template, with `facts` as its variables."""
     return _environment().get_template(template).render(style=_STYLE, **facts)
 
 
