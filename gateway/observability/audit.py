@@ -111,8 +111,9 @@ class Audit:
         self._add_and_log(recorded)
 
     def _event(self, event: EventName, about: Session | Mapping[str, Any], **facts: Any) -> AuditEvent:
-        """Return an event of now and of the present request, with the fields `facts`. `about` is the record of its
-        session; without a record, the fields that are known, such as `session` (its id)."""
+        """Return an audit event with the present time, the correlation id of the present request, and the fields
+        `facts`. `about` is the record of its session; without a record, a mapping of the known fields, such as
+        `session` (the session's id)."""
         known = self._facts(about) if isinstance(about, Session) else about
         known = {**known, "session": redact(known.get("session", ""))}
         return AuditEvent(at=self._clock(), event=event, **{"correlation": CORRELATION.get(), **known, **facts})
@@ -151,8 +152,8 @@ class Audit:
         return refused.recorded()
 
     def _repeats(self, refused: AuditEvent) -> bool:
-        """Return True if a refusal was only counted, because enough like it were recorded just before. Else it has to
-        be recorded."""
+        """Count a refusal and return True, if enough similar ones were recorded just before. Otherwise return False:
+        the caller has to record it."""
         whose = "strangers" if part_of(refused) == "strangers" else "named"
         return self._repeated[whose].take(refused) is None
 

@@ -18,7 +18,8 @@ _MOST_SHOWN: Final = 2_000
 
 _NAMING: Final = frozenset({"name", "key", "header"})
 _NAMED: Final = frozenset({"value", "values"})
-"""Members of objects that stand for a name and its value: headers and variables are often lists of such objects."""
+"""Names of the members with a name, and of those with its value, in objects such as `{"name": …, "value": …}`. Headers
+and variables are often lists of such objects."""
 _NAME_ITEM: Final = re.compile(r"[\w.-]{1,64}(?: \w{1,64})?:?")
 """Matches an item of a list that may be a name or an option, but not a sentence."""
 

@@ -40,7 +40,8 @@ _OPAQUE: Final = frozenset(
 
 _NAMING: Final = ("name", "key", "header", "Name", "Key", "Header")
 _NAMED: Final = "value"
-"""Members of objects that stand for a name and its value: headers and variables are often lists of such objects."""
+"""Names of the members with a name, and of the member with its value, in objects such as `{"name": …, "value": …}`.
+Headers and variables are often lists of such objects."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
 _OF_KEY: Final = f"{API_KEY_ISSUER}:"
