@@ -1,1 +1,2 @@
-"""Address the configured servers: find their eras, read their lists, and open links to them."""
+"""Represent the configured servers (upstreams): find which era of MCP each speaks, read its lists, and open links to
+it."""

@@ -1,4 +1,5 @@
-"""Read what servers list, compare it with the lock, and write the lock (docs/adr/0045-tools-lock.md)."""
+"""Read the items that servers list, compare them with the lock file of approved items, and write the lock
+(docs/adr/0045-tools-lock.md)."""
 
 import asyncio
 import difflib
@@ -23,11 +24,11 @@ _WAIT_S: Final = 30.0
 
 
 class Unlockable(Exception):
-    """The items of a server cannot be approved. The message says why."""
+    """The items of a server cannot be approved in the lock. The message says why."""
 
 
 async def lists_of(upstream: ConfiguredUpstream) -> Lists:
-    """Return all tools, prompts and templates of a server, each with the part that its digest covers.
+    """Return all tools, prompts and resource templates of a server, each reduced to the part that its digest covers.
 
     Raises:
         Unlockable: a list is not complete, has a name twice, or an item that cannot be compared.
@@ -95,7 +96,7 @@ def item_difference(
 
 
 def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
-    """Write the lock in one step, with all invisible characters escaped.
+    """Write the lock file in one step, with all invisible characters escaped.
 
     Raises:
         OSError: the file cannot be written.
@@ -112,7 +113,7 @@ def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
 
 
 def approve(file: Path, item: Unapproved) -> None:
-    """Add an item to the lock, in place of an item with this name.
+    """Add an item to the lock, or replace the item with the same name.
 
     Raises:
         Unlockable: the item is not kept whole, or the lock no longer locks its server.

@@ -40,7 +40,8 @@ _NOTHING: Final = ServerFacts()
 
 
 class ConfiguredUpstream:
-    """One configured server: its state, its eras and its conversations. Built by `UpstreamFactory`."""
+    """One configured server: its state, the eras of MCP that it speaks, and the conversations with it. Built by
+    `UpstreamFactory`."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class ConfiguredUpstream:
         self.first_answers = FirstAnswers(lists.results, settings.lists_fresh_s)
         rules = {"tools": settings.tools, "prompts": settings.prompts, "resources": settings.resource_uris}
         self.unreviewed = {kind for kind, patterns in rules.items() if patterns}
-        """Kinds of items (tools, prompts, resources) whose patterns in the configuration were not yet checked to match
-        the server's lists."""
+        """The kinds of items (tools, prompts, resources) for which it is not yet checked that each pattern in the
+        configuration matches a listed item."""
         self._upstream = upstream
         self._links = links
         self.known = known
@@ -94,27 +95,27 @@ class ConfiguredUpstream:
 
     @property
     def _facts(self) -> ServerFacts:
-        """Return the facts of the last probe; empty facts if there was none."""
+        """Return the facts about the server from the gateway's last probe; empty facts if there was none."""
         return self.known.latest or _NOTHING
 
     @property
     def has_answered(self) -> bool:
-        """Return True if the server has answered the last probe in an era that it speaks."""
+        """Return True if the server has answered the gateway's last probe in an era that the gateway speaks."""
         return self._facts.has_answered
 
     @property
     def is_left_out(self) -> bool:
-        """Return True if the server is never asked, because its configuration entry has faults."""
+        """Return True if requests are never sent to the server, because its configuration entry has faults."""
         return bool(self.settings.faults)
 
     @property
     def is_failing(self) -> bool:
-        """Return True if the last probe has failed."""
+        """Return True if the gateway's last probe of the server has failed."""
         return self._probe.failures.count > 0
 
     @property
     def failures(self) -> Backoff:
-        """Return the backoff that counts the failed probes since the last successful one."""
+        """Return the backoff, which counts the failed probes since the last successful one and delays the next."""
         return self._probe.failures
 
     @property
@@ -129,8 +130,8 @@ class ConfiguredUpstream:
 
     @property
     def is_asked_in_sessions(self) -> bool:
-        """Return True if the server answers only requests with a session's credentials, and its configuration has
-        some."""
+        """Return True if the server answers only requests with the credentials of a session, and its configuration has
+        such credentials."""
         return self._takes_secrets and self._facts.needs_credentials
 
     @property
@@ -163,21 +164,22 @@ class ConfiguredUpstream:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Return the capabilities that the server has declared to the last probe; empty if it has not answered."""
+        """Return the capabilities that the server has declared to the gateway's last probe; empty if it has not
+        answered."""
         return self._facts.capabilities
 
     @property
     def notifies(self) -> bool:
-        """Return True if the server has declared to the last probe that it sends notifications of changes."""
+        """Return True if the server has declared to the gateway's last probe that it sends notifications of changes."""
         return self._facts.notifies
 
     @property
     def extensions(self) -> Declared:
-        """Return the extensions that the server has declared to the last probe."""
+        """Return the extensions that the server has declared to the gateway's last probe."""
         return self._facts.declared
 
     async def capabilities(self) -> dict[str, Any]:
-        """Return the capabilities that the server declares, after the first probe."""
+        """Return the capabilities that the server declares. Wait for the gateway's first probe, if it has not ended."""
         return (await self.facts()).capabilities
 
     def mark_reviewed(self, kind: str = "") -> None:
@@ -192,15 +194,16 @@ class ConfiguredUpstream:
         return self._shared
 
     def sessionless(self, era: Era) -> Conversation:
-        """Return the conversation that serves lists to clients that have no session yet."""
+        """Return the conversation, in this era, over which clients without a session get the server's lists."""
         return self._shared.of(era)
 
     def is_asked_by(self, live: LiveSession) -> bool:
-        """Return True if `era_in` must first ask the server for its era with the session's credentials."""
+        """Return True if the server must be asked for its era with this session's credentials before other requests
+        (`era_in` does that)."""
         return not self.settings.shared and self._by_sessions.is_wanted(live)
 
     async def conversation_for(self, call: Call) -> Conversation:
-        """Return the conversation for a call, in the era in which to send the call to this server."""
+        """Return the conversation in which to send a call to this server, with the right era."""
         if (live := call.live) is None:
             return self._shared.of(await self.era_for(call.era))
         era = await self.era_in(live, call.era, call.correlation)
@@ -219,9 +222,9 @@ class ConfiguredUpstream:
         return await self.era_for(client)
 
     def conversation_at_hand(self, exchange: Exchange, client: Era) -> Conversation | None:
-        """Return the conversation in which a client's call would be sent, without waiting; None if there is none yet,
-        or its era is unknown. For a tool call, then return any other conversation of the session, whose list of tools
-        is valid for the call."""
+        """Return the conversation in which a client's call would be sent, without waiting. Return None if there is none
+        yet, or its era is unknown. For a tool call, then return any other conversation of the session with the server:
+        its list of tools is valid for the call."""
         live, era = live_session_of(exchange), self.era_now(client)
         if live is None:
             return None
@@ -232,7 +235,7 @@ class ConfiguredUpstream:
         return self.open_with(live) if held is None and exchange.method == "tools/call" else held
 
     def _key(self, era: Era, caller: ClientDeclaration | None) -> Key:
-        """Return the key of a session's conversation with this server, for an era and a caller."""
+        """Return the key under which a session stores its conversation with this server, for an era and a client."""
         declaring = caller if era is LEGACY else None
         return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
 
@@ -286,8 +289,8 @@ class ConfiguredUpstream:
         return conversation
 
     async def try_handshake(self, live: LiveSession, correlation: str) -> None:
-        """Test if a modern server accepts a handshake, unless that is known, with the session's own process: another
-        process would double the wait of the first legacy client."""
+        """Test if a modern server also accepts a handshake, unless that is known. The test uses the session's own
+        process: starting another one would double the wait of the first legacy client."""
         await self.era_in(live, MODERN, correlation)
         if not self.settings.shared:
             await self._try_own_handshake(live, correlation)
@@ -299,27 +302,29 @@ class ConfiguredUpstream:
         await self._probe.try_with(conversation, lambda: live.conversations.pop((self.name, LEGACY, b""), None))
 
     def when_started(self, live: LiveSession, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once the next link that serves the session is open. Return a function that cancels this."""
+        """Call `callback` once, when the next link that serves the session is open. Return a function that cancels
+        this."""
         return self._links.when_started(None if self.settings.shared else live, callback)
 
     async def prestart(self, session: Session) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
+        """Start a process for a future session, before the session is open. Raises `UpstreamUnavailable`."""
         # The settings allow prestarted processes only for servers with a command.
         return await self._links.resources.prestart(session, cast("StdioUpstream", self._upstream))
 
     def limit(self, limits: LimitSettings) -> None:
-        """Apply these limits from now on, also to calls in flight."""
+        """Apply these limits from now on, also to calls that are in flight."""
         self._deadlines.replace(limits.start_timeout_s, limits.noise_timeout_s, limits.call_timeout_s)
 
     # -- its end
 
     def owns(self, conversation: Conversation) -> bool:
-        """Return True if a conversation is with this server, not with one of the same name in another configuration."""
+        """Return True if a conversation is with this server. False if it is with a server of the same name in an
+        earlier configuration."""
         return conversation.deadlines is self._deadlines  # one object for each server
 
     def succeed(self, former: "ConfiguredUpstream") -> None:
-        """Take the place of `former`, the same server with its former configuration. Each session that uses a shared
-        process of `former` learns with its next result that the process was replaced."""
+        """Take the place of `former`, which is the same server with its former configuration. The next result of each
+        session that uses a shared process of `former` reports that the process was replaced."""
         for before in former.shared:
             conversation = self._shared.of(before.era)
             for live in before.users:
@@ -329,7 +334,7 @@ class ConfiguredUpstream:
             self.restarts[Loss.CONFIGURED] += 1
 
     async def leave(self, live: LiveSession, conversation: Conversation, reason: str) -> None:
-        """Close a session's conversation with this server of a former configuration. Calls in flight fail with
+        """Close a session's conversation with this server, whose configuration has changed. Calls in flight fail with
         `reason`."""
         await live.replace_server(conversation, reason)
         with contextlib.suppress(StoreUnavailable):
@@ -339,7 +344,8 @@ class ConfiguredUpstream:
                     await self._links.records.remote_session_changed(live, entry, "")
 
     def forget(self, live: LiveSession) -> None:
-        """Remove a session that has ended from shared conversations, waiting callbacks and cached results."""
+        """Remove all that belongs to a session that has ended: its place in shared conversations, its callbacks and
+        cached results."""
         self._shared.forget(live)
         self._links.forget(live)
         self.server_lists.results.forget(live.session.id)

@@ -29,17 +29,18 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable, is_about_c
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 9.0
-"""Seconds that a session waits until it may ask the server, and then again for the answer."""
+"""Seconds that a session waits for its turn to ask the server, and then again for the answer."""
 
 AGAIN_S: Final = 5.0
-"""Minimum seconds between two requests of one session, after an answer that has proved no era."""
+"""Minimum seconds between two requests for the era by one session, if the answer has proved no era."""
 
 LEGACY_S: Final = 60.0
-"""Seconds for which a legacy answer to one session counts for all sessions. Then another session asks: the answer may
-have been about the credentials."""
+"""Seconds for which a legacy answer to one session counts for all sessions. After that, another session asks: the
+answer may have been caused by the credentials."""
 
 _MOST: Final = 4
-"""Maximum number of sessions that ask at the same time. Others wait, and often need not ask any more."""
+"""Maximum number of sessions that ask a server for its era at the same time. Others wait, and often need not ask any
+more."""
 
 _MOST_VERSIONS: Final = 8
 _VERSION_CHARS: Final = 32
@@ -154,7 +155,7 @@ class SessionDiscovery:
         self._tasks = Tasks(f"discovery of {self.name} by sessions")
 
     def is_wanted(self, live: LiveSession) -> bool:
-        """Return True if the server must now be asked for its era with the credentials of this session."""
+        """Return True if the server must be asked for its era now, with the credentials of this session."""
         facts = self.known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
             return False
@@ -207,7 +208,8 @@ class SessionDiscovery:
         self.learn(ServerFacts(discover=shared, needs_credentials=True, at=self.clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
-        """Close the conversation if the server is not known to be modern: later calls would go out in the wrong era."""
+        """Close the conversation unless the server is known to be modern: later calls over it would be sent in the
+        wrong era."""
         facts = self.known.latest
         if facts is not None and facts.discover is not None:
             return

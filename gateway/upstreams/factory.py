@@ -33,14 +33,14 @@ from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
 UNRETURNED_STOP_S: Final = 300.0
-"""Idle seconds after which a process is stopped, if its session's client has not come back."""
+"""Seconds without calls after which a process is stopped if its session's client has sent only one request."""
 
 CACHED_BYTES: Final = 8 << 20
 """Maximum number of bytes of cached results for each server: lists, and resources that were read."""
 
 
 class _LeftOut:
-    """The upstream of a server whose configuration is faulty: it refuses every link."""
+    """The upstream of a server whose configuration has faults: opening a link to it always fails."""
 
     def __init__(self, name: str) -> None:
         self.refused = left_out(name)
@@ -57,12 +57,10 @@ _GATEWAY_AWAY: Final = ". Start the gateway at {url} (`mcp-session-gateway run`)
 
 @dataclass(eq=False, repr=False)
 class UpstreamFactory:
-    """Build the `ConfiguredUpstream` of each server.
-
-    `gateway` is the name of this gateway in the `Via` header of requests to URLs. `resources` builds the
-    `SessionResources` of one server. `permits` gets a server's resource URIs, and returns those that a context may
-    subscribe to. For `has_lock`, see `ServerLists`.
-    """
+    """Build the `ConfiguredUpstream` of each server. `gateway` is the name of this gateway in the `Via` header of
+    requests to URLs. `resources` builds the `SessionResources` of one server. `permits` returns those of a server's
+    resource URIs to which sessions with a context may subscribe. For `quotes` and `has_lock`, see `UpstreamLinks` and
+    `ServerLists`."""
 
     limits: LimitSettings
     fork_server: ForkServer
@@ -87,7 +85,7 @@ class UpstreamFactory:
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server))
 
     def of_left_out(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
-        """Return the upstream of a server whose configuration entry has faults. Its links fail with an error that tells
+        """Return the upstream of a server whose configuration entry has faults. Its links fail with an error: it tells
         clients that the server is missing, and refers operators to the log."""
         return self._make(name, settings, _LeftOut(name))
 
@@ -180,12 +178,13 @@ class UpstreamFactory:
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values without a placeholder for a principal's secret, which are the same for all sessions."""
+    """Return the values that are the same for all sessions: those without a placeholder for a principal's secret."""
     return {name: value for name, value in values.items() if not is_template(value)}
 
 
 def _in_process(where: str, name: str, server: Any) -> Upstream:
-    """Return the upstream of an object in this process: a server object of the SDK, or an `Upstream`.
+    """Return the upstream for a Python object that acts as a server in this process: a server object of the SDK, or an
+    `Upstream`.
 
     Other packages can add kinds of upstreams: pass an `Upstream` with the setting `in_process`, or in `servers` of
     `create_app`. `transports.testing` has the tests that an `Upstream` must pass.
@@ -227,8 +226,8 @@ def load_object(name: str, path: str) -> Any:
 
 
 def _failed_in(error: Exception) -> str:
-    """Return the end of an error message about a failed import: the line of the operator's module that failed, or the
-    folders of modules if no module was found."""
+    """Return the end of the error message about a failed import: the line of the operator's module that has failed, or
+    the folders that were searched if no module was found."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename != __file__ and "importlib" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"

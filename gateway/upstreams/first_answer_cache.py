@@ -1,11 +1,12 @@
-"""Cache the first answers of new processes of a legacy server: to the handshake, and to requests for lists.
+"""Cache the first answers of a legacy server's new processes: to the handshake, and to requests for lists.
 
 A legacy server does not say how long its answers are fresh, or for whom. The operator says it (`lists_fresh_s`). A
-process gets the facts of its session, so a cached answer serves only sessions with equal facts, including metadata and
-credential; ids and times may differ. Calls may change the lists of a server, and so may what its client answers to its
-questions, such as its roots. So an answer is cached only if its process was asked for nothing but lists and was told
-nothing, and only sessions that have called no server use it: these need no process then.
-"""
+process gets facts about its session, so a cached answer is used only for sessions with equal facts, including metadata
+and credential; ids and times may differ.
+
+Calls may change the lists of a server, and so may a client's answers to the server's questions, such as its roots. So
+an answer is cached only if its process was asked for nothing but lists, and was told nothing. It is used only for
+sessions that have called no server; these need no process then."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -23,7 +24,7 @@ _HANDSHAKE: Final = "initialize"
 
 
 class FirstAnswers:
-    """Cache the first answers of processes of one legacy server, each for `fresh_s` seconds; 0 caches none."""
+    """Cache the first answers of one legacy server's processes, each for `fresh_s` seconds; 0 caches none."""
 
     def __init__(self, results: ResultCache, fresh_s: float) -> None:
         self._results = results
@@ -49,11 +50,13 @@ class FirstAnswers:
         return found
 
     def handshake_version(self) -> int:
-        """Return the cache version for `keep_handshake`. Read it before the process is asked."""
+        """Return a number to pass to `keep_handshake`. It changes when cached handshakes become invalid, so it must be
+        read before the process is asked."""
         return self._results.version(_HANDSHAKE)
 
     def keep_handshake(self, live: LiveSession, conversation: Conversation, version: int) -> None:
-        """Cache the `initialize` result of the session's process, if the process was asked for nothing else yet."""
+        """Cache the `initialize` result of the session's process, if the process was asked for nothing else yet.
+        `version` is from `handshake_version`."""
         key = self.cache_key(_HANDSHAKE, {}, live, live.session.context)
         if key is not None and is_unused(live, conversation, _HANDSHAKE):
             assert conversation.initialize_result is not None
@@ -61,8 +64,8 @@ class FirstAnswers:
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
-    """Return True if a session has called no server, its process has no answer of its client to a question, and the
-    process has notified of no change of the list `method`."""
+    """Return True if a session has called no server, its process has got no answer of its client to a question, and the
+    process has not notified of a change of the list `method`."""
     if live.session.links or live.ended:
         return False
     if conversation is None:

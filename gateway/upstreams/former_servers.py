@@ -1,8 +1,6 @@
-"""Keep the servers of former configurations until their sessions have left them.
-
-A session goes on with the process that it has. It leaves the process once it has not called the server for a while, or
-when a deadline passes. Its next call then starts a process of the new configuration, and the first result says so.
-"""
+"""Keep servers whose configuration was changed or removed, until the sessions that use them have left them. A session
+goes on with the process that it has. It leaves the process once it has not called the server for a while, or when a
+deadline passes. Its next call then starts a process of the new configuration, and the first result reports that."""
 
 import asyncio
 import logging
@@ -23,22 +21,23 @@ _MOST_IDLE_S: Final = 60.0
 """A process is left once it was not called for this part of the time that it may be kept, at most so many seconds."""
 
 _GRACE_S: Final = 5.0
-"""Seconds for which a server is kept at least: requests that have chosen it are not sent yet."""
+"""Seconds for which a former server is kept in any case, because requests for it may be chosen but not sent yet."""
 
 _REASON: Final = "the configuration of the server has changed"
 _REMOVED: Final = "the server was removed from the configuration"
 
 
 def _has_calls(live: LiveSession) -> bool:
-    """Return True if a request of the session other than a stream is under way, which may be about to be sent."""
+    """Return True if the session has a request in progress that may still be sent to a server. Streams of notifications
+    do not count."""
     listening = sum(exchange.is_subscription for exchange in live.exchanges)
     return live.busy > live.open_streams + listening
 
 
 @dataclass(eq=False, repr=False)
 class _Former:
-    """A server of a former configuration. `used` has, for each conversation, the number of its last request, and the
-    time since when it is the last."""
+    """A server with a former configuration. `used` has, for each conversation, the id of its last request, and since
+    when it is the last."""
 
     upstream: ConfiguredUpstream
     is_removed: bool
@@ -51,7 +50,7 @@ class _Former:
         return _REMOVED if self.is_removed else _REASON
 
     def is_over(self, now: float) -> bool:
-        """Return True if the deadline has passed after which sessions must leave the server."""
+        """Return True if the deadline has passed after which all sessions must leave the server."""
         return now - self.at >= self.keep_s
 
     def is_done(self, now: float) -> bool:
@@ -60,7 +59,8 @@ class _Former:
         return self.is_over(now) or (is_unused and now - self.at >= _GRACE_S)
 
     def may_leave(self, live: LiveSession, conversation: Conversation, now: float) -> bool:
-        """Return True if the session must or can leave its conversation with the server now."""
+        """Return True if the session must leave its conversation with the server now, or can leave it without losing a
+        call."""
         if self.is_over(now):
             return True
         if live.has_suspended or not conversation.is_unused or _has_calls(live):
@@ -75,7 +75,7 @@ class _Former:
 
 
 class FormerServers:
-    """The servers of former configurations that sessions still use. `sessions` are the live sessions of this
+    """The servers with former configurations that sessions still use. `sessions` are the live sessions of this
     replica."""
 
     def __init__(self, sessions: Iterable[LiveSession]) -> None:
@@ -86,8 +86,8 @@ class FormerServers:
         return len(self._former)
 
     def add(self, upstream: ConfiguredUpstream, successor: ConfiguredUpstream | None, keep_s: float) -> None:
-        """Keep a server for its sessions, for at most `keep_s` seconds. `successor` is the server with its name in the
-        new configuration; None if there is none."""
+        """Keep a former server for its sessions, for at most `keep_s` seconds. `successor` is the server of the same
+        name in the new configuration; None if it was removed."""
         self._former.append(_Former(upstream, successor is None, monotonic(), keep_s))
         if successor is not None:
             successor.succeed(upstream)
@@ -114,6 +114,6 @@ class FormerServers:
             logger.info("the former server %s is not used any more", each.upstream.name)
 
     async def close(self) -> None:
-        """Close all servers. Sessions close their own conversations."""
+        """Close all former servers. Sessions close their own conversations."""
         former, self._former = self._former, []
         await asyncio.gather(*(each.upstream.close() for each in former))

@@ -1,5 +1,5 @@
-"""Build the resources of links to one server: environment and secrets of a child process, or headers with a signed
-assertion. Find the secret values in these resources and in the server's configuration."""
+"""Build what a link to a server needs: environment and secrets for a child process, or headers with a signed assertion
+for a URL. Find the secret values in these and in the server's configuration."""
 
 import functools
 import os
@@ -35,8 +35,8 @@ _ANEW: Final = "its credential is configured anew, and this session goes on with
 
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:
-    """A process that was started before its session opens, its resources, and the environment and sandbox that it got.
-    `forget` removes the files that it leaves behind if the session never opens."""
+    """A process that was started before its session opens, with its resources, environment and sandbox. `forget`
+    removes the files that it leaves behind if the session never opens."""
 
     grant: LinkResources
     link: StdioLink
@@ -46,7 +46,7 @@ class PrestartedProcess:
 
     @property
     def is_good(self) -> bool:
-        """Return True if the process runs and has sent no message yet, and so is as good as a new one."""
+        """Return True if the process runs and has sent no message yet, so that a session can use it like a new one."""
         return self.link.is_unheard
 
     async def close(self) -> None:
@@ -58,11 +58,8 @@ class PrestartedProcess:
 
 @dataclass(eq=False, repr=False)
 class SessionResources:
-    """Build the resources of links to one server.
-
-    `take_prestarted` returns the prestarted process of a session; None if there is none. `sandboxed` puts processes
-    into the server's sandbox.
-    """
+    """Build the resources (environment, files, headers) of links to one server. `take_prestarted` returns the
+    prestarted process of a session; None if there is none. `sandboxed` puts processes into the server's sandbox."""
 
     settings: UpstreamSettings
     _: KW_ONLY
@@ -81,8 +78,8 @@ class SessionResources:
         self._secrets = headers if self.settings.is_remote else secrets_in_files(self.settings.env)
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
-        """Return the resources of a session's next link, in the given context. `resume` is the MCP session id from an
-        earlier link to a URL.
+        """Return the resources of a session's next link to the server. `context` has the session's rights. `resume` is
+        the MCP session id from an earlier link to a URL.
 
         Raises:
             UpstreamUnavailable: a secret is missing, or the process's walls, folder or socket cannot be made.
@@ -133,9 +130,9 @@ class SessionResources:
         )
 
     async def _files(self, live: LiveSession, context: Context, overridden: Collection[str]) -> SecretFiles:
-        """Return the files of a process. Files of tokens are renewed, others keep their first values. `overridden` are
-        variables to which a rule gives other values, so the process gets no files for them. Without any files, the
-        process still has a folder, which its launcher can name."""
+        """Return the files with secrets for a process. Files of tokens are renewed, others keep their first values. For
+        variables in `overridden`, a rule gives other values, so the process gets no files. A process without such files
+        still has a folder, because its launcher can name the folder."""
         secrets = secrets_in_files({n: value for n, value in self.settings.env.items() if n not in overridden})
         principal, current = live.session.principal, self.credentials.current
         first = await self._filled(live, context, secrets)
@@ -155,9 +152,9 @@ class SessionResources:
 
     def _renewed(self, *, is_same: bool) -> dict[str, str]:
         """Return the secrets whose tokens are requested again before each request. `is_same`: the session still has the
-        context of the link. In a later context, calls in flight get only tokens that a person has consented to: others
-        have other rights. If a later configuration takes tokens from elsewhere, return none, or raise
-        `UpstreamUnavailable` if one needs consent."""
+        context of the link. If it has a later context, calls in flight get only tokens to which a person has consented,
+        because other tokens have other rights. If a later configuration takes tokens from elsewhere, return none; raise
+        `UpstreamUnavailable` if one of them needs consent."""
         if not any(self._sources or ()):
             return {}
         values, is_same_source = self._secrets, self._is_as_at_first()
@@ -169,14 +166,14 @@ class SessionResources:
         return values if is_same else consented
 
     async def _filled(self, live: LiveSession, context: Context, values: Mapping[str, str]) -> CurrentSecrets:
-        """Return these headers or files with their secrets. Raises `UpstreamUnavailable` for a former server whose
-        tokens come from elsewhere since a reload: it must not get a token that is for another server."""
+        """Return these headers or files with the secrets filled in. Raises `UpstreamUnavailable` if a reload has
+        changed the source of the tokens: this former server must not get a token that is for another server."""
         if not self._is_as_at_first() and values:
             raise UpstreamUnavailable(_ANEW)
         return await self.credentials.current(values, live.session.principal, _token(live, context))
 
     def _is_as_at_first(self) -> bool:
-        """Return True if tokens in headers or files have the same sources as for the first link."""
+        """Return True if the tokens in headers or files come from the same sources as for the first link."""
         found = self.credentials.sources(self._secrets)
         if self._sources is None:
             self._sources = found
@@ -196,7 +193,7 @@ class SessionResources:
         return secrets_in(self.settings) | secrets_of_link(given)
 
     async def shared(self) -> LinkResources:
-        """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
+        """Return the resources of a link that belongs to no session, or to several. Raises `UpstreamUnavailable`."""
         if self.settings.kind != "command":
             return LinkResources()
         return await self.sandboxed.shared({} if self.settings.shared else self.environment.without_session())
@@ -238,14 +235,14 @@ def _is_consent(source: ExchangeSettings | ConsentSettings | None) -> bool:
 
 
 def _token(live: LiveSession, context: Context) -> CallerToken | None:
-    """Return the access token of the caller from whose claims a session has this context. Return None if the session
-    has another context now: links that finish calls of an earlier one get no later token."""
+    """Return the access token of a session's caller. Return None if the session has another context (rights) than
+    `context` by now: links that finish calls of an earlier context get no later token."""
     return live.token if context == live.session.context else None
 
 
 def secrets_in_command(settings: UpstreamSettings) -> set[str]:
-    """Return the secrets in a server's command line, and the secrets from the gateway's environment that its
-    configuration puts into the command line or environment of the server."""
+    """Return the secrets in a server's command line, and those that its configuration takes from the gateway's
+    environment for the server's command line or environment."""
     texts = (*settings.args, *settings.env.values())
     ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
     return secret_arguments(settings.args) | ours
@@ -257,8 +254,8 @@ def secrets_in(settings: UpstreamSettings) -> set[str]:
 
 
 def secrets_of_link(given: ConnectOptions) -> set[str]:
-    """Return what logs and operators must not see of a link: the values of its headers and of its environment
-    variables, except those that equal a fact of the session."""
+    """Return the values of a link that logs and operators must not see: of its headers and environment variables,
+    except those that equal a fact of the session."""
     facts = {*_texts(msgspec.json.decode(given.env.get(FACTS_VARIABLE, "{}")))}
     variables = {value for name, value in given.env.items() if name != FACTS_VARIABLE}
     return (variables - facts) | _of_headers(given.headers().values())

@@ -30,10 +30,10 @@ from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, Era, bytes]
-"""The key of a session's conversation: server, era, and the capabilities that the handshake declares."""
+"""The key of a session's conversation with a server: server, era, and the capabilities that the handshake declares."""
 
 Start = Literal["started", "failed"]
-"""The outcome of opening a link. Used as a counter key."""
+"""The outcome of opening a link, used as the key of a counter."""
 
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
@@ -61,12 +61,11 @@ class SessionRecorder(Protocol):
 
 @dataclass(eq=False, repr=False)
 class UpstreamLinks:
-    """The common part of all links to one server. `restarts` counts replaced links by reason, `starts` counts links by
-    outcome. `start_times_s` has the seconds that opening each of the last links took.
+    """The common part of all links to one server. `restarts` counts replaced links by reason, `starts` counts opened
+    and failed links. `start_times_s` has the seconds that opening each of the last links took.
 
     `records` writes to the record of a session. `permits` returns the resource URIs that a context may subscribe to.
-    `known` has the facts of the last probe.
-    """
+    `known` has the facts from the gateway's last probe of the server."""
 
     name: str
     upstream: Upstream
@@ -127,7 +126,7 @@ class UpstreamLinks:
         logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
 
     def answered(self) -> None:
-        """Count a link whose server has answered."""
+        """Count a link over which the server has answered."""
         self.starts["started"] += 1
 
     def failed(self, why: str) -> None:
@@ -149,8 +148,8 @@ class UpstreamLinks:
 
 
 class SharedLinks:
-    """Open links that belong to no session, or to many. They get no resources of a session. `users` returns the
-    sessions. `is_trial`: there is only one link, to test if the server accepts a handshake."""
+    """Open links that belong to no session, or to several. They get no environment or secrets of a session. `users`
+    returns the sessions. `is_trial`: only one link is opened, to test if the server accepts a handshake."""
 
     def __init__(
         self,
@@ -175,7 +174,7 @@ class SharedLinks:
         self.answered, self.failed = links.answered, links.failed
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return no secrets: nobody sees the frames of these links."""
+        """Return no secrets: no operator can watch the messages of these links."""
         return set()
 
     def handshake(self) -> bytes | None:
@@ -191,7 +190,7 @@ class SharedLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Do nothing: the link belongs to no single session, so no record can have its id."""
+        """Do nothing: the link belongs to no single session, so the id is stored in no session's record."""
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
         self._links.started(pid, took_s, correlation, None)
@@ -201,9 +200,9 @@ class SharedLinks:
 
 
 class SessionLinks:
-    """Open the links of one session, in the context that the session has when this object is made. `caller` is the
-    modern client for which a legacy server gets a handshake; None if the session's own client has sent `initialize`.
-    `correlation` is the id of the request for which the first link is opened."""
+    """Open the links of one session, with the context (rights) that the session has when this object is made. `caller`
+    is the modern client for which a legacy server gets a handshake; None if the session's own client has sent
+    `initialize`. `correlation` is the id of the request for which the first link is opened."""
 
     __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
 
@@ -235,8 +234,8 @@ class SessionLinks:
 
     @property
     def _is_former(self) -> bool:
-        """Return True if the session's context has changed since this object was made. The links then serve only calls
-        in flight, and resume no MCP session of a server behind a URL."""
+        """Return True if the session's context (rights) has changed since this object was made. The links then serve
+        only calls in flight, and resume no MCP session of a server behind a URL."""
         return self._live.renewals != self._renewals
 
     @property
@@ -284,7 +283,8 @@ class SessionLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record the id of the MCP session that the server has created. Later links on any replica can resume it."""
+        """Store the id of the MCP session that the server has created, so that later links on any replica can resume
+        it."""
         if self._is_former:
             return
         entry, known = _recorded(self._live, self._key)
@@ -309,8 +309,8 @@ class SessionLinks:
 
 
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
-    """Return a server's entry in the session's record, and the MCP session id in it that a link can resume. Both are
-    empty if there is no entry."""
+    """Return the entry for a server in the session's record (JSON), and the MCP session id in it that a link can
+    resume. Both are empty if there is no entry."""
     for entry in live.session.remote:
         name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
         if (name, capabilities) == (key[0], key[2].decode()):
@@ -319,7 +319,8 @@ def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
 
 
 def _settings(lives: Iterable[LiveSession], permits: Permits) -> list[bytes]:
-    """Return the requests that give a new process the lowest log level of its sessions, and all their subscriptions."""
+    """Return the requests that bring a new process up to date: they set the lowest log level of its sessions, and make
+    all their subscriptions."""
     level = lowest_level({live.session.log_level for live in lives})
     uris = set[str]()
     for live in lives:

@@ -1,4 +1,4 @@
-"""Request and read the lists of tools, prompts and resources of a server. Store nothing."""
+"""Request and read the lists of tools, prompts and resources of a server, without storing them."""
 
 import itertools
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def cached_items(method: str, results: ResultCache) -> list[dict[str, Any]] | No
 
 
 def with_files(method: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the items of a list, followed by the files of its skills, which are resources too."""
+    """Return the items of a list, followed by the files of its skills, because these files are resources too."""
     if not METHODS[method].extension:
         return items
     files = (items_of(item, "resources", "uri", most_chars=MOST_URI_CHARS) for item in items)
@@ -74,7 +74,7 @@ async def all_items(
 
 
 class IncompleteList(Exception):
-    """A server did not send all of a list. The message says why."""
+    """A server has not sent all of a list. The message says why."""
 
 
 async def whole_list(method: str, conversation: Conversation) -> list[dict[str, Any]]:
@@ -96,8 +96,8 @@ async def whole_list(method: str, conversation: Conversation) -> list[dict[str, 
 async def read_list(
     method: str, conversation: Conversation, results: ResultCache | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Request the pages of a list as `all_items` does. Return the items, and the reason why some are missing:
-    `TOO_LONG`, or what the server has answered instead."""
+    """Request the pages of a list, as `all_items` does. Return the items, and the reason why some are missing:
+    `TOO_LONG`, or the unusable answer of the server; empty if the list is complete."""
     params: dict[str, Any] = {"_meta": GATEWAY_META} if conversation.era is Era.MODERN else {}
     items: list[dict[str, Any]] = []
     size = 0
@@ -125,7 +125,7 @@ async def read_list(
 
 
 async def lists_repeatable(tool: str, conversation: Conversation) -> bool:
-    """Return True if the server lists the tool, and by its annotations it may be called twice without further effect.
+    """Return True if the server lists the tool with annotations that allow to call it twice without further effect.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

@@ -1,10 +1,9 @@
 """Start processes before a session needs them (setting `warm` of a server).
 
-A prestarted set is made for one future session. The set has a session id, and a process of each server with the
-setting, started in the environment of the session. Only a session with the same endpoint, principal, context, client,
-credential and secrets may use the set. When a session opens, a set is made for the next session with the same
-environment.
-"""
+A prestarted set is made for one future session. It has a session id, and a process of each server with the setting,
+started in the environment of the session. A session may use the set only if its endpoint, principal, context, client,
+credential and secrets are those for which the set was made. When a session opens, a set is made for the next session
+with the same environment."""
 
 import asyncio
 import contextlib
@@ -32,7 +31,7 @@ UNUSED_S: Final = 600.0
 
 
 class _PrestartedSet:
-    """A future session, and its prestarted processes by server."""
+    """The prestarted processes for one future session, by server."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -92,7 +91,7 @@ class PrestartedProcesses:
 
 
 class _Environment(NamedTuple):
-    """All that processes get of their session, without its id. Sessions that agree in it can get each other's
+    """All facts of a session that its processes get, except its id. Sessions with equal facts can use each other's
     prestarted processes."""
 
     endpoint: str
@@ -107,7 +106,7 @@ class _Environment(NamedTuple):
 
 
 class _Pool:
-    """The prestarted sets that are not assigned yet, for sessions with the same environment as the session `like`."""
+    """The prestarted sets that no session has got yet, for sessions with the same environment as the session `like`."""
 
     def __init__(self, like: Session) -> None:
         self.like = like
@@ -135,8 +134,8 @@ class PrestartPool:
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
-        """Surround the opening of a session. Assign a prestarted set to the session if one fits, and yield the session
-        with the set's id. Close the set at the end of the block if `opened` was not called."""
+        """Surround the opening of a session. If a prestarted set fits, assign it to the session, and yield the session
+        with the set's id. At the end of the block, close the set if `opened` was not called."""
         begun = self._begin(session)
         try:
             yield begun
@@ -164,21 +163,21 @@ class PrestartPool:
         return session
 
     def opened(self, session: Session) -> None:
-        """Record that a session is open, and make sets for the next session with the same environment."""
+        """Record that a session is open, and start the processes for the next session with the same environment."""
         self._opened.add(session.id)
         pool = self._pools.get(_Environment.of(session))
         if pool is not None:
             self._tasks.start(pool, lambda: self._fill(pool))
 
     def sweep(self) -> None:
-        """Close the pools that no session has used for `UNUSED_S` seconds."""
+        """Close the pools that no session has used for `UNUSED_S` seconds, with their processes."""
         for environment, pool in list(self._pools.items()):
             if monotonic() - pool.used_at > UNUSED_S:
                 del self._pools[environment]
                 self._drop(pool)
 
     def drop(self) -> None:
-        """Empty the pool: end the prestarted processes that no session was assigned, in the background."""
+        """End, in the background, all prestarted processes that are not assigned to a session."""
         for pool in self._pools.values():
             self._drop(pool)
         self._pools.clear()

@@ -1,5 +1,5 @@
-"""Prepare the sandbox of each process of a server: its share of memory, its walls (restrictions by the kernel), its
-private folder, and the package that it is started from."""
+"""Prepare the sandbox of each server process: its share of memory, its walls (restrictions that the kernel enforces),
+its private folder, and the package from which it is started."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class SandboxedResources:
-    """Put the processes of the server `name` into a sandbox. `by_trust` has the sandboxes for sessions by trust level.
-    `package` fetches the package that the server's command names, if any. `memory` decides if there is enough memory
-    for another process."""
+    """Put the processes of the server `name` into a sandbox. `by_trust` has the sandboxes by the trust level of the
+    session. `package` fetches the package that the server's command names, if any. `memory` decides if there is enough
+    memory for another process."""
 
     name: str
     by_trust: SandboxesByTrust
@@ -43,7 +43,7 @@ class SandboxedResources:
         self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
 
     async def shared(self, env: Mapping[str, str]) -> LinkResources:
-        """Return the resources of a link that belongs to no session, or to many, with walls and the variables `env`.
+        """Return the resources of a link that belongs to no session, or to several: the walls, and the variables `env`.
 
         Raises:
             UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is free for the process.
@@ -117,8 +117,8 @@ class SandboxedResources:
 
 
 def _began(given: ConnectOptions, process: ServerProcess) -> Callable[[int | None], None]:
-    """Return a callback that records the pid of a started process, and calls `given.began` with the pid. Without walls,
-    `given.began` gets None, because processes that are not its descendants may do its work."""
+    """Return a callback for a process start, which records the pid for the memory count and calls `given.began` with
+    it. Without walls, `given.began` gets None, because processes that are not its descendants may do its work."""
     tell, is_walled = given.began, given.walls is not None
 
     def began(pid: int | None) -> None:

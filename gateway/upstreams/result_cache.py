@@ -19,20 +19,20 @@ from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, Method
 from transports.jsonrpc import encode
 
 _OVERHEAD: Final = 512
-"""Bytes that are counted for an entry in addition to its result, so that many small entries are limited too."""
+"""Bytes that are counted for a cached result in addition to its size, so that many small results are limited too."""
 
 
 _LEAST_S: Final = 0.001
-"""Seconds. A cached result that is fresh for less time is not used: its `ttlMs`, a whole number, would be 0."""
+"""Minimum seconds for which a cached result must still be fresh to be used. With less, its `ttlMs`, a whole number,
+would be 0."""
 
 
 class CacheKey(msgspec.Struct, frozen=True):
     """The keys under which the result of one request may be cached: `public` for all callers, `private` for this
-    caller. With an empty key, no such result is stored or found.
+    caller. If one of them is empty, no such result is stored or found.
 
     `session` is the only session that a private result is for; empty if it is for several. `fresh_ms` is how long
-    results of a legacy server are fresh; 0 if each result says so itself.
-    """
+    results of a legacy server are fresh; 0 if each result says so itself."""
 
     method: str
     public: bytes
@@ -118,8 +118,8 @@ class ResultCache:
         return None
 
     def version(self, method: str) -> int:
-        """Return how often the server has notified of a change of results of `method`. Call this before the request is
-        sent, and pass the value to `keep`."""
+        """Return how often the server has notified of a change of results of `method`. Read this before the request is
+        sent, and pass it to `keep`."""
         return self._versions[method]
 
     def keep(self, key: CacheKey, result: object, version: int, *, for_all: bool = True) -> None:
@@ -138,7 +138,7 @@ class ResultCache:
             self._sessions.add(session)
 
     def changed(self, change: Method) -> None:
-        """Invalidate the results that a change notification of the server affects: lists of a kind, or resources."""
+        """Drop the results that a change notification of the server makes invalid: lists of a kind, or resources."""
         affected = (row for row in METHODS.values() if row.is_cacheable and row.kind == change.kind)
         self._versions.update(row.name for row in affected if change.flag or row.name not in LISTS)
 

@@ -1,4 +1,5 @@
-"""The facts about one server: the eras that it speaks, and the tools that it lists. Pure: the probe collects them."""
+"""Hold the facts about one server: the eras that it speaks, and the tools that it lists. Pure: the probe
+(`gateway.upstreams.server_probe`) collects them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,15 +20,14 @@ STARTING: Final = "it has not answered yet"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """The findings of one probe of a server.
+    """The facts that one probe of a server has found. A probe is the gateway's own request to the server.
 
     `discover` is the `server/discover` result of a modern server, and `initialize` the handshake result of a legacy
     server. `failure` says, for clients, why the server could not be asked; `output_tail` then has its last lines of
     output, for operators. If all three are empty, the server speaks neither era. `is_certain` is False if a server
     counts as legacy only because it has accepted a handshake, while its answer to `server/discover` proved nothing.
     `at` is the monotonic time when `discover` came. `needs_credentials`: the server answers only requests with the
-    credentials of a session; `discover` is then the part of such an answer that is the same for all sessions.
-    """
+    credentials of a session; `discover` is then the part of such an answer that is the same for all sessions."""
 
     discover: bytes | None = None
     initialize: bytes | None = None
@@ -46,7 +46,7 @@ class ServerFacts:
 
     @property
     def has_answered(self) -> bool:
-        """Return True if the server speaks one of the eras."""
+        """Return True if the server has answered in one of the eras of MCP."""
         return not self.failure and self.discovery is not None
 
     @cached_property
@@ -84,7 +84,7 @@ class ServerState:
 
     @property
     def why_silent(self) -> str:
-        """Return the reason why the server cannot be used; empty if it can."""
+        """Return the reason why the server cannot be used; empty if it can be used."""
         return f"it has not answered for {self.waited_s:.0f} s" if self.state == "starting" else self.reason
 
 
@@ -106,11 +106,9 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """Hold the facts of the last probe of one server. Only the probe writes them. `version` is raised when facts change
-    on which decisions about calls depend. `has_tools` is False if the server lists no tools to the probe.
-
-    The schemas of tools that mirror arguments in headers come from the last list that any session has received.
-    """
+    """Hold the facts from the last probe of one server. Only the probe writes them. `version` is raised when facts
+    change that matter to decisions about calls. `has_tools` is False if the server lists no tools to the probe. The
+    schemas of tools that repeat arguments in headers come from the last list that any session has received."""
 
     def __init__(self, *, has_tools: bool = True) -> None:
         self.has_tools = has_tools
@@ -130,21 +128,21 @@ class KnownFacts:
 
     @property
     def guessed(self) -> ServerFacts | None:
-        """Return the facts of a server whose era is only a guess: it has accepted a handshake, but not in a way that
-        proves the era. None for any other one."""
+        """Return the facts about a server if its era is only a guess: the server has accepted a handshake, which proves
+        no era. Return None for any other server."""
         latest = self.latest
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 
     def kept(self, facts: ServerFacts) -> ServerFacts:
-        """Return the facts to store after a probe: `facts`; if the server refuses the probe, those that a session has
-        found."""
+        """Return the facts to store after a probe. These are `facts`, or, if the server refuses the probe's requests,
+        the facts that a session has found."""
         latest = self.latest
         if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
             return facts
         return latest
 
     def listed(self, tools: Tools) -> None:
-        """Update the schemas of tools that mirror arguments in headers, from a list that the server has sent."""
+        """Take the schemas of tools that repeat arguments in headers from a list that the server has sent."""
         for name in tools.schemas:
             if name in tools.mirrored:
                 self._mirrored[name] = tools.mirrored[name]
@@ -163,5 +161,5 @@ class KnownFacts:
         return None if self.latest is None else self.latest.initialize
 
     def mirrored_schemas(self) -> Mapping[str, Any]:
-        """Return the input schemas of the tools that mirror arguments in headers, by tool name."""
+        """Return the input schemas of the tools whose arguments are repeated in headers, by tool name."""
         return self._mirrored

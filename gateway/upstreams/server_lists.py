@@ -36,9 +36,8 @@ class ServerLists:
     `timeout_s`: how long the server may take to send a list. `probed` returns the tools that the server listed to the
     probe, which are valid for a conversation until it has received a list itself. `on_listed` is called with each list
     of tools, `on_outdated` when the probed tools are not valid any more. `results` caches the server's fresh results: a
-    list found there is not requested. `has_lock`: there is a lock, which needs the digests of prompts and templates,
-    and lists of the conversation itself.
-    """
+    list found there is not requested. `has_lock`: the operator has a lock file of approved items. It needs digests of
+    prompts and templates, and lists that the conversation itself has received."""
 
     name: str
     _: KW_ONLY
@@ -136,7 +135,8 @@ class ServerLists:
         conversation.lists.keep(method, self._shared_list(method, items))
 
     def _compare(self, items: Iterable[dict[str, Any]]) -> None:
-        """Stop using the probed tools if one of these items differs. Conversations then request the list themselves."""
+        """Stop using the tools from the probe if one of these items differs from them. Conversations then request the
+        list themselves."""
         probed = self.probed()
         if probed is None or probed is self._outdated:
             return

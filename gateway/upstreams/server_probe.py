@@ -1,4 +1,5 @@
-"""Ask one server which eras it speaks and which tools it lists: when the gateway starts, and after each failure."""
+"""Probe one server: ask it which eras of MCP it speaks and which tools it lists. This happens when the gateway starts,
+and after each failure."""
 
 import asyncio
 import contextlib
@@ -39,7 +40,8 @@ _TOO_MANY: Final = (
 )
 
 WAIT_S: Final = 9.0
-"""Seconds after the start of a probe, for which clients wait for it. SDK clients wait 10 s for `server/discover`."""
+"""Seconds from the start of a probe during which clients wait for its result. SDK clients wait 10 s for
+`server/discover`."""
 
 AGAIN_S: Final = 5.0
 """Minimum seconds from a failure to the next probe that a client's request starts. Without requests, a `Backoff` times
@@ -84,11 +86,9 @@ class Probe:
         return self._tasks.start(_PROBE, self._probe)
 
     async def facts(self) -> ServerFacts:
-        """Return the facts of the last probe; wait up to `WAIT_S` for the first one. If the last probe failed, also run
-        another in the background: the server may have started since.
-
-        A server that has not answered in this time counts as legacy, so that its clients need not wait longer.
-        """
+        """Return the facts from the last probe; wait up to `WAIT_S` for the first one. If the last probe has failed,
+        also start another in the background: the server may have come up since. A server that does not answer in this
+        time counts as legacy, so that its clients need not wait longer."""
         facts = self.known.latest
         if facts is not None:
             if facts.failure and self.clock() >= self.failures.failed_at + AGAIN_S:
@@ -127,7 +127,7 @@ class Probe:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that the last or the running probe has taken so far, whichever are more."""
+        """Return the seconds that the last probe took, or that the running one has taken so far, whichever are more."""
         return self.took_s if self.began_at is None else max(self.took_s, self.clock() - self.began_at)
 
     # -- eras
@@ -137,8 +137,8 @@ class Probe:
         return era_of(self.known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
-        """Return the era in which to send requests of a client (of era `client`) to the server, after the probe. If the
-        era depends on it, test if the server accepts a handshake."""
+        """Return the era in which to send requests of a client (of era `client`) to the server, after the first probe.
+        First test if the server accepts a handshake, if the era depends on that."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
         if era is not None:
@@ -152,8 +152,8 @@ class Probe:
         return era
 
     async def _try_handshake(self) -> None:
-        """Test if a modern server accepts a handshake, with a process of its own, because a server that speaks both
-        eras chooses one by the first message."""
+        """Test if a modern server accepts a handshake. The test has a process of its own, because a server that speaks
+        both eras chooses one by the first message."""
         trial = self.shared.trial()
         try:
             await self._learn_from(trial)
@@ -162,8 +162,8 @@ class Probe:
 
     async def try_with(self, conversation: Conversation, drop: Callable[[], object]) -> None:
         """Test if a modern server accepts a handshake, with a session's own process, so that the session's client waits
-        for only one start. If the server refuses, call `drop` and close the conversation. A cancelled caller does not
-        end the test."""
+        for only one start. If the server refuses, call `drop` and close the conversation. The test goes on if its
+        caller is cancelled."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share((_TRIAL, conversation), lambda: self._learn_from_own(conversation, drop))
 
@@ -210,11 +210,11 @@ class Probe:
         return facts
 
     def log_first_answer(self) -> None:
-        """Log the first answer of the server when it comes."""
+        """From now on, log the first answer of the server."""
         self._logs_first_answer = True
 
     def give_up(self, reason: str) -> None:
-        """Mark the server as failed for good: it is never asked. `reason` is shown to clients."""
+        """Mark the server as failed for good, so that it is never asked. `reason` is shown to clients."""
         self.known.learn(ServerFacts(failure=reason))
         self.failures.fail(reason, math.inf)
 
@@ -226,7 +226,7 @@ class Probe:
         self.answered.set()
 
     def _keep(self, facts: ServerFacts) -> None:
-        """Store the facts of a probe. Log the first answer if `log_first_answer` was called, and warn if the server
+        """Store the facts from a probe. Log the first answer if `log_first_answer` was called. Warn if the server
         declares too many extensions."""
         self.known.learn(facts)
         if facts.has_answered and self._logs_first_answer:
@@ -285,8 +285,8 @@ class Probe:
         return replace(facts, needs_credentials=found.is_refused and self.is_remote and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
-        """Make a handshake with a server for which `server/discover` (`found`) has proved the legacy era or none, and
-        return the facts."""
+        """Make a handshake with a server that `server/discover` has not proved to be modern (`found` is its outcome),
+        and return the facts."""
         conversation, began = self.shared.of(Era.LEGACY), self.clock()
         is_certain = found.era is not None
         try:
@@ -318,6 +318,6 @@ class Probe:
         return Tools()
 
     async def close(self) -> None:
-        """Cancel a running probe, and run no more."""
+        """Cancel a running probe, and start no more."""
         self._cancel_timer()
         await self._tasks.close()

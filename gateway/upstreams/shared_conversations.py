@@ -1,4 +1,5 @@
-"""Keep the conversations with one server that belong to no session: for lists, the probe, and a shared server."""
+"""Keep the conversations with one server that belong to no single session: for lists, for the gateway's probe, and for
+a server that sessions share."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -50,15 +51,16 @@ class SharedConversations:
 
     @property
     def output_tail(self) -> tuple[str, ...]:
-        """Return the last output lines of a server that has not answered, from its present process, else from the one
-        before."""
+        """Return the last output lines of a server that has not answered: of its present process, or else of the
+        process before."""
         for conversation in self:
             if words := newest(conversation.output_tail):
                 return tuple(words)
         return self._discarded_words
 
     def trial(self) -> Conversation:
-        """Return a new legacy conversation with a link of its own, to try a handshake. The caller closes it."""
+        """Return a new legacy conversation with its own link, to test if the server accepts a handshake. The caller
+        must close it."""
         return Conversation(SharedLinks(self.links, Era.LEGACY, is_trial=True), SharedRouter(), self.deadlines)
 
     def forget(self, live: LiveSession) -> None:

@@ -166,8 +166,8 @@ async def review(
 async def _lists_to_compare(
     upstream: ConfiguredUpstream, workspaces: Iterable[WorkspaceSettings]
 ) -> dict[str, list[str] | None]:
-    """Return the names of prompts and the URIs of resources that a server lists, by kind. Leave out a kind without
-    patterns. A list is None if the server does not send it."""
+    """Return the names of prompts and the URIs of resources that a server lists, by kind. Leave out a kind for which
+    the configuration has no patterns. A list is None if the server does not send it."""
     facts = await upstream.facts()
     if not facts.has_answered or facts.needs_credentials:
         return {}
@@ -234,7 +234,7 @@ def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | fr
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names as text for an error message, which lets the operator find a misspelling."""
+    """Return the first of these names as text for an error message, so that the operator can find a misspelling."""
     shown = [repr(name[:_SHOWN_CHARS]) for name in names[:_SHOWN_NAMES]]
     return ", ".join(shown + ["…"] * (len(names) > _SHOWN_NAMES)) or "it has none"
 
@@ -256,7 +256,7 @@ def _of_workspaces(
 
 
 def _may_be_of(left_out: Iterable[str], separator: str, pattern: str) -> bool:
-    """Return True if the pattern may match names of servers that are left out, whose lists are unknown."""
+    """Return True if the pattern may match items of servers that are left out, because their lists are unknown."""
     fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
     prefixes = (f"{server}{separator}" for server in left_out)
     return any(fixed.startswith(prefix) or prefix.startswith(fixed) for prefix in prefixes)
