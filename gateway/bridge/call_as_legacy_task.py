@@ -27,7 +27,8 @@ _ANSWER_S: Final = 10.0
 """Seconds in which a server has to say whether it knows a task."""
 
 _TRIES: Final = 5
-"""Number of attempts to ask an unavailable server about a task of an earlier gateway process."""
+"""Maximum number of attempts to ask an unavailable server about a task that an earlier gateway process has started
+there."""
 
 
 def asking_for_task(params: Object) -> Object:

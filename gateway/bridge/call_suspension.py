@@ -24,16 +24,16 @@ from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
 
 _UNCLEAR_FOR_S: Final = 0.5
-"""Seconds that a question which may belong to several calls waits for some of them to end. On stdio, questions do not
-name their call."""
+"""Seconds that a question waits if it may belong to several calls: some of them may end meanwhile. On stdio, questions
+do not name their call."""
 
 _GATHER_S: Final = 0.02
 """Seconds in which a server's questions are collected, so that the client gets them together."""
 
 
 def ask_modern(live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
-    """Send a legacy server's request to the modern client of one of its calls, or refuse it. `call` is the call that
-    the request names, or None."""
+    """Send a legacy server's question to the modern client of one of its calls, or refuse it. `call` is the call that
+    the question names, or None."""
     _ServerRequest(live, conversation, message, call).ask(can_wait=call is None)
 
 
@@ -62,7 +62,7 @@ class _ServerRequest:
             self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
     def take(self) -> bool:
-        """Mark the request as answered. Return False if it was marked before."""
+        """Mark the request as answered. Return False if it was answered before."""
         was_answered, self._is_answered = self._is_answered, True
         return not was_answered
 
@@ -109,8 +109,8 @@ class _ServerRequest:
             asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
 
     def _question(self, method: str, exchange: Exchange) -> InputRequest:
-        """Return the question in the form of the client's era. For a legacy client that has requested a task (MCP
-        2025-11-25), remove only `task`."""
+        """Return the question in the form for the client's era. For a legacy client that waits for a task (MCP
+        2025-11-25), only the member `task` is removed."""
         message, moves = self._message, self._call is None and len(self._among) > 1
         if moves and isinstance(message.params, msgspec.Raw):
             # A copy for the next call: a slice would keep the whole message in memory.
@@ -143,7 +143,7 @@ def _gathered(conversation: Conversation, exchange: Exchange) -> None:
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
-    """Return the params of a question without the members that the modern era does not have: `task`, and an
+    """Return the params of a question without the members that MCP 2026-07-28 does not have: `task`, and an
     elicitation's id."""
     plain = without_task(params)
     if method == "elicitation/create":
@@ -152,7 +152,7 @@ def without_modern_gaps(method: str, params: Object) -> Object:
 
 
 def without_task(params: Object) -> Object:
-    """Return the params of a question without `task`, which would have the client create a task."""
+    """Return the params of a question without `task`: with it, the client would answer with a task."""
     return {key: value for key, value in params.items() if key != "task"}
 
 
@@ -170,7 +170,7 @@ def _suspend(exchange: Exchange) -> None:
 
 
 def answer_suspended(exchange: Exchange, responses: Object) -> None:
-    """Send the client's answers to the server. Ask the client again for missing answers."""
+    """Send the client's answers to the server. If answers are missing, ask the client again for these."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.client_answered()

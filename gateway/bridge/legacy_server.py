@@ -18,13 +18,14 @@ _objects: Final = msgspec.json.Decoder(Object)
 
 
 def legacy_params(params: Object) -> Object:
-    """Return the params without members that a legacy server does not know, and without `task`, which would have the
-    server create a task."""
+    """Return the params without the members that a legacy server does not know, and without `task`, so that the server
+    answers with a result and not with a task."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 
 def legacy_meta(meta: Object) -> Object:
-    """Return the `_meta` without the specification's keys, whose values a legacy server has got in its handshake."""
+    """Return the `_meta` without the keys that MCP 2026-07-28 defines. A legacy server has got their values in its
+    handshake."""
     return {key: value for key, value in meta.items() if not key.startswith(SPEC)}
 
 
@@ -47,7 +48,8 @@ class LegacyServerBridge:
         return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(self.translator(exchange.method)(message.result)))
 
     def translator(self, method: str) -> Callable[[msgspec.Raw | bytes], bytes]:
-        """Return a function that translates the server's result of this method into the client's result."""
+        """Return a function that translates the server's result of this method into the result for the modern
+        client."""
         return functools.partial(_translated, method, self._conversation.links.greeting.server_info)
 
 

@@ -66,11 +66,13 @@ class ModernServerBridge:
 
     @staticmethod
     def translator(method: str) -> Callable[[msgspec.Raw | bytes], bytes | None]:
-        """Return a function that translates complete results of this method. It returns None for other results."""
+        """Return a function that translates complete results of this method for the legacy client. For any other
+        result, it returns None."""
         return functools.partial(_translated, method)
 
     def _other(self, exchange: Exchange, message: Message, result: Object) -> Message | None:
-        """Handle a result that is not `complete`. Return the response for the client; None if there is none now."""
+        """Handle a result that is not complete: the server asks for input, or has created a task. Return the response
+        for the client; None if there is none yet."""
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
         if is_task(result) and exchange.method == "tools/call":

@@ -19,8 +19,8 @@ _LISTEN: Final = "subscriptions/listen"
 
 
 class RelayedReplies(ReplyQueue):
-    """Pass replies to the callback `receive` instead of a client. `client` is the reply queue of the client's stream;
-    `tick` sends keepalives on it."""
+    """A queue of replies that calls `receive` with each message, instead of sending it to a client. `client` is the
+    reply queue of the client's stream; `tick` sends keepalives on it."""
 
     __slots__ = ("_client", "_receive")
 
@@ -39,7 +39,8 @@ class RelayedReplies(ReplyQueue):
 
 
 def caller_of(live: LinkSession) -> ClientDeclaration:
-    """Return the declaration of a session's legacy client (name and capabilities) for requests to modern servers."""
+    """Return the declaration of a session's legacy client (name and capabilities), as requests to modern servers need
+    it."""
     return caller_of_params(live.session.client.initialize_params)
 
 
@@ -74,7 +75,7 @@ class GatewaySubscription(Exchange):
         self.acknowledged_here(self._confirmed)
 
     def ask_for(self, part: Filter) -> None:
-        """Set the part of the filter to request: the part that the server supports."""
+        """Set the filter to request from the server: the changes of which it can notify."""
         self._part = part
 
     def follow(self, before: "GatewaySubscription") -> None:
@@ -116,7 +117,7 @@ class GatewaySubscription(Exchange):
         self._when_gone = callback
 
     def end(self) -> None:
-        """Record that the server has ended the subscription, or that it was not sent."""
+        """Record that the server has ended the subscription, or that the subscription was never sent."""
         self.has_ended = True
         self._settle()
         if self.is_confirmed and not self._is_withdrawn and self._when_gone is not None:
@@ -171,9 +172,10 @@ def part_for_server(
     acknowledged: Callable[[], None],
     ended: Callable[[Exchange, Frame], None],
 ) -> Exchange:
-    """Return the part of a client's `subscriptions/listen` for one of several servers. `emit` is called with each
-    notification, and `acknowledged` when the server has acknowledged the part. `ended` is called with the part and its
-    last frame: a result from the server, or an error if the server is gone."""
+    """Return the request to one server that stands for its part of a client's `subscriptions/listen` for several
+    servers. `emit` is called with each notification, and `acknowledged` when the server has acknowledged the request.
+    `ended` is called with the request and its last frame: a result from the server, or an error if the server is
+    gone."""
 
     def receive(frame: Frame) -> None:
         if frame.final:

@@ -26,8 +26,8 @@ from transports.jsonrpc import INTERNAL_ERROR, Object, encode
 
 
 def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
-    """Return True if the client has declared that it answers all of these questions; else fail the call, and return
-    False."""
+    """Return True if the client has declared that it answers all of these questions. Otherwise end the call with an
+    error, and return False."""
     caller = caller_in(exchange)
     declared = b"{}" if caller is None else caller.capabilities
     for method, params in questions.values():
@@ -38,17 +38,16 @@ def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
 
 
 class RoundTrips(ABC):
-    """Run the rounds of one call with the params `params` and the `_meta` `meta`.
+    """Run the rounds of questions of one call, which has the params `params` and the `_meta` `meta`.
 
     `since` is the monotonic time at which the server got the call. Within `call_s` seconds after it, or after the last
     answers, the server must complete the call or ask. The call's own deadline does not limit this, because each
-    repetition restarts it.
-    """
+    repetition restarts it."""
 
     max_rounds: int
     """Maximum number of rounds in which the server asks."""
     poll_s: float
-    """Seconds before a call is repeated whose result has a state but no questions."""
+    """Seconds before a call is sent again if its result has a state but no questions."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
-"""Encrypt the gateway's own `requestState`, which contains the server's, so that a retry of the client finds its
-session.
+"""Encrypt the gateway's `requestState`. It contains the server's own state, and the session to which the client's next
+request belongs.
 
 The client has to store nothing else. Each `input_required` result to a client has the gateway's state (MCP 2026-07-28,
-Multi Round-Trip Requests). The server gets its own state back byte for byte; none if it has sent none.
-"""
+Multi Round-Trip Requests). The server gets its own state back byte for byte; none if it has sent none."""
 
 import hashlib
 from collections.abc import Callable
@@ -56,7 +55,7 @@ class Binding(msgspec.Struct, frozen=True):
 
 class RequestDigest(msgspec.Struct):
     """Return the digest of one request when called: of its method, its tool, prompt or URI, and its arguments. The
-    first call computes it; after that, only the digest is kept in memory."""
+    first call computes the digest; after that, only the digest is kept in memory, and not the request."""
 
     method: str
     params: Object | None
@@ -90,8 +89,8 @@ class RequestStateSeal:
         binding: Binding,
         suspended: SuspendedCall | None = None,
     ) -> Object:
-        """Return an `input_required` result with a sealed state of the gateway in place of the server's, which it
-        contains."""
+        """Return an `input_required` result in which the gateway's encrypted state replaces the server's. The gateway's
+        state contains the server's."""
         inner = result.get("requestState")
         payload = OpenedState(
             session=session_id,

@@ -46,7 +46,7 @@ class StateCipher:
         return _FORMAT + base64.urlsafe_b64encode(name + nonce + sealed).decode().rstrip("=")
 
     def open(self, text: str) -> bytes:
-        """Return the decrypted content of a text. Raises `InvalidSeal`."""
+        """Decrypt a text, and return its content. Raises `InvalidSeal` if no key fits or the text was changed."""
         form, _, coded = text.partition(".")
         try:
             raw = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)

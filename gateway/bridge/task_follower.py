@@ -66,7 +66,7 @@ def pause_s(failures: int) -> float:
 
 
 def register_sent(conversation: Conversation, exchange: Exchange) -> None:
-    """Register a call as sent in this conversation, without sending it: an earlier gateway process has sent it, and the
+    """Register a call as sent in this conversation, without sending it. An earlier gateway process has sent it, and the
     server works on it as a task. Restart the call's deadline."""
     exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
     conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE)
@@ -91,8 +91,8 @@ async def _cancel(conversation: Conversation, params: bytes, resumed: TaskAtServ
 
 
 def is_known(answer: Message, task: TaskAtServer) -> bool:
-    """Return True if this answer to `tasks/get` is about the given task. Compare creation times, because a restarted
-    server may have given the id to another task."""
+    """Return True if an answer to `tasks/get` is about the given task. Compare the creation times too, because a
+    restarted server may have given the id to another task."""
     if not isinstance(answer.result, msgspec.Raw):
         return False
     return is_same_time(created_at(object_of(answer.result)), task.created_at)
@@ -161,7 +161,7 @@ class TaskFollower(ABC):
 
     @abstractmethod
     def _progress(self, message: object) -> None:
-        """Give the client the new status message of the task."""
+        """Tell the client the new status message of the task."""
 
     @abstractmethod
     def _withdraw(self, keys: Set[str]) -> None:
@@ -213,7 +213,8 @@ class TaskFollower(ABC):
                     raise
 
     async def _request_once(self) -> None:
-        """Send the server the answers that it does not have. If there are none, request the state of the task."""
+        """Send the server those answers of the client that it does not have yet. If there are none, request the state
+        of the task."""
         if self._process is not None and self._conversation.link is not self._process:
             self._is_over = True  # a later process may give the same id to another task
             raise LinkClosed(f"the process of server {self._conversation.name!r} has ended")
@@ -231,7 +232,7 @@ class TaskFollower(ABC):
         return encode({"taskId": self._own_id, **(more or {}), "_meta": self._meta})
 
     def _take(self, answer: Message) -> None:
-        """Handle the answer to `tasks/get`."""
+        """Handle the server's answer to `tasks/get`, which has the state of the task."""
         if self._is_ended:
             return
         resumed, self._resumed = self._resumed, None
@@ -317,7 +318,7 @@ class TaskFollower(ABC):
 
 
 def _interval(task: Object) -> float:
-    """Return the seconds before the next poll: the server's suggestion, within limits."""
+    """Return the seconds before the task is polled again: the server's suggestion, within limits."""
     with contextlib.suppress(msgspec.MsgspecError):
         suggested = msgspec.json.decode(task.get("pollIntervalMs", b"null"), type=float)
         return min(max(suggested / 1_000, _LEAST_POLL_S), _MOST_POLL_S)
