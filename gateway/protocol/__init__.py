@@ -1,1 +1,1 @@
-"""Describe MCP as data: methods, handshakes, capabilities, results. Pure: no I/O."""
+"""Describe MCP as data: its methods, handshakes, capabilities and results. Pure: no I/O."""

@@ -14,8 +14,8 @@ PUBLIC: Final = "public"
 PRIVATE: Final = "private"
 
 _MOST_MS: Final = 3_600_000
-"""The longest accepted `ttlMs`: an hour. A longer time may be a mistake, and clients would not notice that a server was
-replaced."""
+"""The longest `ttlMs` that is accepted from a server: an hour. A longer time may be a mistake, and clients would not
+notice that a server was replaced."""
 
 
 class Hints(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ _heads = msgspec.json.Decoder(_Head)
 
 
 def ttl_ms(value: object) -> int:
-    """Return a server's `ttlMs` as an integer of at most one hour; 0 if it is no positive number."""
+    """Return a server's `ttlMs` as an integer of milliseconds, at most one hour; 0 if it is not a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return 0
     return int(min(value, _MOST_MS))
@@ -52,7 +52,8 @@ def hints_of(result: msgspec.Raw | bytes) -> Hints:
 
 
 def most_private(pages: Iterable[Mapping[str, Any]]) -> str:
-    """Return the cache scope of a result that is merged from `pages`: public if there are pages and all are public."""
+    """Return the cache scope for a result that is merged from `pages`: public if all pages are public (and there is
+    one), else private."""
     scopes = [page.get("cacheScope") for page in pages]
     return PUBLIC if scopes and all(scope == PUBLIC for scope in scopes) else PRIVATE
 
@@ -63,8 +64,8 @@ def with_ttl(result: bytes, left_ms: int) -> bytes:
 
 
 def of_one_session(result: Object) -> Object:
-    """Return the result as private and not cacheable, because it has a fact of one session. Return a result without
-    cache hints unchanged."""
+    """Mark a result as private and not cacheable, because it contains a fact of one session. A result without cache
+    hints is returned unchanged."""
     if "cacheScope" not in result:
         return result
     return result | {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}

@@ -13,27 +13,26 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode,
 _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"
 _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
-"""The client capabilities that servers may use, and the modes of each."""
+"""The client capabilities that a server's questions may need, with the modes of each."""
 _TOOL_USE: Final = frozenset({"tools", "toolChoice"})
 """Params of a sampling request that need `sampling.tools` (MCP 2025-11-25, Sampling §Tools in Sampling)."""
 _ONE_ERA: Final = frozenset({"listChanged"})
-"""Members of these capabilities that MCP 2026-07-28 does not have: they are not passed to the other era."""
+"""Members of these capabilities that MCP 2026-07-28 does not have. They are removed before a server of the other era
+gets the capabilities."""
 
 MAX_INFO_BYTES: Final = 32 << 10
 """Size limit for `clientInfo`, whose icons may be images. A longer one is reduced to name, title and version."""
 _MAX_NAME, _MAX_VERSION = 128, 64
 _SHORT: Final = 256
-"""Maximum number of bytes of capabilities that serve as a key themselves. The key of longer ones is their hash."""
+"""Maximum bytes of capabilities that are used as a key unchanged. The key of longer ones is their hash."""
 _CACHED: Final = 1_024
 _MAX_CACHED_BYTES: Final = 2_048
 
 
 class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
-    """A client's identity and capabilities, for servers of the other era.
-
-    `info` and `capabilities` are the client's own JSON, without members that the other era does not have. `log_level`
-    is the lowest level of log messages that the client wants; empty for none.
-    """
+    """The identity and the capabilities that a client has declared, in a form for servers of the other era. `info` and
+    `capabilities` are the client's own JSON, without members that the other era does not have. `log_level` is the
+    lowest level of log messages that the client wants; empty for none."""
 
     info: bytes
     capabilities: bytes
@@ -51,12 +50,12 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def key(self) -> bytes:
-        """Return the capabilities as a short key for caches and stores: their JSON, or its hash if that is long."""
+        """Return the capabilities as a short key for caches and stores: their JSON, or its hash if the JSON is long."""
         declared = self.capabilities
         return declared if len(declared) <= _SHORT else hashlib.sha256(declared).hexdigest().encode()
 
     def initialize_params(self) -> bytes:
-        """Return the params of `initialize` for a legacy server."""
+        """Return the params of an `initialize` request that declares this client to a legacy server."""
         return encode(
             {
                 "protocolVersion": _LEGACY,
@@ -116,15 +115,15 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> ClientDeclaration:
 
 
 def caller_of_params(initialize_params: bytes) -> ClientDeclaration:
-    """Return the declaration of a legacy client, from the params of its `initialize`. Raises `msgspec.MsgspecError` if
-    they are invalid."""
+    """Return the declaration of a legacy client, from the params of its `initialize` request. Raises
+    `msgspec.MsgspecError` if they are invalid."""
     said = _params.decode(initialize_params or b"{}")
     return _caller(bytes(said.clientInfo), bytes(said.capabilities))
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
-    """Return True if the client has declared the capability or the extension that a server's request needs. Raises
-    `msgspec.MsgspecError` if the mode of an elicitation is not a string."""
+    """Return True if the client has declared the capability or extension that this request of a server to the client
+    needs. Raises `msgspec.MsgspecError` if the mode of an elicitation is not a string."""
     declared, name, kind = object_of(capabilities), method.partition("/")[0], _kind(method, params)
     if kind:
         return kind in object_of(declared.get(name))
@@ -132,8 +131,9 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
 
 
 def refusal(capabilities: bytes, method: str, params: Object) -> tuple[int, str] | None:
-    """Return the error code (MCP 2025-11-25, Elicitation and Roots §Error Handling) and message for a server's request
-    that the client has not declared to answer; None if the client has declared it. Raises as `may_be_asked`."""
+    """Return the error code and message (MCP 2025-11-25, Elicitation and Roots §Error Handling) with which to answer a
+    server's request, if the client has not declared that it can be asked. Return None if it has. Raises the same errors
+    as `may_be_asked`."""
     if may_be_asked(capabilities, method, params):
         return None
     (name, parts), *_ = capability_for(method, params).items()
@@ -142,8 +142,8 @@ def refusal(capabilities: bytes, method: str, params: Object) -> tuple[int, str]
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:
-    """Return the capability that a client must declare before a server may send it this request, as a client declares
-    it."""
+    """Return the capability that a client must declare before a server may send it this request, in the form of a
+    declaration."""
     name, kind = method.partition("/")[0], _kind(method, params)
     if name in _ASKED:
         return {name: {kind: {}} if kind else {}}
@@ -151,7 +151,7 @@ def capability_for(method: str, params: Object) -> dict[str, Any]:
 
 
 def _kind(method: str, params: Object) -> str:
-    """Return the part of a capability that a request needs; empty if it needs no part."""
+    """Return the mode of a capability that a request needs, such as `url` of elicitation; empty if it needs none."""
     if method == "elicitation/create":
         return msgspec.json.decode(params.get("mode", b"null"), type=str | None) or "form"
     is_tool_use = any(bytes(params.get(name, b"null")) != b"null" for name in _TOOL_USE)

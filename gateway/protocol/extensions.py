@@ -15,24 +15,25 @@ SKILLS: Final = "io.modelcontextprotocol/skills"
 """The Skills extension: its methods are in the table of methods."""
 
 HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
-"""Extensions that the gateway handles itself if client and server are of different eras. Their declarations are not
-passed from one era to the other."""
+"""Extensions that the gateway itself handles if client and server are of different eras. So a declaration of them is
+not passed to the other era."""
 
 HANDLED_CAPABILITIES: Final = frozenset({"tasks"})
 """Capabilities of the core protocol that only one era has. They are not passed to the other era."""
 
 SPEC: Final = "io.modelcontextprotocol/"
-"""The beginning of the names that MCP itself defines: of extensions, and of keys of `_meta`."""
+"""The prefix of the names that MCP itself defines, for extensions and for keys of `_meta`."""
 
 _NOTIFICATIONS: Final = "notifications/"
 _CORE: Final = frozenset(
     """completions elicitation experimental extensions logging prompts resources roots sampling tasks tools""".split()
 )
-"""Capabilities of the core protocol, of clients and servers."""
+"""Names of the capabilities that the core protocol defines for clients and servers."""
 
 MOST_NAMES: Final = 256
 MOST_NAME_CHARS: Final = 256
-"""Limits for declared names; names beyond them are ignored. Each name costs time for every call of an extension."""
+"""Limits for declared names; names beyond them are ignored. Every call of an extension compares all names, which takes
+time."""
 
 _objects = msgspec.json.Decoder(Object)
 
@@ -46,7 +47,7 @@ def object_of(raw: msgspec.Raw | bytes | None) -> Object:
 
 
 def passed_on(capabilities: Object) -> Object:
-    """Return the capabilities that the other era gets: all but those that the gateway handles itself."""
+    """Return the capabilities that are passed to the other era: all except those that the gateway handles itself."""
     plain = {name: raw for name, raw in capabilities.items() if name not in HANDLED_CAPABILITIES}
     if "extensions" in plain:
         extensions = object_of(plain["extensions"])
@@ -59,8 +60,8 @@ def passed_on(capabilities: Object) -> Object:
 
 
 def method_forms(method: str) -> tuple[str, ...]:
-    """Return the names that patterns and declarations may use for a method: its own name, and the name of a
-    notification also without the prefix `notifications/`."""
+    """Return the names under which patterns and declarations may refer to a method: its own name, and for a
+    notification also the name without the prefix `notifications/`."""
     plain = method.removeprefix(_NOTIFICATIONS)
     return (method,) if plain == method else (method, plain)
 
@@ -106,17 +107,18 @@ class Declared(msgspec.Struct, frozen=True):
         return cls(names, is_open=is_open, left_off=len(extensions) + len(own) - len(names))
 
     def match(self, method: str) -> int:
-        """Return how closely the method matches the best of these names, from 0 to 3 (`match`)."""
+        """Return how closely the method matches the best of these names, from 0 (not at all) to 3 (see the function
+        `match`)."""
         return max((match(method, name) for name in self.names), default=0)
 
     def takes(self, method: str) -> bool:
-        """Return True if a client or server with these declarations may understand the method."""
+        """Return True if a client or server with these declarations may understand a method of an extension."""
         return self.is_open or self.match(method) > 0
 
 
 def closest(method: str, parties: Iterable[tuple[str, Declared]]) -> list[str]:
-    """Return the names of the parties (clients or servers) whose declarations the method matches most closely; empty if
-    it matches none."""
+    """Return the names of those parties (clients or servers) whose declared extensions match the method most closely;
+    empty if none match."""
     matches = {name: declared.match(method) for name, declared in parties}
     best = max(matches.values(), default=0)
     return [name for name, found in matches.items() if found == best and best]

@@ -32,10 +32,8 @@ def with_known_version(params: Object) -> Object:
 
 
 def limit_version(result: bytes, version: str) -> bytes:
-    """Return an `initialize` result whose version is at most the client's `version`.
-
-    A server may have negotiated a newer version with another client, if its process is shared or was started earlier.
-    """
+    """Return an `initialize` result with a version that is not newer than the client's `version`. A server may have
+    negotiated a newer one with another client, if its process is shared or was started earlier."""
     decoded = msgspec.json.decode(result, type=Object)
     negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
     if version not in HANDSHAKE_VERSIONS or negotiated not in HANDSHAKE_VERSIONS or negotiated <= version:
@@ -52,11 +50,12 @@ def version_of(result: bytes) -> str:
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _OF_HANDSHAKES: Final = frozenset({"protocolVersion", "capabilities", "serverInfo", "instructions", "_meta"})
 _OF_DISCOVERIES: Final = _OF_HANDSHAKES | {"supportedVersions", "resultType", "ttlMs", "cacheScope"}
-"""Members of the results that are translated or merged. All other members are passed unchanged."""
+"""Members of `initialize` and `server/discover` results that are translated or merged. All other members are passed
+unchanged."""
 
 
 def discovery_of(result: bytes) -> bytes:
-    """Make a `server/discover` result from the `initialize` result of a server that supports only the handshake."""
+    """Make a `server/discover` result from the `initialize` result of a server that does not have `server/discover`."""
     shaken = object_of(result)
     info = shaken.get("serverInfo", msgspec.Raw(b"{}"))
     body: dict[str, Any] = {
@@ -104,12 +103,12 @@ def handshake_of(result: bytes, version: str) -> bytes:
 
 
 def _common(result: Object) -> Object:
-    """Return the capabilities in a result that the other era gets."""
+    """Return the capabilities in a result that are passed to clients of the other era."""
     return passed_on(object_of(result.get("capabilities")))
 
 
 def _instructions(results: Iterable[Object]) -> dict[str, str]:
-    """Join the instructions of all results into one member of a result; empty if there are none."""
+    """Join the instructions of all results into one. Return them as a member of a result; empty if there are none."""
     texts: list[str] = []
     for result in results:
         with contextlib.suppress(msgspec.MsgspecError):
@@ -142,7 +141,7 @@ def _part(result: bytes | None, name: str) -> dict[str, Any]:
 
 
 _LISTED: Final = ("tools", "prompts", "resources")
-"""Kinds of lists that the gateway merges. The gateway itself notifies clients of changes of the merged lists."""
+"""Kinds of lists that the gateway merges. The gateway itself notifies clients when a merged list changes."""
 
 
 _BY_NAME: Final = frozenset({"experimental", "extensions"})
@@ -202,7 +201,8 @@ def _supported(discovered: Object, default: list[str]) -> list[str]:
 
 
 def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
-    """Return the members of the results that the gateway does not know. Of equal members, the first result's counts."""
+    """Return the members of the results that the gateway does not know. If several results have the same member, the
+    first one counts."""
     return {key: raw for result in reversed(results) for key, raw in result.items() if key not in known}
 
 

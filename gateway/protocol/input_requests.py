@@ -40,7 +40,7 @@ def question_of(raw: msgspec.Raw) -> Question:
 
 
 def for_legacy_client(question: Question) -> Question:
-    """Return a question in the form of the legacy era, which requires an `elicitationId` in URL elicitations."""
+    """Return a question in the form for a legacy client, which needs an `elicitationId` in URL elicitations."""
     method, params = question
     if params is None or method != "elicitation/create" or bytes(params.get("mode", b"")) != b'"url"':
         return question

@@ -12,15 +12,17 @@ from cachetools import LRUCache
 from transports.jsonrpc import encode
 
 _OF_APPS: Final = ("ui", "ui/resourceUri")
-"""The keys in `_meta` that say which app shows a tool's results (`gateway.protocol.merged_lists.app_of`)."""
+"""The keys in a tool's `_meta` that name the MCP App which shows the tool's results
+(`gateway.protocol.merged_lists.app_of`)."""
 _EXACT: Final = 2**53 - 1
-"""The largest integer of which every reader of JSON has the exact value (RFC 8785, section 3.2.2.3)."""
+"""The largest integer that every JSON reader reads exactly (RFC 8785, section 3.2.2.3)."""
 
 FORM_BYTES: Final = 20
-"""Bytes of a form. Nobody can find two items with the same."""
+"""Length in bytes of a form, the hash that `form_of` computes. Nobody can find two items with the same one."""
 
 _MOST_SLOW: Final = 256 << 10
-"""Maximum number of bytes of a list that Python code brings into their canonical form: a third of a second."""
+"""Maximum bytes of a list that are brought into their canonical form by slow Python code: this takes a third of a
+second."""
 
 _TEXT: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _EXPONENT: Final = re.compile(rb"[0-9]e")
@@ -41,8 +43,8 @@ def compared_part(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def form_of(item: Mapping[str, Any]) -> bytes:
-    """Return a hash of the part of an item that its digest covers; empty if it cannot be encoded. It costs less than a
-    digest, but differs if the server writes the same number in another way."""
+    """Return the form of an item: a hash of the part that its digest covers; empty if the item cannot be encoded. It
+    costs less than a digest, but differs if the server writes the same number in another way."""
     try:
         return hashlib.sha256(msgspec.json.encode(compared_part(item), order="sorted")).digest()[:FORM_BYTES]
     except (OverflowError, RecursionError, msgspec.MsgspecError):
@@ -50,14 +52,14 @@ def form_of(item: Mapping[str, Any]) -> bytes:
 
 
 def digest_of(item: Mapping[str, Any]) -> str:
-    """Return the digest of an item, as `sha256:HEX`; empty if the item has no canonical form. Numbers beyond 2**53
-    count as the nearest float, as most readers of JSON read them."""
+    """Return the digest of an item, as `sha256:HEX`; empty if the item has no canonical form. A number beyond 2**53
+    counts as the nearest float, because most JSON readers read it so."""
     return digests_of((item,))[0]
 
 
 def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the digests of a list's items, as `digest_of` does. After `_MOST_SLOW` bytes of items that take long,
-    further items get an empty digest, so that no list of a server delays other calls."""
+    """Return the digests of a list's items, as `digest_of` does. After `_MOST_SLOW` bytes of items that take long, all
+    further items get an empty digest, so that no server's list delays other calls."""
     left, found = _MOST_SLOW, []
     for item in items:
         try:
@@ -70,7 +72,8 @@ def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
-    """Return the digest of an item, and the number of bytes that took long."""
+    """Return the digest of an item, and how many of its bytes needed the slow code. `left` is how many may still need
+    it."""
     key = hashlib.sha256(encode(item)).digest()
     if (known := _known.get(key)) is not None or left <= 0:
         return known or "", 0
@@ -89,7 +92,8 @@ def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
 
 
 def _has_other_number(rest: bytes) -> bool:
-    """Return True if JSON without its strings (`rest`) has a number that ECMAScript may write in another way."""
+    """Return True if a JSON text has a number that ECMAScript may write in another way. `rest` is the text without its
+    strings."""
     return b"." in rest or _EXPONENT.search(rest) is not None or _LONG.search(rest) is not None
 
 

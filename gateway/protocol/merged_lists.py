@@ -45,7 +45,7 @@ def items_of(page: Any, key: str, name: str, *, most_chars: int = sys.maxsize) -
 
 class Names(frozenset[str]):
     """The names of a server's prompts, or the URIs of its resources or templates. `digests` has the digest of each
-    item's content; it is empty if no lock needs digests."""
+    item's content; it is empty if the operator has no lock file, which alone needs digests."""
 
     digests: Mapping[str, str] = MappingProxyType({})
 
@@ -65,7 +65,8 @@ class Names(frozenset[str]):
         return found
 
     def joined(self, newer: "Names") -> "Names":
-        """Return these names and those of `newer`, up to the limits of `of`. The digests of `newer` win."""
+        """Return these names together with those of `newer`, up to the limits of `of`. If both have a digest for a
+        name, that of `newer` counts."""
         found = Names.of(({"name": name} for name in (*self, *(newer - self))), "name")
         if self.digests or newer.digests:
             found.digests = {n: digest for n, digest in {**self.digests, **newer.digests}.items() if n in found}
@@ -93,7 +94,7 @@ def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def operation_of(tool: Mapping[str, Any]) -> str:
-    """Return `read` if a tool's annotations set `readOnlyHint`, else `write`, the default of the specification (MCP
+    """Return `read` if a tool's annotations set `readOnlyHint`, else `write`, which MCP defines as the default (MCP
     2025-11-25, ToolAnnotations)."""
     annotations = tool.get("annotations")
     return READ if isinstance(annotations, dict) and annotations.get("readOnlyHint") is True else WRITE
@@ -111,8 +112,8 @@ def app_of(tool: Mapping[str, Any]) -> str:
 
 
 def is_for_apps(tool: Mapping[str, Any]) -> bool:
-    """Return True if apps may call a tool (MCP Apps 2026-01-26). Return False if `_meta.ui.visibility` is a list
-    without `app`."""
+    """Return True if MCP Apps may call a tool (MCP Apps 2026-01-26). Only a list in `_meta.ui.visibility` that lacks
+    `app` forbids it."""
     meta = tool.get("_meta")
     ui = meta.get("ui") if isinstance(meta, dict) else None
     visibility = ui.get("visibility") if isinstance(ui, dict) else None
@@ -125,7 +126,7 @@ def is_mirrored(schema: Schema | None) -> bool:
 
 
 def is_repeatable(tool: Mapping[str, Any]) -> bool:
-    """Return True if a tool may be called twice without further effect, by its annotations."""
+    """Return True if the annotations of a tool say that it may be called twice without further effect."""
     hints = tool.get("annotations")
     return isinstance(hints, dict) and (hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True)
 
@@ -139,11 +140,9 @@ def task_support(tool: Mapping[str, Any]) -> str:
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool of a call: its server, its name at that server, and the properties that it declares.
-
-    For `is_repeatable`, `task_support`, `operation`, `app` and `is_for_apps`, see the functions of these names
-    (`operation_of`, `app_of`). `is_unlisted`: the server does not list the tool.
-    """
+    """The tool that a call names: its server, its name at that server, and the properties that it declares. For
+    `is_repeatable`, `task_support`, `operation`, `app` and `is_for_apps`, see the functions of these names
+    (`operation_of`, `app_of`). `is_unlisted`: the server does not list the tool."""
 
     server: str = ""
     name: str = ""
@@ -157,7 +156,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tool: dict[str, Any]) -> "Called":
-        """Return the `Called` of a tool in a server's list, with an empty `server`."""
+        """Return the properties of a tool in a server's list. The field `server` is left empty."""
         return cls(
             name=tool["name"],
             schema=Schema.of(tool.get("inputSchema")),
@@ -206,7 +205,7 @@ class Tools:
                 self.mirrored[found.name] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:
-        """Return True if the schema of the tool `name` has the argument."""
+        """Return True if the input schema of the tool `name` has this argument."""
         return argument in self._arguments.get(name, ())
 
     def operation(self, name: str) -> str:
@@ -221,8 +220,8 @@ class Tools:
         return self._digests.get(name, "")
 
     def form(self, name: str) -> bytes | None:
-        """Return the form of the tool `name` (`item_digests.form_of`); None if it is not listed, empty if it is listed
-        in two forms. The first call computes the forms of all tools."""
+        """Return the form (hash) of the tool `name` (`item_digests.form_of`); None if it is not listed, empty if it is
+        listed in two forms. The first call computes the forms of all tools."""
         if self._forms is None:
             self._forms = {}
             for tool in self.listed:
@@ -231,7 +230,7 @@ class Tools:
         return self._forms.get(name)
 
     def called(self, server: str, name: str) -> Called:
-        """Return the tool `name` of `server`. A tool that is not listed gets default properties."""
+        """Return the properties of the tool `name` of `server`. A tool that is not listed gets default properties."""
         return msgspec.structs.replace(self._declared.get(name, _UNLISTED), server=server, name=name)
 
     def __contains__(self, name: object) -> bool:
@@ -245,7 +244,7 @@ class Tools:
         return self._unmatched
 
     def are_same(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Return True if this list has all of `tools`, in the same forms."""
+        """Return True if this list has each of `tools`, unchanged."""
         return all(self.form(tool["name"]) == form_of(tool) != b"" for tool in tools)
 
 
@@ -262,8 +261,8 @@ _MOST_CURSOR_CHARS: Final = 4_096
 
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
-    """Split a public name (`server__name`) into the upstream and the name at that upstream. Raises `Refused` if
-    `upstreams` has no such upstream."""
+    """Split a public name (`server__name`) into the server (upstream) and the item's own name there. Raises `Refused`
+    if no server in `upstreams` has this name."""
     upstream, _, inner = name.partition(SEPARATOR)
     if not inner or upstream not in upstreams:
         raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}", reason=f"unknown_{kind}")

@@ -14,8 +14,8 @@ import msgspec
 from gateway.protocol.extensions import SKILLS
 
 Kind = Literal["tools", "prompts", "resources", "completions", "none"]
-"""The policy that decides on a method: that for tools, prompts or resources. For `completions`, it is the policy for
-the item whose argument is completed."""
+"""The kind of items whose policy decides on a method: tools, prompts or resources. For `completions`, it is the policy
+for the item whose argument is completed."""
 
 LEGACY, MODERN, BOTH = frozenset({"legacy"}), frozenset({"modern"}), frozenset({"legacy", "modern"})
 
@@ -83,7 +83,8 @@ def _list(name: str, kind: Kind, listed: str, item_key: str = "name", extension:
 
 
 def _of_skills(name: str, listed: str, setting: str = "") -> Method:
-    """Return the row of a method about one skill or directory (Skills extension), under the policy for resources."""
+    """Return the table row of a method about one skill or directory (Skills extension). The policy for resources
+    decides on it."""
     return Method(
         name,
         BOTH,
@@ -107,8 +108,9 @@ def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
 
 
 def _task(name: str, eras: frozenset[str]) -> Method:
-    """Return the row of a method about one task (extension `io.modelcontextprotocol/tasks`, Routing Headers;
-    experimental in MCP 2025-11-25). It has no policy, because the client has the task's id from an allowed call."""
+    """Return the table row of a method about one task (extension `io.modelcontextprotocol/tasks`, Routing Headers;
+    experimental in MCP 2025-11-25). No policy decides on it, because the client has the task's id from an allowed
+    call."""
     return Method(name, eras, named="taskId", is_repeatable=True, is_counted=False)
 
 
@@ -157,7 +159,8 @@ METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sen
 """Methods that clients send, by name."""
 
 REQUESTS: Final = frozenset(row.name for row in ROWS if row.is_request)
-"""Names of requests of clients and servers. If one comes without an id, it is not answered and not forwarded."""
+"""Names of the methods that are requests, of clients and of servers. A message with such a method but without an id is
+neither answered nor forwarded."""
 
 NO_REQUESTS: Final[Mapping[str, frozenset[str]]] = {
     era: frozenset(row.name for row in ROWS if not row.is_request or row.sender == "server" or era not in row.eras)
@@ -176,7 +179,7 @@ LOCKED_LISTS: Final[Mapping[str, str]] = {
     "prompts/list": "prompts",
     "resources/templates/list": "templates",
 }
-"""The list requests whose items a lock approves, with the kind of these items."""
+"""The list requests whose items the operator's lock file can approve, with the kind of these items."""
 
 CACHEABLE: Final = frozenset(row.name for row in ROWS if row.is_cacheable)
 REPEATABLE: Final = frozenset(row.name for row in ROWS if row.is_repeatable)
@@ -186,13 +189,14 @@ OF_TASKS: Final = frozenset(row.name for row in ROWS if row.name.startswith("tas
 RECORDED: Final = frozenset(row.name for row in ROWS if row.is_recorded)
 
 CHANGES: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender == "server" and row.kind != "none"}
-"""Notifications of servers that a list or a resource has changed, by name."""
+"""Notifications by which servers say that a list or a resource has changed, by name."""
 
 _LABELS: Final = {row.name: row.name for row in METHODS.values() if row.is_counted}
 
 
 def metric_label(method: str) -> str:
-    """Return a method's label in metrics; `other` for an unknown method, so that clients cannot add labels."""
+    """Return the label of a method in metrics; `other` for a method that is not in the table, so that clients cannot
+    add labels."""
     return _LABELS.get(method, "other")
 
 
@@ -205,8 +209,8 @@ _NOTIFICATIONS: Final = "notifications/"
 
 
 def folded_method(method: str) -> str:
-    """Return a method name in lower case and without empty parts between slashes. A lenient server may take names with
-    the same result for the same method."""
+    """Return a method name in lower case and without empty parts between slashes. A lenient server may treat two names
+    as the same method if this function returns the same for both."""
     return "/".join(filter(None, method.lower().split("/")))
 
 
@@ -214,11 +218,9 @@ _KNOWN: Final = frozenset(folded_method(row.name) for row in ROWS)
 
 
 def may_be_relayed(method: str, *, is_request: bool) -> bool:
-    """Return True if a client's method that MCP does not define may be sent to servers.
-
-    The name must be visible ASCII, so that it cannot imitate another name. It must not equal a method of MCP except for
-    case or empty parts. A request must not be named like a notification. The transport limits its length.
-    """
+    """Return True if a method that MCP does not define may be passed from a client to servers. The name must be visible
+    ASCII, so that it cannot imitate another name. It must not equal a method of MCP except for case or empty parts. A
+    request must not be named like a notification. The transport limits the length of the name."""
     if not (method.isascii() and method.isprintable()) or " " in method:
         return False
     folded = folded_method(method)

@@ -14,7 +14,7 @@ def meta_of(params: Object) -> Object:
 
 
 def text_of(params: Object, key: str) -> str:
-    """Return the string under `key`. Raises `Refused` (-32602) if it is missing or not a string."""
+    """Return the string under `key` in params. Raises `Refused` (-32602) if it is missing or not a string."""
     try:
         return _texts.decode(params.get(key, b"null"))
     except msgspec.MsgspecError:

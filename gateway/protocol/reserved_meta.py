@@ -16,10 +16,11 @@ _REPORTS: Final = tuple(f"{RESERVED}/{name}" for name in ("missing", "restarted"
 _WRITTEN: Final = RESERVED.encode()
 _CHARACTERS: Final = (rf"(?i:{re2.escape(each)}|\\u00(?:{ord(each):02x}|{ord(each.upper()):02x}))" for each in RESERVED)
 _KEY: Final = re2.compile(rf'[{{,\s]"{"".join(_CHARACTERS)}'.encode())
-"""Matches the beginning of a reserved key in JSON. Any of its characters may be written as an escape (RFC 8259 §7)."""
+"""Matches the beginning of a reserved key in JSON. Each of its characters may be written as an escape sequence (RFC
+8259 §7)."""
 
 _MOST_BYTES: Final = 256 << 10
-"""Maximum number of bytes of a member of a body that is decoded to remove reserved keys in it."""
+"""Maximum bytes of a member of a message that is decoded to remove reserved keys from it."""
 
 
 def without_reserved(meta: Object) -> Object:
@@ -45,8 +46,9 @@ def without_reserved_in(message: Message) -> Message:
 
 
 def with_reports_only(message: Message) -> Message:
-    """Return a message of another gateway without the reserved keys, except its reports in the `_meta` of a result:
-    missing servers, a restart, and the ids of the request in its log. Raises as `without_reserved_in`."""
+    """Return a message of a server that is another gateway, without the reserved keys. Keep that gateway's reports in
+    the `_meta` of a result: missing servers, a restart, and the ids of the request in its log. Raises the same errors
+    as `without_reserved_in`."""
     cleaned = without_reserved_in(message)
     if cleaned is message or not isinstance(message.result, msgspec.Raw) or not isinstance(cleaned.result, msgspec.Raw):
         return cleaned
@@ -57,8 +59,8 @@ def with_reports_only(message: Message) -> Message:
 
 
 def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
-    """Return a raw value without the gateway's reserved keys in any `_meta`, at any depth. Raises as
-    `without_reserved_in`."""
+    """Return a raw JSON value without the gateway's reserved keys in any `_meta`, at any depth. Raises the same errors
+    as `without_reserved_in`."""
     data = bytes(raw)
     if not may_name_reserved(data):
         return raw
@@ -87,7 +89,8 @@ def _is_reserved(key: str) -> bool:
 
 
 def may_name_reserved(body: bytes) -> bool:
-    """Return False if the bytes of a body prove, without decoding, that no `_meta` in it has a reserved key."""
+    """Return False if it is certain, without decoding the bytes of a message, that no `_meta` in it has a reserved key.
+    Otherwise return True."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 

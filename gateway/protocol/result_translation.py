@@ -65,12 +65,11 @@ def list_result(
     *,
     is_filtered: bool = False,
 ) -> dict[str, Any]:
-    """Complete the result (`body`) of a list that was merged from several servers' pages, and return it. Name the
+    """Complete and return the result of a list request, whose `body` was merged from several servers' pages. Name the
     `missing` servers in its `_meta`.
 
     A modern result gets cache hints: the shortest time and the most private scope of all pages (MCP 2026-07-28,
-    Caching). `is_filtered`: policy hides some items, so the scope is private. An incomplete list must not be cached.
-    """
+    Caching). `is_filtered`: policy hides some items, so the scope is private. An incomplete list must not be cached."""
     if missing:
         body = body | {"_meta": {MISSING_KEY: missing_meta(missing)}}
     if era is Era.LEGACY:
@@ -97,8 +96,8 @@ def tool_error(era: Era, text: str) -> bytes:
 
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
-    """Return a legacy server's result with the fields that the modern era requires. Its cache hints forbid caching,
-    because how long it is valid is unknown."""
+    """Return a legacy server's result with the fields that MCP 2026-07-28 requires. Its cache hints forbid caching,
+    because it is unknown how long it is valid."""
     more: Object = {"resultType": msgspec.Raw(COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
@@ -155,8 +154,8 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 
 
 def legacy_result(method: str, result: Object) -> Object:
-    """Return a modern server's result without the fields that the legacy era does not have. Keep the fields in results
-    of extensions' methods."""
+    """Return a modern server's result without the fields that legacy MCP (up to 2025-11-25) does not have. Results of
+    extensions' methods keep all fields."""
     is_extension = method not in METHODS
     dropped = _MODERN_ONLY
     if is_extension:

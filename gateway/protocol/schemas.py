@@ -24,7 +24,7 @@ _KINDS: Final = (
     jsonschema_rs.ValidationErrorKind.AnyOf,
     jsonschema_rs.ValidationErrorKind.OneOfNotValid,
 )
-"""Kinds of schema errors for a value of the wrong type. All other kinds are about the value itself."""
+"""Kinds of schema errors that say that a value has the wrong type. All other kinds are about the value itself."""
 
 _scalars = msgspec.json.Decoder(int | float | bool)
 
@@ -60,25 +60,29 @@ MOST_VISITS: Final = 20_000
 MOST_DEPTH: Final = 128
 MOST_PATTERNS: Final = 64
 SCAN_NS: Final = {512: 20, 4 << 10: 600, 16 << 10: 1_500, 64 << 10: 15_000}
-"""Bytes of memory for one compiled pattern, and the nanoseconds that the worst pattern of that size takes to scan a
-character. Most patterns are in the first two classes. A pattern that is larger than the last is not checked."""
+"""Memory of one compiled pattern in bytes, and the nanoseconds that the worst pattern of that size takes for a
+character of text. Most patterns are in the first two classes. A pattern that is larger than the last class is not
+checked."""
 PATTERN_BYTES, DFA_BYTES = max(SCAN_NS), 32 << 10
-"""The limits of one compiled pattern, and of its cache, in bytes."""
+"""The limits in bytes of one compiled pattern, and of its cache."""
 READ_BYTES: Final = 1 << 20
-"""Limit for deciding whether a pattern is a regular expression at all."""
+"""Memory limit in bytes for compiling a pattern just to decide if it is a regular expression at all."""
 _FEW: Final = 256
-"""Maximum number of parts of arguments that are counted exactly. One long string counts less than many parts."""
+"""Maximum number of values in arguments that are counted exactly. In larger arguments, the count follows from their
+size."""
 MOST_COST: Final = 2_000_000
-"""Limit for the parts of the schema times the parts of the arguments. A check takes up to 0.1 s, at worst 1 s."""
+"""Maximum cost of a check: the parts of the schema times the parts of the arguments. A check takes up to 0.1 s, at
+worst 1 s."""
 MOST_REPORTED: Final = 100_000
-"""Limit like `MOST_COST` for finding the error to report, which takes longer than a check."""
+"""Maximum cost, counted like `MOST_COST`, up to which the error to report is searched for: this takes longer than a
+check."""
 MOST_SCAN_NS: Final = 1_000_000_000
-"""Limit for the time that the patterns of a schema, with its references followed, may take for the arguments. The
-error to report is searched for only if the patterns take no longer with that."""
+"""Maximum time in nanoseconds that all patterns of a schema, with its references followed, may take for the arguments.
+The error to report is searched for only if the patterns take no longer with that."""
 HELD_BYTES: Final = 128 << 20
-"""Maximum number of bytes of all compiled schemas in the cache. The schemas of one list may use half of it."""
+"""Maximum bytes of all compiled schemas in the cache. The schemas of one tool list may use half of it."""
 _READINGS: Final = 2
-"""How often lenient conversions are tried: converting one value can reveal another error."""
+"""Maximum number of rounds of lenient conversions, because converting one value can reveal another error."""
 _MOST_CHARS: Final = 300
 _MOST_PATH: Final = 20
 
@@ -92,14 +96,15 @@ _NAMED: Final = _MAPS | {"$defs", "definitions"}
 _DATA: Final = frozenset("default examples const enum".split())
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _UNEVALUATED: Final = frozenset({"unevaluatedProperties", "unevaluatedItems"})
-"""Keywords by which all other parts of their schema are checked twice."""
+"""Schema keywords that cause all other parts of their schema to be checked twice."""
 _TRIED: Final = _UNEVALUATED | {"anyOf", "oneOf"}
-"""Keywords whose parts a search for errors first checks, and then searches."""
+"""Schema keywords whose parts are first checked, and then searched, when the error to report is searched for."""
 
 Problem = tuple[str, str]
 """A violation of a schema: the place in the arguments, and the error message."""
 _Kind = Literal["schema", "named", "data"]
-"""The kind of a value in a schema: a schema, or a list of schemas; an object of schemas by name; or plain data."""
+"""The meaning of a value in a schema: `schema`, a schema or a list of schemas; `named`, an object of schemas by name;
+`data`, plain data."""
 
 
 class UnusableSchema(ValueError):
@@ -107,11 +112,10 @@ class UnusableSchema(ValueError):
 
 
 class _Weight:
-    """Count the parts of a schema, with local references followed. A reference to an enclosing part counts as one part.
-
-    Moves each `pattern` that does not run in linear time, or is too large, from the schema to `unchecked`. `scan_ns` is
-    the time that the patterns may take for a character. `tried` is how many keywords of `_TRIED` contain one another.
-    """
+    """Compute the cost of a schema: count its parts, with local references followed. A reference to an enclosing part
+    counts as one part. Move each `pattern` that does not run in linear time, or is too large, from the schema to
+    `unchecked`. `scan_ns` is the time that the patterns may take for a character. `tried` is how many keywords of
+    `_TRIED` contain one another."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._root = schema
@@ -127,7 +131,8 @@ class _Weight:
         self.visits, self.scan_ns, self.tried = self._weigh(schema, 0)
 
     def _look(self, value: dict[str, Any] | list[Any], depth: int, kind: _Kind = "schema") -> bool:
-        """Collect the anchors and patterns of a schema, at any depth. Return True if `value` contains a reference."""
+        """Collect the anchors and patterns of a schema, at any depth. Return True if `value` contains a reference to
+        another part."""
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
         refers = False
@@ -347,7 +352,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class Schemas:
-    """Compile the schemas that servers list, once for all tools that share one, and cache them by digest."""
+    """Compile the schemas that servers list, and cache them by digest. Tools with the same schema share one."""
 
     def __init__(self) -> None:
         self._cached: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(

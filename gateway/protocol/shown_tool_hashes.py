@@ -1,4 +1,4 @@
-"""Record the tools that a session's client has seen, by hash, in a value that sessions share. Pure: no I/O."""
+"""Record which tools a session's client has seen, as hashes in a compact value that sessions share. Pure: no I/O."""
 
 import functools
 import hashlib
@@ -14,19 +14,19 @@ from gateway.protocol.merged_lists import MOST_TOOLS
 
 _NAME_BYTES: Final = 6
 _ENTRY_BYTES: Final = _NAME_BYTES + FORM_BYTES
-"""Bytes of a name's hash and of a form in a record. Two names with one hash count as a change, never as the same
-tool."""
+"""Bytes of one tool in a record: the hash of its name and its form (hash of its content). Two names with the same hash
+count as a changed tool, never as the same one."""
 
 _texts = msgspec.json.Decoder(dict[str, bytes])
 
 Listed = tuple[tuple[str, bytes], ...]
-"""The names and forms (`gateway.protocol.item_digests.form_of`) of tools in a page of a server's list."""
+"""The names and forms (hashes, `gateway.protocol.item_digests.form_of`) of the tools in one page of a server's list."""
 
 
 class ShownTools:
-    """The tools that servers have listed to a session, each in its first form. Get one with `nothing`, `read`,
-    `with_page` or `with_tool`: equal values are one object, so that a session costs only a reference. `text` is for the
-    session's record."""
+    """The tools that servers have listed to a session, each in the form (hash of its content) that it had first. Make
+    one with `read`, `with_page` or `with_tool` only: equal values are then one object, so that each session costs only
+    a reference. `text` is for the session's record."""
 
     __slots__ = ("__weakref__", "_servers", "text")
 
@@ -48,12 +48,12 @@ class ShownTools:
         return server in self._servers
 
     def form(self, server: str, name: str) -> bytes | None:
-        """Return the form in which the session was shown a tool; None if it was shown no tool with this name."""
+        """Return the form (hash) in which the session has seen a tool; None if it has seen no tool with this name."""
         return self._servers[server].get(_key(name)) if server in self._servers else None
 
     def with_page(self, server: str, tools: Listed) -> "ShownTools":
-        """Return these tools and those of a page, up to `MOST_TOOLS` of the server. A tool keeps its first form. Leave
-        out tools without a form."""
+        """Return these tools together with those of a page, up to `MOST_TOOLS` of the server. A tool keeps the form
+        that it had first. Leave out tools without a form."""
         before = self._servers.get(server, {})
         page = {_key(name): form for name, form in reversed(tools) if form}
         if page.keys() <= before.keys():

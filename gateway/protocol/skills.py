@@ -14,7 +14,8 @@ from gateway.protocol.merged_lists import SEPARATOR
 SKILLS_LIST: Final = "skills/list"
 _SKILL_FILE: Final = "/SKILL.md"
 WITH_URIS: Final = ("skills", "skill", "resources", "contents")
-"""Members of results, and of skills, whose items have URIs to convert. The frontmatter of a skill must not change."""
+"""Members of results, and of skills, whose items have URIs to convert. Other members, such as a skill's frontmatter,
+must not change."""
 
 
 def skill_fit(uri: str, skills: Iterable[str]) -> int:
@@ -54,7 +55,7 @@ def origin_of(uri: str) -> tuple[str, str]:
 
 def with_uris(result: Mapping[str, Any], convert: Callable[[str], str]) -> dict[str, Any]:
     """Return a result about skills or resources with `convert` applied to all URIs, including those of each skill's
-    files. Leave out items without a URI, and those whose URI `convert` makes empty."""
+    files. Leave out items without a URI, and items for whose URI `convert` returns an empty string."""
     converted = dict(result)
     for key in WITH_URIS:
         found = result.get(key)

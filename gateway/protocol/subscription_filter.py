@@ -16,12 +16,12 @@ MAX_LISTENED_BYTES: Final = 64 << 10
 """Maximum number of bytes of the URIs in all open subscriptions of a session, which stay in memory."""
 
 MAX_EARLY: Final = 256
-"""Maximum number of notifications of extensions that wait until a subscription is acknowledged."""
+"""Maximum number of extensions' notifications that are queued until a subscription is acknowledged."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 ENDED: Final = b'{"resultType":"complete"}'
-"""The result of a `subscriptions/listen` that its server has ended (MCP 2026-07-28, Subscriptions)."""
+"""The result with which a server ends a `subscriptions/listen` (MCP 2026-07-28, Subscriptions)."""
 _NOTHING: Final = Declared()
 _FLAGGED: Final = tuple(row for row in CHANGES.values() if row.flag)
 _UPDATED: Final = next(row.name for row in CHANGES.values() if not row.flag)
@@ -47,7 +47,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(len, self.uris))
 
     def honoured(self, capabilities: Any) -> "Filter":
-        """Return the part of the filter for which servers with these capabilities send notifications."""
+        """Return the part of the filter that servers with these capabilities support."""
         kinds = {row.flag for row in _FLAGGED if capabilities.get(row.kind, {}).get("listChanged")}
         subscribes = bool(capabilities.get("resources", {}).get("subscribe"))
         return Filter(kinds=self.kinds & kinds, uris=self.uris if subscribes else frozenset())
@@ -59,7 +59,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.kinds or self.uris)
 
     def wants(self, method: str, uri: object) -> bool:
-        """Return True if the filter asks for this notification. `uri` is the changed resource; ignored for a list."""
+        """Return True if the filter includes this notification. `uri` is that of the changed resource; ignored for a
+        list."""
         row = CHANGES[method]
         return row.flag in self.kinds if row.flag else uri in self.uris
 
@@ -71,8 +72,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
 
     def changes(self) -> Iterator[tuple[str, Object, str | None]]:
-        """Yield one notification for each kind and resource in the filter: its method, its params, and the resource's
-        URI (None for a list)."""
+        """Yield a change notification for each kind and each resource in the filter: its method, its params, and the
+        resource's URI (None for a list)."""
         for row in _FLAGGED:
             if row.flag in self.kinds:
                 yield row.name, {}, None
@@ -105,7 +106,8 @@ class SubscriptionFilter:
         self._beyond: Object = {}
 
     def honour(self, more: Object) -> None:
-        """Record members of the filter that an extension defines and a server supports, for the acknowledgement."""
+        """Record members of the filter that an extension defines and a server supports. The acknowledgement will name
+        them."""
         self._beyond |= more
 
     def acknowledge(self, honoured: Filter) -> None:
@@ -121,7 +123,7 @@ class SubscriptionFilter:
                 self._send(method, params)
 
     def extend(self, more: Filter) -> None:
-        """Add `more` to the filter: a server has answered only after the acknowledgement."""
+        """Add `more` to the filter, for a server that has answered only after the acknowledgement was sent."""
         self.wanted |= more
 
     def notify(self, method: str, params: Object, uri: object) -> None:
@@ -135,13 +137,15 @@ class SubscriptionFilter:
             self._send(method, params)
 
     def notify_all(self, part: Filter) -> None:
-        """Notify the client of a change of each kind and resource in `part`: it may have missed real changes."""
+        """Notify the client of a change of each kind and resource in `part`, because it may have missed real
+        changes."""
         for method, params, uri in part.changes():
             self.notify(method, params, uri)
 
     def relay(self, frame: bytes) -> None:
-        """Send, unchanged, a notification of a server that itself has got this subscription. Before the
-        acknowledgement, queue only the kind of a change: a change of any resource counts for all subscribed ones."""
+        """Forward, unchanged, a notification of a server that has got this subscription itself. Before the
+        acknowledgement, queue only the kind of a change: a change of any resource then counts for all subscribed
+        ones."""
         if self._early is None:
             self._emit(frame)
             return

@@ -33,8 +33,8 @@ class TaskAtServer(msgspec.Struct, frozen=True):
 
 
 class TaskState(msgspec.Struct, frozen=True):
-    """The state of a task in a server's message. `ttl_s`: seconds to live from the task's creation; None if
-    unlimited."""
+    """The state of a task, read from a server's message. `ttl_s` is the lifetime in seconds from the task's creation;
+    None if unlimited."""
 
     is_over: bool
     ttl_s: float | None
@@ -62,8 +62,8 @@ def asks_for_task(params: Object) -> bool:
 
 
 def with_tasks(meta: Object) -> Object:
-    """Return the `_meta` of a request of the gateway with the tasks extension declared: the server may answer with a
-    task."""
+    """Return the `_meta` of a request of the gateway with the tasks extension declared, so that the server may answer
+    with a task."""
     capabilities = object_of(meta.get(_CAPABILITIES))
     extensions = object_of(capabilities.get("extensions")) | {TASKS: msgspec.Raw(b"{}")}
     return meta | {_CAPABILITIES: msgspec.Raw(encode(capabilities | {"extensions": msgspec.Raw(encode(extensions))}))}

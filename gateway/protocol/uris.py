@@ -33,10 +33,8 @@ def normal(text: str) -> str:
 
 @functools.cache
 def _marks() -> re.Pattern[str]:
-    """Return a regular expression for more than `MOST_MARKS` combining marks in a row. It never backtracks.
-
-    A character whose decomposition begins with a mark counts as a mark, even if it is not combining itself.
-    """
+    """Return a regular expression for more than `MOST_MARKS` combining marks in a row. It never backtracks. A character
+    that NFKC turns into text beginning with a mark counts as a mark too."""
     marks = "".join(mark for mark in map(chr, range(0x300, 0x1F000)) if _is_mark(mark))
     return re.compile(f"[{marks}]{{{MOST_MARKS + 1}}}")
 
@@ -52,16 +50,16 @@ _MAX_DECODINGS: Final = 4
 _CACHED, _MEMORY = 256, 256 << 10
 """Number of compiled templates in the cache, and the most bytes that one of them may use."""
 _MOST_WORK: Final = 2_000_000
-"""Limit for the characters of a URI times the template expressions that are matched with it: about 0.1 s. It is enough
-for 4,000 templates with two expressions each and a URI of 150 characters."""
+"""Maximum work of matching a URI: its characters times the template expressions that it is matched with. It takes about
+0.1 s, and is enough for 4,000 templates with two expressions each and a URI of 150 characters."""
 _COMPILING: Final = 2
 """The cost of compiling one character of a template, in units of `_MOST_WORK`."""
 _SEGMENT: Final = re.compile(r"^[^:/]*:/*|[^/]*/")
 _COMPARED: Final = 256
-"""How many characters at the beginning of a URI are compared with other URIs."""
+"""How many characters at the beginning of two URIs are compared to find their common beginning."""
 _SAME: Final = 1 << 30
 _DROPPED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
-"""Characters that parsers drop, replace or refuse: a tab in a URL is ignored, for example (WHATWG URL, 4.4)."""
+"""Characters in URIs that parsers drop, replace or refuse: a tab in a URL is ignored, for example (WHATWG URL, 4.4)."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443", "ws": "80", "wss": "443", "ftp": "21", "file": ""}
 """The special schemes of the WHATWG URL standard (4.2), with their default ports."""
@@ -189,7 +187,7 @@ def _without_login(authority: str) -> str:
 
 
 def _climbs(path: str) -> bool:
-    """Return True if the `..` segments of a path lead above its beginning."""
+    """Return True if `..` segments of a path lead above the path's beginning."""
     depth = 0
     for part in path.split("/"):
         depth += -1 if part == ".." else part not in (".", "")
@@ -242,8 +240,8 @@ def template_fit(uri: str, templates: Iterable[str]) -> int:
 
 
 def closeness(uri: str, others: Iterable[str]) -> int:
-    """Return the length of the longest beginning of a URI, in whole segments, that one of `others` has too; 0 if none
-    has."""
+    """Return the length of the longest beginning, in whole segments, that a URI has in common with one of `others`; 0
+    if there is none."""
     cuts = [match.end() for match in _SEGMENT.finditer(uri, 0, _COMPARED)]
     others = tuple(others)
     for cut in reversed(cuts):
