@@ -1,9 +1,8 @@
 """Decide which servers, tools, prompts and resources a session sees and may call, with the reason for each refusal.
 
-Pure: decisions depend on the settings, the context, the name, and the operation in a tool's annotations. A session
-cannot list or call an item that the policy hides from it: the answer says that the name is unknown. A reason names the
-setting that hides the item. An empty reason means that the item is not hidden.
-"""
+Pure: decisions depend on the settings, the session's context, the name, and the operation in a tool's annotations. A
+session cannot list or call an item that the policy hides from it: the answer says that the name is unknown. A reason
+names the setting that hides the item. An empty reason means that the item is not hidden."""
 
 import functools
 import unicodedata
@@ -32,13 +31,12 @@ _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision on one tool for one context.
+    """The policy's decision on one tool for sessions with one context.
 
     `server` and `tool` name the tool; `tool` is empty if the server does not list it. `reason` says why the tool is not
     allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` has
     expressions that must not match the arguments. `bind` has pairs of an argument and the session's field that fills
-    it. `slow_s` is the seconds after which a call counts as slow.
-    """
+    it. `slow_s` is the seconds after which a call counts as slow."""
 
     allowed: bool
     server: str = ""
@@ -62,8 +60,8 @@ class Policy:
         self.replace(settings, servers)
 
     def replace(self, settings: PolicySettings, servers: Mapping[str, UpstreamSettings]) -> None:
-        """Decide by these settings from now on, and forget all cached decisions. The caller must invalidate decisions
-        that others hold (`LiveSession.changed`)."""
+        """Decide by these settings from now on, and forget all cached decisions. The caller must invalidate the
+        decisions that live sessions have cached (`LiveSession.changed`)."""
         self._settings = settings
         self._servers = servers
         self._hidden = {name for name, server in servers.items() if server.is_hidden}
@@ -107,13 +105,14 @@ class Policy:
         return self._restricted.get(server, _KINDS)
 
     def _entry(self, server: str) -> UpstreamSettings:
-        """Return the entry of a server; for a server that was removed during a request, one that hides it."""
+        """Return the configuration entry of a server. For a server that was removed while a request was in progress,
+        return an entry that hides it."""
         return self._servers.get(server, _REMOVED)
 
     def cache_key_context(self, context: Context) -> Context:
-        """Return the part of the context on which decisions depend: without fields, and without an announced workspace
-        that grants nothing. As a cache key, it lets sessions share decisions, and clients cannot fill the caches with
-        values of their choice."""
+        """Return the part of a context on which decisions depend: without fields, and without a workspace that the
+        client has announced and that grants nothing. Used as a cache key, it lets sessions share decisions, and clients
+        cannot fill the caches with values of their choice."""
         is_ignored = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
         if not context.fields and not (is_ignored and context.workspace):
             return context
@@ -122,23 +121,24 @@ class Policy:
     # -- the lock
 
     def locks(self, server: str) -> bool:
-        """Return True if clients see only the approved tools, prompts and templates of a server. Always False for a
-        server object, whose program is the operator's."""
+        """Return True if clients see only those tools, prompts and templates of a server that the lock file approves.
+        Always False for a Python object that acts as a server, because its program is the operator's own."""
         return server in self._locked
 
     @property
     def lock_file(self) -> str:
-        """Return the path of the lock; empty if there is none."""
+        """Return the path of the lock file with the approved items; empty if there is none."""
         return "" if self._settings.lock is None else self._settings.lock.file
 
     def why_unapproved(self, server: str, kind: str, name: str, digest: str) -> str:
-        """Return the reason why the lock hides an item of a server from all sessions; empty if it does not. `kind` is
-        one of `gateway.config.tools_lock.KINDS`. `digest` is that of the listed item; empty if unknown."""
+        """Return the reason why an item of a server is hidden from all sessions because the lock file does not approve
+        it; empty if it is not. `kind` is one of `gateway.config.tools_lock.KINDS`. `digest` is that of the listed item;
+        empty if unknown."""
         lock = self._settings.lock
         return "" if lock is None or not self.locks(server) else lock.why_absent(server, kind, name, digest)
 
     def approved(self, server: str, kind: str, name: str) -> Mapping[str, Any] | None:
-        """Return the item with this name that the lock approves; None if it approves none."""
+        """Return the item with this name as the lock file approves it; None if it approves none."""
         lock = self._settings.lock
         return None if lock is None else lock.item(server, kind, name)
 
@@ -165,18 +165,18 @@ class Policy:
 
     def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE, digest: str = "") -> Decision:
         """Decide if sessions with this context may call a tool, and by which rules. `annotated` is the operation in the
-        tool's annotations (`gateway.protocol.merged_lists.operation_of`). `digest` is the tool's digest, which only a
-        lock needs."""
+        tool's annotations (`gateway.protocol.merged_lists.operation_of`). `digest` is the tool's digest, which is
+        needed only if there is a lock file."""
         return self._decided(self.cache_key_context(context), server, tool, annotated, digest)
 
     def decide_listed(self, context: Context, server: str, tools: Tools, name: str) -> Decision:
-        """Decide as `decide` on a tool in a server's list. All other tools are decided under the name `""`, so that
-        clients cannot fill the cache."""
+        """Decide, as `decide` does, on a tool in a server's list. All tools that are not listed are decided under the
+        name `""`, so that clients cannot fill the cache."""
         digest = tools.digest(name) if server in self._locked else ""
         return self.decide(context, server, name if name in tools else "", tools.operation(name), digest)
 
     def decide_approved(self, context: Context, server: str, tool: str, operation: str) -> Decision:
-        """Decide as `decide` on a tool that the lock does not hide, or did not hide when it was called."""
+        """Decide, as `decide` does, on a tool that the lock file does not hide, or did not hide when it was called."""
         lock = self._settings.lock
         digest = "" if lock is None else lock.digest_of_tool(server, tool)
         return self.decide(context, server, tool, operation, digest)
@@ -304,10 +304,9 @@ class Policy:
     def _entries(self, context: Context) -> Sequence[tuple[str | None, WorkspaceSettings]]:
         """Return the entries of `gateway.policy.workspaces` that restrict the context's workspace, with their patterns.
 
-        The first entry that matches a workspace restricts it. A workspace that no entry matches sees nothing (pattern
-        None). A client can announce any workspace, so an announced one is restricted by all entries that any name could
-        match, and no name gains anything (docs/adr/0013-provenance.md).
-        """
+        The first entry that matches a workspace restricts it. A workspace that no entry matches sees nothing (the
+        pattern is then None). A client can announce any workspace, so an announced one is restricted by all entries
+        that any name could match, and no name gains anything (docs/adr/0013-provenance.md)."""
         workspaces = self._settings.workspaces
         if not workspaces:
             return ()
@@ -323,8 +322,8 @@ class Policy:
 
 
 def _left_out(rules: UpstreamSettings, names: Iterable[str], where: str) -> str:
-    """Return the reason why the server's settings hide a tool from all sessions; empty if it is visible. `names` has
-    all spellings of the tool's name."""
+    """Return the reason why a server's settings exclude a tool for all sessions; empty if they do not. `names` has all
+    spellings of the tool's name."""
     for name in names:
         if any_matches(rules.hidden_tools, name):
             return f"it is hidden from everyone ({where}.hidden_tools)"
@@ -340,7 +339,7 @@ def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule
 
 def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) -> str:
     """Return the reason why an item is hidden from sessions with this context; empty if it is visible. `found` has the
-    settings whose patterns match the item."""
+    settings whose patterns match the item, by pattern."""
     for pattern, item in found.items():
         if item.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.{pattern}.direct_only)"

@@ -16,7 +16,8 @@ MOST_TEXTS: Final = 20_000
 MOST_FOREIGN: Final = 128 << 10
 """Maximum number of characters in all non-ASCII strings of a call. NFKC of this many takes 0.1 s, at worst 0.5 s."""
 _MOST_SPELLED: Final = 4_300
-"""Longest string, in characters, that a server may read as a number: Python's limit for the digits of an integer."""
+"""The longest string, in characters, that is also searched as the number it may spell: Python's limit for the digits of
+an integer."""
 _MOST_OF_NAME: Final = 64
 """Longest argument name, in characters, for which the search result is cached."""
 _NAMES: Final = 1_024
@@ -29,9 +30,11 @@ _INVISIBLE: Final = (
     *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF)),
     *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
 )
-"""Default_Ignorable_Code_Point (Unicode, DerivedCoreProperties)."""
+"""The invisible characters, which are removed before the search: Default_Ignorable_Code_Point (Unicode,
+DerivedCoreProperties)."""
 _SPACES: Final = (0x0B, *range(0x1C, 0x20), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x3000)
-"""The White_Space characters of Unicode that RE2 does not count as space."""
+"""Unicode's White_Space characters that the pattern engine RE2 does not count as space. They are replaced by U+0020
+before the search."""
 _PLAIN: Final[dict[int, str | None]] = {
     **{point: None for first, last in _INVISIBLE for point in range(first, last + 1)},
     **dict.fromkeys((*_SPACES, 0x205F), " "),
@@ -66,7 +69,7 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
 
 
 def _normal_forms(texts: list[str]) -> Iterator[str]:
-    """Yield the normal form of each text, if different. Raises `TooMuchText`."""
+    """Yield the normal form of each text for which it differs from the text. Raises `TooMuchText`."""
     left = MOST_FOREIGN
     for text in texts:
         plain = text
@@ -93,11 +96,9 @@ def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
 
 @functools.lru_cache(maxsize=_NAMES)
 def _in_name(name: str, expressions: tuple[Any, ...]) -> bool | None:
-    """Return True if an expression matches a name; None if the name may have another normal form, which must be
-    searched.
-
-    Cached, because all calls of a tool repeat the names of its arguments. A search takes 0.7 µs.
-    """
+    """Return True if an expression matches an argument's name; None if the name may have another normal form, which
+    must be searched separately. Cached, because all calls of a tool repeat the names of its arguments. A search takes
+    0.7 µs."""
     if name.isascii() and name.isprintable():
         return _matches(name, expressions)
     return None
@@ -131,7 +132,7 @@ def _texts(arguments: Any) -> tuple[list[str], list[str]]:
 
 
 def _number(value: float) -> Iterator[str]:
-    """Yield the text of an integer or a float, and for a float with an integer value also that of the integer."""
+    """Yield the text of a number. For a float with an integer value, also yield the text of the integer."""
     if isinstance(value, int):
         yield _digits(value)
     else:

@@ -1,4 +1,5 @@
-"""Decide what a session gets of tools that have changed since its client saw them (docs/adr/0045-tools-lock.md)."""
+"""Decide on lists and calls of tools that have changed since the session's client saw them
+(docs/adr/0045-tools-lock.md)."""
 
 import functools
 import logging
@@ -31,7 +32,8 @@ _NOTE: Final = msgspec.Raw(encode({"reason": "tool_changed"}))
 
 
 Note = Callable[[Any, Object], Object]
-"""A function that adds the note to a result (`gateway.calls.exchange.Exchange.filter_result`)."""
+"""A function that adds a note about a changed tool to a call's result
+(`gateway.calls.exchange.Exchange.filter_result`)."""
 
 
 class ShownSession(Protocol):
@@ -46,8 +48,9 @@ class ShownSession(Protocol):
 
 
 class ChangedTools:
-    """Compare tools with those that a session was shown. `counted` counts changed tools by the setting. `happened` is
-    called with each session that has a changed tool. `remember` writes the shown tools into the session's record."""
+    """Compare listed tools with those that a session's client has seen. `counted` counts changed tools by the setting.
+    `happened` is called with each session that has a changed tool. `remember` writes the tools that were shown into the
+    session's record."""
 
     def __init__(
         self,
@@ -70,8 +73,8 @@ class ChangedTools:
         self.refuses = self._mode == "refuse"
 
     def listed(self, live: ShownSession, server: str, tools: Sequence[dict[str, Any]]) -> frozenset[str]:
-        """Record that a server lists these tools to a session. Return the names of the tools that the session must not
-        see."""
+        """Record that a server lists these tools to a session. Return the names of those tools that the session must
+        not see, because they have changed."""
         page = [(tool["name"], form_of(tool)) for tool in tools]
         changed = {name: form for name, form in page if live.shown.form(server, name) not in (None, form)}
         for name, form in changed.items():
@@ -87,9 +90,9 @@ class ChangedTools:
     def called(
         self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
     ) -> Note | Literal["same", "unknown"]:
-        """Decide on a call of a tool by the server's list. Return "same", or, for a changed tool, a function that adds
-        a note for the client to the call's result. `is_own`: the session's own process or connection has sent the list.
-        If another list does not decide, return "unknown".
+        """Decide on a call of a tool, by the server's list. Return "same" if the tool is unchanged or new, or a
+        function that adds a note to the call's result if it has changed. `is_own`: the session's own process or
+        connection has sent the list. Any other list does not prove a change: then return "unknown".
 
         Raises:
             Refused: the tool has changed, and such calls are refused.
@@ -111,9 +114,9 @@ class ChangedTools:
     def _refused_if_changed(
         self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
     ) -> Literal["same", "unknown"]:
-        """Decide as `called`, where changed tools are refused. A session that was shown no tool of the server counts as
-        shown the present list: modern clients list tools before they have a session, and a list after a change would be
-        the first. Raises `Refused`."""
+        """Decide as `called`, if calls of changed tools are refused. If the session was shown no tool of the server,
+        the present list counts as shown: modern clients list tools before they have a session, and would otherwise see
+        a list only after a change. Raises `Refused`."""
         form = tools.form(name)
         if form != b"" and live.shown.has_list_of(server) and live.shown.form(server, name) is None:
             return "same"  # a new tool
@@ -141,8 +144,8 @@ class ChangedTools:
         return with_meta(of_one_session(result), {CHANGED_KEY: _NOTE})
 
     def _accept(self, live: ShownSession, server: str, name: str, form: bytes) -> None:
-        """Count the tool as shown in its new form. A tool listed in two forms has none, so the next result notes it
-        again."""
+        """Record the changed tool as shown to the session. A tool that is listed in two forms (hashes) cannot be
+        recorded, so the next result has the note again."""
         if not form:
             return
         self._show(live, live.shown.with_tool(server, name, form))
@@ -155,7 +158,7 @@ class ChangedTools:
             self._remember(live)
 
     def _tell(self, server: str, name: str, form: bytes) -> None:
-        """Tell operators of a changed tool, once for each of its forms."""
+        """Log and audit a changed tool for operators, once for each form (hash of its content)."""
         if not self._told.is_new(server, ("tools", name, form.hex())):
             return
         self._counted[self._mode] += 1

@@ -1,9 +1,8 @@
 """Estimate the memory of server processes, and refuse to start more of them before memory runs out.
 
-The memory of a few processes is read at a time. A process that was not read since it has grown to its usual size counts
-at least as much as the server's other processes. Otherwise, too many processes could start at once, while all are still
-small.
-"""
+The memory of a few processes is read at a time. A process counts at least as much as the server's other processes,
+until it was read once after it has grown to its usual size. Otherwise, too many processes could start at once, while
+all are still small."""
 
 import asyncio
 import logging
@@ -21,14 +20,15 @@ from transports.inbound.unauthenticated_limits import Limited, Refusals
 logger = logging.getLogger(__name__)
 
 ASSUMED_BYTES: Final = 64 << 20
-"""Bytes that a process counts if no process of its server was read yet: the size of a Node.js or Python process with
-an MCP SDK."""
+"""Bytes that are assumed for a process if no process of its server was read yet: the size of a Node.js or Python
+process with an MCP SDK."""
 
 GROWN_S: Final = 3.0
-"""The age in seconds from which a process counts as grown: most servers have loaded their code, and have answered."""
+"""The age in seconds from which a process counts as fully grown: by then, most servers have loaded their code and have
+answered."""
 
 READ_AT_ONCE: Final = 32
-"""The number of server processes that one sample reads: those whose last reading is oldest."""
+"""Maximum number of server processes whose memory one sample reads: those whose last reading is oldest."""
 
 _REST: Final = 20
 """The pause after a sample is this many times as long as the sample took, so that sampling uses at most 5 % of a
@@ -38,8 +38,8 @@ _SHARE: Final = 0.8
 _MOST_RESERVED: Final = 512 << 20
 _SHORT: Final = 0.1
 _MOST_SPARE: Final = 1 / 3
-"""Upper bound on the memory that must be free for more processes, as a share of the memory that servers may use. A
-shortage ends when twice that is free, so that it can end even with very large servers."""
+"""The largest share of the servers' memory that must stay free before memory counts as short. A shortage ends when
+twice that is free, so that it can end even with very large servers."""
 
 _MOST_BODIES: Final = 512 << 20
 
@@ -72,7 +72,7 @@ class ServerProcess:
 
     @property
     def is_grown(self) -> bool:
-        """Return True if the memory of the process was read since it has grown."""
+        """Return True if the memory of the process was read after the process had grown to its usual size."""
         return self.read_bytes is not None and self.read_at - self.began_at >= GROWN_S
 
 
@@ -93,10 +93,9 @@ class MemoryState(NamedTuple):
 class ServerMemory:
     """The memory of this gateway and of all its server processes.
 
-    `limit_mb` is the setting `limits.total_memory_mb`, which `workers` gateway processes share. `read` gets pids, and
-    returns the memory of the process tree below each. `machine` returns the memory of the machine, and `own` that of
-    the gateway itself.
-    """
+    `limit_mb` is the setting `limits.total_memory_mb`, which `workers` gateway processes share. `read` returns the
+    memory of the process tree below each of the given pids. `machine` returns the memory of the machine, and `own` that
+    of the gateway itself."""
 
     def __init__(
         self,
@@ -131,7 +130,8 @@ class ServerMemory:
     # -- what there is
 
     def bytes_of(self, process: ServerProcess) -> int:
-        """Return the bytes that a process counts: as read; until it has grown, at least as expected."""
+        """Return the bytes that are counted for a process: those last read; until it has grown, at least those
+        expected."""
         if process.is_grown:
             return process.read_bytes or 0
         return max(process.read_bytes or 0, self.expected(process.server))
@@ -155,15 +155,15 @@ class ServerMemory:
 
     @property
     def bodies(self) -> int:
-        """Return how many bytes the bodies of unanswered requests may have together: an eighth of what this process and
-        its servers may use (of the machine, if they have no limit), at most 512 MiB. Bodies take about twice their
-        size."""
+        """Return the maximum bytes for the bodies of all unanswered requests together: an eighth of the memory limit of
+        this process and its servers (of the machine, if there is no limit), at most 512 MiB. Bodies take about twice
+        their size."""
         machine = self._machine()
         share = self._share(machine) or self._share_of(machine)
         return _MOST_BODIES if not share else min(share // 8, _MOST_BODIES)
 
     def _share(self, machine: MachineMemory | None) -> int:
-        """Return what this process and its servers may use of the whole memory; 0 if there is no limit."""
+        """Return the memory limit of this process and its servers in bytes; 0 if there is none."""
         if self._limit_mb is not None:
             return self._limit_mb * _MIB // self._workers
         return self._share_of(machine)
@@ -172,7 +172,7 @@ class ServerMemory:
         return 0 if machine is None else round(machine.total * _SHARE) // self._workers
 
     def state(self) -> MemoryState:
-        """Return the memory that the gateway and its servers use, and the limit for them now."""
+        """Return the memory that the gateway and its servers use now, and their limit."""
         own, machine = self._own() or 0, self._machine()
         used = own + self._counted
         if machine is not None:  # a server can make its processes seem larger than they are, not the machine fuller
@@ -266,8 +266,8 @@ class ServerMemory:
         self._judge(self.state())
 
     def _judge(self, state: MemoryState) -> None:
-        """Set `is_short` if less than a tenth of the memory is free, if two processes of the largest running server
-        have no room, or if a process was refused. Log each change."""
+        """Set `is_short`: True if less than a tenth of the memory is free, if two processes of the largest running
+        server have no room, or if a process was refused. Log each change."""
         largest = max(self._typical.values(), default=0)
         spare = (state.most - state.own) * _MOST_SPARE
         enough = max(state.most * _SHORT, min(2 * largest, spare))

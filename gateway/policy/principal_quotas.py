@@ -20,10 +20,12 @@ from transports.background_tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 5.0
-"""Seconds. A younger session counts even if the store does not have it: sessions are counted before they are stored."""
+"""Age in seconds below which a session counts even if the store does not have it, because sessions are counted before
+they are stored."""
 
 _FULL_S = 2.0
-"""Seconds in which a full quota is not searched for unused slots again, so that not every refused request searches."""
+"""Seconds between two searches of a full quota for slots that can be reclaimed, so that not every refused request
+searches."""
 
 _MAX_CHECKED = 256
 """Maximum number of slots of a full quota that one search checks."""
@@ -147,7 +149,7 @@ class PrincipalQuotas:
             )
 
     async def settled(self) -> None:
-        """Wait until the slots of all ended processes are released."""
+        """Wait until the quota slots of all ended processes are released."""
         await self._tasks.settled()
 
 
@@ -156,4 +158,4 @@ def _named(session: Session) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing: without a quota, processes are not counted."""
+    """Do nothing at the end of a process: without a quota, processes are not counted."""

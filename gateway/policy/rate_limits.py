@@ -20,11 +20,11 @@ from transports.background_tasks import Tasks
 from transports.inbound_port import Refused
 
 _AHEAD_S: Final = 0.1
-"""A replica takes the tokens for this many seconds from the store at once, and spends them without asking again. It may
-also spend as many in advance, and take them from the store later. So few calls wait for the store."""
+"""Seconds for which a replica takes tokens from the store in advance, to spend them without asking again. It may also
+spend as many tokens before it takes them. So few calls wait for the store."""
 
 _TOKENS_EXPIRE_S: Final = 1.0
-"""Seconds after which unspent tokens of a replica expire: they must not allow a burst later."""
+"""Seconds after which unspent tokens of a replica expire, so that they do not allow a burst later."""
 
 _LONGEST_WAIT_S: Final = 1.0
 """Longest wait in seconds for a token. At a rate of one call a second or more, a client that sends one call at a time
@@ -78,8 +78,8 @@ class _Account:
         self.waiting = 0
 
     def add(self, taken: int, wait: float, now: float) -> None:
-        """Add tokens from the store. The last one may be spent in `wait` seconds; unspent tokens expire a second after
-        that."""
+        """Add tokens that were taken from the store. The last one may be spent in `wait` seconds; unspent tokens expire
+        a second after that."""
         self.left += taken
         self.last_at = now + wait if wait > 0 else _NEVER
         self.until = now + wait + _TOKENS_EXPIRE_S
@@ -96,8 +96,8 @@ class _Account:
         return True
 
     def serve(self, now: float) -> None:
-        """Give the unspent tokens to the first messages in the queue: the result of a message's future is how many
-        seconds it still waits. If the maximum number of messages waits already, refuse the rest of the queue."""
+        """Give the unspent tokens to the first messages in the queue: set each message's future to the seconds that it
+        still has to wait. If too many messages wait already, refuse the rest of the queue."""
         while self.queue and self.left > 0:
             wait = max(0.0, self.last_at - (self.left - 1) * self.every - now)
             if wait > 0 and self.waiting >= self.kind.most:
@@ -110,15 +110,14 @@ class _Account:
         return None
 
     def refuse(self, wait: float) -> None:
-        """Refuse all messages in the queue: set the results of their futures to `-wait`, the seconds until a retry,
-        negated."""
+        """Refuse all messages in the queue: set each message's future to `-wait`, the negated seconds until a retry."""
         while self.queue:
             turn = self.queue.pop(0)
             if not turn.done():
                 turn.set_result(-wait)
 
     def leave(self, turn: asyncio.Future[float]) -> None:
-        """Remove the future of a message that goes on or was cancelled, and so no longer waits."""
+        """Remove the future of a message that no longer waits, because it goes on or was cancelled."""
         if turn in self.queue:
             self.queue.remove(turn)
         elif not turn.cancelled():
@@ -126,8 +125,8 @@ class _Account:
 
 
 class _Accounts(OrderedDict[str | Principal, _Account]):
-    """One account for each session, or each address or principal, with the same rate for all. `what` names the rate in
-    the error for a client beyond it. `most` messages of each account may wait."""
+    """The token accounts for one rate, by session, address or principal. `what` names the rate in the error for a
+    client beyond it. `most` messages of each account may wait."""
 
     # A dict and not a `FIFOCache`, in which a lookup takes four calls: each request looks up two accounts.
 
@@ -183,24 +182,26 @@ class RateLimits:
         await self._count(accounts, whose)
 
     async def count_body(self, principal: Principal, client: str, size: int) -> None:
-        """Count the size of a large message's body in bytes. Beyond the rate, wait. Raises `Refused` (429)."""
+        """Count the size in bytes of a large message's body against the sender's rate. Beyond the rate, wait. Raises
+        `Refused` (429)."""
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count_bytes(accounts, whose, size)
 
     async def count_call(self, session_id: str, size: int = 0) -> None:
-        """Count a session's request, and its `size` in bytes. Beyond the rate, wait. Raises `Refused` (429)."""
+        """Count a request of a session, and its `size` in bytes, against the session's rate. Beyond the rate, wait.
+        Raises `Refused` (429)."""
         await self._count(self._sessions, session_id)
         await self._count_bytes(self._sessions, session_id, size)
 
     async def count_opening(self, session: Session) -> None:
-        """Count a session that is about to be opened. Beyond the rate, wait. Raises `Refused`: 429, the wait would be
-        too long, or too many wait."""
+        """Count a session that is about to be opened against its principal's rate. Beyond the rate, wait. Raises
+        `Refused`: 429, the wait would be too long, or too many wait."""
         await self._count(self._openings, session.counted_as)
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
-        """Count a call without waiting and without the store. Return False, and count nothing, if that is impossible.
-        `principal` is None if the replica that forwarded the call has counted it as a message. `session_id` is empty if
-        the session's owner counts the call."""
+        """Count a call against all rates without waiting and without asking the store. Return False, and count nothing,
+        if that is impossible. `principal` is None if the replica that forwarded the call has counted it as a message.
+        `session_id` is empty if the session's owner counts the call."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         sender = None if senders is None or whose is None else senders[whose]
         session = None if self._sessions is None or not session_id else self._sessions[session_id]
@@ -218,7 +219,7 @@ class RateLimits:
         return True
 
     def give_back(self, principal: Principal | None, client: str, session_id: str) -> None:
-        """Return the message that `spend_at_hand` took from the allowances of the session and its sender."""
+        """Undo `spend_at_hand` for a call that was not sent."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         if senders is not None and whose is not None:
             senders[whose].left += 1
@@ -226,8 +227,8 @@ class RateLimits:
             self._sessions[session_id].left += 1
 
     def release_waiting(self) -> None:
-        """Let all waiting messages continue, because this replica drains or the store, which counts the rates, does not
-        answer."""
+        """Let all waiting messages continue at once: this replica is shutting down, or the store, which counts the
+        rates, does not answer."""
         self._go_on.set()
         self._go_on.clear()
 
@@ -241,7 +242,8 @@ class RateLimits:
             self._start_refill(account)
 
     async def _wait(self, account: _Account) -> None:
-        """Wait for a token. Raises `Refused` (429) if too many messages wait, or the wait is too long."""
+        """Wait until the account has a token for one message. Raises `Refused` (429) if too many messages wait, or the
+        wait is too long."""
         if account.waiting >= account.kind.most or len(account.queue) >= _MOST_QUEUED:
             raise account.kind.refusal(0)
         turn = asyncio.get_running_loop().create_future()
@@ -273,7 +275,8 @@ class RateLimits:
         self._tasks.start(account, lambda: self._refill(account))
 
     async def _refill(self, account: _Account) -> None:
-        """Take tokens from the store: for tokens spent in advance, for the queue, and for the next calls."""
+        """Take tokens from the store: for those spent in advance, for the messages in the queue, and for the next
+        calls."""
         while True:
             try:
                 wait = await self._take(account)

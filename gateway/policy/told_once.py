@@ -1,4 +1,4 @@
-"""Tell operators of each item that servers list once, and of not too many in a minute."""
+"""Limit messages to operators about items that servers list: one for each item, and not too many in a minute."""
 
 from typing import Final
 
@@ -8,14 +8,15 @@ MOST_NAME: Final = 128
 """Maximum number of characters of an item's name in messages."""
 _MOST_TOLD: Final = 16_384
 _MOST_IN_A_MINUTE: Final = 100
-"""The most lines, and audit events, about one server. The metric counts all."""
+"""Maximum number of log lines, and of audit events, about the items of one server in a minute. The metric counts
+all."""
 
 Key = tuple[str, str, str]
-"""The kind, name and digest or form of an item."""
+"""The kind, the name, and the digest or form (hash) of an item."""
 
 
 class ToldOnce:
-    """Remember the items of servers of which operators were told. A server with many items does not fill the log."""
+    """Record about which items of servers operators were told. A server with many items does not fill the log."""
 
     def __init__(self) -> None:
         # For each server, so that none hides what others list.
@@ -30,7 +31,8 @@ class ToldOnce:
         return is_new
 
     def has_room(self, server: str, key: Key) -> bool:
-        """Return True if a line about this new item may be written: few were in the last minute. Count the line."""
+        """Return True if a line about this new item may be logged, because few were logged in the last minute. Count
+        the line."""
         recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
         has_room = len(recent) < _MOST_IN_A_MINUTE
         if has_room:

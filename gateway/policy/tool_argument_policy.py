@@ -77,9 +77,9 @@ class ToolCalls:
         tools: list[dict[str, Any]],
         absent: Callable[[list[dict[str, Any]]], frozenset[str]] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return the tools that sessions with this context may call. Their schemas do not require the arguments that
-        the policy fills in (`bind`). `absent` gets these tools as the server lists them, and returns the names to leave
-        out."""
+        """Return those of a server's tools that sessions with this context may call. Their schemas do not require the
+        arguments that the policy fills in (`bind`). `absent` gets these tools as the server lists them, and returns the
+        names to leave out."""
         unusable = self.unusable(server, tools) if self._checks else {}
         seen: list[tuple[dict[str, Any], Decision]] = []
         for tool in self.approved(server, "tools", tools):
@@ -90,7 +90,7 @@ class ToolCalls:
         return [_unbound(tool, decision) for tool, decision in seen if tool["name"] not in left_out]
 
     def approved(self, server: str, kind: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the items that the lock does not hide, and tell operators of the others. `kind` is one of
+        """Return the items that the lock file approves, and tell operators of the others. `kind` is one of
         `gateway.config.tools_lock.KINDS`."""
         if not self._policy.locks(server):
             return items
@@ -98,7 +98,7 @@ class ToolCalls:
         return [item for item, digest in digests if not self.unapproved.is_hidden(server, kind, item, digest)]
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """Return the tools whose schemas cannot be used: by name, the reason. Log each tool once."""
+        """Return the reasons why schemas of these tools cannot be used, by the tool's name. Log each tool once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -121,7 +121,7 @@ class ToolCalls:
         return faults
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-        """Return the tools whose schemas have regular expressions that are not checked: by name, these expressions."""
+        """Return the regular expressions in the tools' schemas that are not checked, by the tool's name."""
         found: dict[str, tuple[str, ...]] = {}
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -162,13 +162,12 @@ class ToolCalls:
         return self._steps(decision, tools, session, params, note)
 
     def checker_of(self, decision: Decision, tools: Tools, session: Session) -> Callable[[bytes], bytes]:
-        """Return a function for the fast path that checks the arguments of small calls of one tool. The function gets
-        their JSON, and returns the JSON for the server, in one line.
+        """Return a function that checks the arguments of small calls of one tool on the fast path (calls that repeat an
+        earlier one). The function gets their JSON, and returns the JSON for the server, in one line.
 
         The function raises `InvalidArguments`, `ValueError` or `msgspec.MsgspecError` for every call that `checked`
         refuses. It also raises for arguments that the call's span must note, and for numbers that are too large for a
-        float.
-        """
+        float."""
         if not (decision.bind or decision.blocked or self._checks):
             return _one_value
         bound = [
@@ -264,8 +263,9 @@ class ToolCalls:
 
 
 def _one_value(given: bytes) -> bytes:
-    """Return arguments unchanged, for a tool without checks. Raises `ValueError` or `msgspec.MsgspecError` for invalid
-    JSON, more than one JSON value, or line breaks, which a frame must not have."""
+    """Return the arguments unchanged. Used for a tool whose arguments are not checked. Raises `ValueError` or
+    `msgspec.MsgspecError` for invalid JSON, more than one JSON value, or line breaks, which a message to a server must
+    not have."""
     given.decode()
     value = bytes(msgspec.json.decode(given, type=msgspec.Raw))
     if b"\n" in value or b"\r" in value:
@@ -274,13 +274,14 @@ def _one_value(given: bytes) -> bytes:
 
 
 def _is_left_out(given: Any) -> bool:
-    """Return True if a bound argument has no value. Models write null or a blank text for what they leave out."""
+    """Return True if the client has left an argument out. A null or a blank text counts as left out, because models
+    write these."""
     return given is None or (isinstance(given, str) and not given.strip())
 
 
 def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
-    """Fill in bound arguments that the client has left out. Raises `ValueError` for a call that `checked` must refuse
-    or log: a value is missing, or the client's value differs from the session's."""
+    """Fill in bound arguments that the client has left out. Raises `ValueError` if `checked` would refuse or log the
+    call: a value is missing, or the client's value differs from the session's."""
     if not isinstance(arguments, dict):
         raise ValueError("no object")
     for name, value in bound:
@@ -292,7 +293,7 @@ def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
-    """Return a copy of a tool whose schema does not require the bound arguments."""
+    """Return a copy of a tool whose schema does not require the arguments that the policy fills in."""
     schema = tool.get("inputSchema")
     bound = {name for name, _ in decision.bind} & arguments_of(tool).keys()
     if not bound or not isinstance(schema, dict) or not isinstance(schema.get("required"), list):

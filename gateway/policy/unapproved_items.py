@@ -1,4 +1,5 @@
-"""Tell operators which listed tools, prompts and templates the lock hides (docs/adr/0045-tools-lock.md)."""
+"""Tell operators which listed tools, prompts and templates are hidden, because the lock file does not approve them
+(docs/adr/0045-tools-lock.md)."""
 
 import logging
 from collections.abc import Mapping
@@ -19,12 +20,13 @@ logger = logging.getLogger(__name__)
 _HELD_BYTES: Final = 4 << 20
 _NAMES_OF: Final = {"tools": "name", "prompts": "name", "templates": "uriTemplate"}
 TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource template"}
-"""The kinds of items, in messages."""
+"""The names of the kinds of items in messages."""
 
 
 class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
-    """A listed item that the lock hides, with the `reason`. `item` is the part that its digest covers; `digest` is
-    empty if the item cannot be approved. `approved` is the item with this name in the lock, or None."""
+    """A listed item that is hidden because the lock file does not approve it, with the `reason`. `item` is the part
+    that its digest covers; `digest` is empty if the item cannot be approved. `approved` is the item with this name in
+    the lock, or None."""
 
     server: str
     kind: str
@@ -36,8 +38,8 @@ class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnapprovedItems:
-    """Log, audit and count each hidden item once, and keep it for operators. `counted` counts the items by kind. A
-    server with many items fills neither the log nor the memory for other servers' items."""
+    """Log, audit and count each hidden item once, and keep it for operators. `counted` counts the items by kind.
+    However many items a server has, it fills neither the log nor the memory for other servers' items."""
 
     def __init__(self, policy: Policy, audit: Audit, counted: dict[str, int]) -> None:
         self._policy = policy
@@ -48,8 +50,8 @@ class UnapprovedItems:
         self._found: dict[str, LRUCache[Key, tuple[int, dict[str, Any]]]] = {}
 
     def is_hidden(self, server: str, kind: str, item: Mapping[str, Any], digest: str) -> bool:
-        """Return True if the lock hides this item, with this digest, of the server, and tell operators of the item.
-        Call this only if `Policy.locks` is True for the server."""
+        """Return True if the lock file hides this item of the server. If it does, tell operators of the item. `digest`
+        is the item's. Must be called only if `Policy.locks` is True for the server."""
         name = item[_NAMES_OF[kind]]
         reason = self._policy.why_unapproved(server, kind, name, digest)
         if reason:
@@ -74,11 +76,11 @@ class UnapprovedItems:
 
     @property
     def lock_file(self) -> str:
-        """Return the path of the lock; empty if there is none."""
+        """Return the path of the lock file; empty if there is none."""
         return self._policy.lock_file
 
     def of(self, server: str = "") -> list[Unapproved]:
-        """Return the items, of one server or of all, that the present lock hides."""
+        """Return the items that the present lock file hides: of the given server, or of all servers if empty."""
         found = []
         kept = [(of, *each) for of, some in self._found.items() if server in ("", of) for each in some.items()]
         for of, (kind, name, digest), (_, item) in kept:
