@@ -21,9 +21,11 @@ FETCH_S: Final = 5.0
 KEYS_MAX_AGE_S: Final = 3_600.0
 """Age in seconds at which an issuer's keys are fetched again."""
 REFETCH_S: Final = 10.0
-"""Minimum seconds between two fetches that unknown key ids cause: forged tokens must not flood the issuer."""
+"""Minimum seconds between two fetches of an issuer's keys because of unknown key ids. Forged tokens could otherwise
+flood the issuer."""
 CACHED_S: Final = 300.0
-"""Longest time in seconds for which a verified token is cached. A revoked key may be accepted for that time."""
+"""Longest time in seconds for which a verified token is cached. For that time, a token with a revoked key may still be
+accepted."""
 _MAX_CACHED: Final = 10_000
 
 
@@ -46,7 +48,7 @@ def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> boo
 
 
 class AccessTokens:
-    """Verify the tokens of the issuers that the operator trusts, and cache the results."""
+    """Verify the access tokens of the issuers that the operator trusts, and cache the results."""
 
     def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:
         self._issuers = {settings.issuer: _Issuer(settings) for settings in issuers}

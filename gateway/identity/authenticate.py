@@ -40,7 +40,7 @@ def digest_of(key: str) -> str:
 
 
 class KeyDigests(Generic[Holder]):
-    """Find the holder of an API key by the key's digest."""
+    """Find the holder of an API key by the digest of the key."""
 
     def __init__(self, named: Iterable[tuple[Holder, str]]) -> None:
         self._digests = [(holder, bytes.fromhex(digest)) for holder, digest in named]
@@ -75,8 +75,8 @@ _ANYBODY: Final = Authenticated(ANONYMOUS, until=math.inf)
 
 
 class TrustedProxies:
-    """The addresses of trusted proxies, which may name a request's client address and principal in headers. Test an
-    address with `address in proxies`."""
+    """The addresses of trusted proxies, whose headers may name a request's client address and principal. `address in
+    proxies` is True for such an address."""
 
     def __init__(self, settings: ProxySettings | None) -> None:
         self.settings = settings
@@ -136,8 +136,8 @@ class Identity:
         )
 
     def keep_tokens(self, *, wanted: bool) -> None:
-        """Keep callers' access tokens from now on if `wanted`. This applies to a cached caller at its next
-        verification."""
+        """Keep callers' access tokens from now on if `wanted`. For a caller whose token is in the cache, this takes
+        effect when the token is next verified."""
         self._keeps_tokens = wanted
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
@@ -159,7 +159,7 @@ class Identity:
         return who if who is None or not self._header_fields else self.with_fields(who, headers, peer)
 
     def _known(self, headers: Mapping[str, str], peer: str) -> Authenticated | None:
-        """Return the caller as `known` does, but without the context fields that headers of trusted proxies set."""
+        """Return the caller as `known` does, but without the context fields that trusted proxies set in headers."""
         if peer in self.proxies and (named := self._named_by_proxy(headers)) is not None:
             return named
         authorization = headers.get("authorization")
@@ -208,7 +208,7 @@ class Identity:
         self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0, token: str = ""
     ) -> Authenticated:
         """Return the holder of a verified token with these claims. The token must be verified again at the Unix time
-        `until`. The holder keeps `token`, the token itself, if servers get other tokens in exchange for it."""
+        `until`. The result contains `token`, the token itself, if servers get other tokens in exchange for it."""
         granted = claims_in_token(claims, self._claims[principal.issuer], self._claim_fields)
         if token and self._keeps_tokens:
             granted = replace(granted, token=CallerToken.of(token, claims, self._skew_s[principal.issuer]))

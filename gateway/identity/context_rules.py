@@ -1,10 +1,9 @@
 """Derive a session's context (trust, workspace, permissions) from credential claims and the operator's rules.
 
-Pure. A client may announce a workspace, which is used only if neither a claim nor a rule sets one. An announced
-workspace grants nothing (docs/adr/0013-provenance.md): a rule for certain workspaces grants nothing to an announced
-one, and a rule that lowers trust for certain workspaces lowers it for all announced ones. So a client gains nothing by
-the name that it chooses.
-"""
+Pure. A client may name (*announce*) a workspace, which is used only if neither a claim nor a rule sets one. An
+announced workspace grants nothing (docs/adr/0013-provenance.md): a rule for certain workspaces grants nothing to an
+announced one, and a rule that lowers trust for certain workspaces lowers it for all announced ones. So a client gains
+nothing by the name that it chooses."""
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,27 +38,28 @@ _NOTHING: Final = CredentialClaims()
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """The reason for one fact of a context (such as trust). `text` names the setting or credential that decides it."""
+    """The reason for one fact of a session's context, such as its trust. `text` names the setting or credential that
+    decides the fact."""
 
     fact: str
     text: str
 
 
 class Derived(msgspec.Struct, frozen=True):
-    """A context, and the reasons for its facts."""
+    """A session's context, and the reasons for its facts."""
 
     context: Context
     reasons: tuple[Reason, ...]
 
 
 class ContextRules:
-    """Apply the operator's rules, in their order. The first matching rule that sets trust or workspace decides it. The
-    permissions of all matching rules add up, and one rule is enough to make a session read-only.
+    """Apply the operator's rules, which give a session its context (trust, workspace, permissions), in their order. The
+    first matching rule that sets trust or workspace decides it. The permissions of all matching rules add up, and one
+    rule is enough to make a session read-only.
 
-    `trust_announced`: an announced workspace counts like any other. `read_only` are the trust levels whose sessions are
-    read-only. `fields` are the context fields that the operator has defined. `is_usable` returns True if a workspace
-    name is allowed.
-    """
+    `trust_announced`: a workspace that the client itself names counts like any other. `read_only` are the trust levels
+    whose sessions are read-only. `fields` are the context fields that the operator has defined. `is_usable` returns
+    True if a workspace name is allowed."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Context:
-        """Return the context of a session. `announced` is the workspace that the client announces; empty if none.
-        `announced_fields` are names and values of the fields that the client announces.
+        """Return the context of a session. `announced` is the workspace that the client itself names; empty if none.
+        `announced_fields` are the names and values of the context fields that the client sets.
 
         Raises:
             Refused: the workspace or a field's value is not allowed.
@@ -113,7 +113,8 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Derived:
-        """Return the context of a session, and the reasons for its facts. Arguments and errors as `context`."""
+        """Return the context of a session, and the reasons for its facts. Arguments and errors are those of
+        `context`."""
         granted = granted or _NOTHING
         matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)
@@ -175,11 +176,11 @@ class ContextRules:
         return [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
 
     def _counts(self, workspace: Source) -> bool:
-        """Return True if rules for certain workspaces may grant rights by a workspace from this source."""
+        """Return True if a workspace from this source can grant rights by rules for certain workspaces."""
         return self._trust_announced or workspace != ANNOUNCED
 
     def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
-        """Return the rules of `matching` (those for the principal) that apply to a workspace from `source`."""
+        """Return those of the rules `matching` (which match the principal) that apply to a workspace from `source`."""
         counts = self._counts(source)
         return [
             (name, rule)
@@ -233,7 +234,7 @@ class ContextRules:
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
     ) -> bool:
         """Return True if the session is read-only, and add the reasons to `reasons`. A read-only rule for certain
-        workspaces applies to every announced one (`counts` is False)."""
+        workspaces applies to every workspace that a client itself names (`counts` is then False)."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
         if trust in self._read_only:
@@ -257,8 +258,8 @@ def _permissions(
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
-    """Return the source of a value that `rules` set. A value that depends on an announced workspace (`workspace` is its
-    source) counts as announced."""
+    """Return the source of a value that `rules` set. `workspace` is the source of the session's workspace. If a rule
+    applies by a workspace that the client itself has named, the value counts as announced by the client."""
     return ANNOUNCED if workspace == ANNOUNCED and not all(map(is_for_all, rules)) else CONFIGURED
 
 
@@ -275,7 +276,7 @@ def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tu
 
 
 def announced_fields_of(context: Context) -> tuple[tuple[str, str], ...]:
-    """Return the names and values of the fields that the client has announced."""
+    """Return the names and values of the context fields that the client itself has set."""
     return tuple((field.name, field.value) for field in context.fields if field.source == ANNOUNCED)
 
 
@@ -284,7 +285,7 @@ def _cut(text: str) -> str:
 
 
 def own_setting(server: str) -> str:
-    """Return the name of the setting with a server's own environment variables."""
+    """Return the full name of the setting with a server's own environment variables."""
     return f"mcpServers.{server}.env"
 
 
@@ -307,10 +308,8 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """Return claims that give the session its present context, in place of a credential that is not available.
-
-    Return None if no claims do, because the rules have changed since the last request.
-    """
+    """Return claims that give the session its present context. They stand in for a credential that is not available.
+    Return None if no claims give this context, because the rules have changed since the last request."""
     context, source = session.context, session.context.provenance
     is_claimed = source.workspace == AUTHENTICATED
     claims = CredentialClaims(

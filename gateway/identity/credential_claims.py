@@ -1,4 +1,5 @@
-"""Read the rights in a credential: trust, workspace, permissions and the operator's fields. Pure."""
+"""Read the rights that a credential grants: trust, workspace, permissions, and the context fields that the operator has
+defined. Pure."""
 
 import hashlib
 import json
@@ -54,8 +55,8 @@ _TRUST: Final = frozenset({"direct", SANDBOXED})
 _NO_RIGHTS: Final = frozenset(
     "exp iat nbf jti auth_time nonce sid session_state origin_jti event_id aio rh uti xms_ftd".split()
 )
-"""Claims that differ between two tokens of a client, and say nothing of what it may do: RFC 7519, OpenID Connect, and
-those that Keycloak, Cognito and Entra add."""
+"""Claims that differ between two tokens of the same client, and grant nothing: those of RFC 7519 and OpenID Connect,
+and those that Keycloak, Cognito and Entra add."""
 
 
 class CallerToken(msgspec.Struct, frozen=True, eq=False):
@@ -71,7 +72,7 @@ class CallerToken(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, token: str, claims: Mapping[str, Any], skew_s: float) -> "CallerToken":
-        """Return a verified token. It is accepted for `skew_s` seconds after it has expired."""
+        """Return the `CallerToken` of a verified token. It is accepted until `skew_s` seconds after its expiry."""
         lasting = {name: value for name, value in claims.items() if name not in _NO_RIGHTS}
         digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:32]
         return cls(token, float(claims["exp"]) + skew_s, digest)
@@ -90,10 +91,9 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
     """The trust, workspace, permissions and fields in a credential.
 
     `trust` is None if the operator's settings name no claim or header for it. `workspace` is None if the credential has
-    none. `names_workspace`: the settings name a claim or header for the workspace, so that an announced one is ignored.
-    `fields` are names and values of the context fields that the operator has defined. `token` is the credential itself,
-    if servers get tokens in exchange for it.
-    """
+    none. `names_workspace`: the settings name a claim or header for the workspace, so that a workspace which the client
+    itself names is ignored. `fields` are names and values of the context fields that the operator has defined. `token`
+    is the credential itself, if servers get tokens in exchange for it."""
 
     trust: str | None = None
     workspace: str | None = None
@@ -104,7 +104,7 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def normal_trust(value: object) -> str:
-    """Return a trust level in lower case. Unknown levels become `sandboxed`."""
+    """Return a trust level in lower case; `sandboxed` for an unknown level."""
     level = str(value).strip().lower()
     return level if level in _TRUST else SANDBOXED
 

@@ -1,4 +1,5 @@
-"""Decide if a principal still has the rights that were granted to it, for work that continues without a request."""
+"""Decide if a principal still has the rights that it was granted, for work that continues after its request has
+ended."""
 
 from collections.abc import Collection
 
@@ -13,11 +14,8 @@ _FEWER = "its principal has fewer or other rights by now"
 
 
 class OfflineRights:
-    """Decide from the current configuration alone, without a credential. Principals that are not in the configuration
-    have no rights.
-
-    `api_keys` are the names of the configured keys.
-    """
+    """Decide from the current configuration alone, without a credential, which rights principals still have. Principals
+    that are not in the configuration have none. `api_keys` are the names of the configured keys."""
 
     def __init__(
         self, rules: ContextRules, *, api_keys: Collection[str], auth: AuthSettings, allow_anonymous: bool
@@ -37,8 +35,8 @@ class OfflineRights:
         self._api_keys = frozenset(api_keys)
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Return the reason why a principal no longer has the rights in `granted`, or why that is unknown; empty if it
-        still has them. Rights that only a credential grants count as lost."""
+        """Return the reason why a principal no longer has the rights in `granted`, or why that cannot be known; empty
+        if it still has them. Rights that only a credential can grant count as lost."""
         if not self.is_known(principal):
             return _GONE
         if self._is_claimed.get(principal.issuer, False):
@@ -57,14 +55,14 @@ class OfflineRights:
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
         """Return the reason why work that a principal has begun with the context `granted` must stop; empty if it may
-        go on. Rights from a credential still count: it was checked when the call was made, and the work uses it for
-        nothing new."""
+        go on. Rights from a credential still count: the credential was checked when the work began, and the work gains
+        nothing new by them."""
         if principal.issuer in self._is_claimed:
             return ""
         return self.why_lost(principal, granted)
 
     def is_known(self, principal: Principal) -> bool:
-        """Return True if the configuration names the principal, or its issuer."""
+        """Return True if the configuration names the principal, or the issuer of its tokens."""
         if principal.is_anonymous:
             return self._allow_anonymous
         if principal.issuer == API_KEY_ISSUER:
