@@ -265,7 +265,7 @@ class SessionEnvironments:
         holds = explained(
             server_sandbox_of(name, by_trust, sandbox, trusts, delegation=self.delegation()),
             by_trust,
-            package_folder(self.settings.gateway.packages, entry),
+            package_folder(entry),
             self.delegation(),
             None if given is None else given.walls,
         )

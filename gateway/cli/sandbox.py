@@ -246,7 +246,7 @@ def explain(
         by_trust = sandboxes_of(name, entry, settings.gateway)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
-    package = package_folder(settings.gateway.packages, entry)
+    package = package_folder(entry)
     delegation = look(settings.gateway.cgroup)
     every = server_sandboxes({name: by_trust}, delegation=delegation)
     found = [explained(one, by_trust, package, delegation) for one in every]

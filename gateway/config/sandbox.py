@@ -5,11 +5,9 @@ this table, then the same two of `gateway.sandbox`. A profile, a limit, `watch` 
 nearest layer that sets them. Grants of all layers add up.
 """
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -230,29 +228,6 @@ class PackageSettings(Frozen):
     all sessions, which can read and execute it but not change it. One whose command names no exact version is fetched
     again after a day ([packages](packages.md))."""
 
-    folder: str = ""
-    """The folder that keeps them. Gateways of one user on one machine may share it. Empty:
-    `mcp-session-gateway/packages` in `$XDG_CACHE_HOME`, by default `~/.cache`."""
     reach: tuple[str, ...] = ()
     """Hosts beyond public ones that a fetch may connect to, such as a private registry: `10.1.0.5:4873`,
     `registry.example.com:443`."""
-
-    @property
-    def path(self) -> Path:
-        """Return the absolute path of the folder; if none is set, the default."""
-        if self.folder:
-            return Path(self.folder).expanduser().absolute()
-        own = os.environ.get("XDG_CACHE_HOME", "")
-        base = Path(own) if own.startswith("/") else Path(os.environ.get("HOME") or "/nonexistent") / ".cache"
-        if not _is_usable(base):
-            base = Path(tempfile.gettempdir(), f"mcp-session-gateway-{os.geteuid()}-cache")
-        return base / "mcp-session-gateway" / "packages"
-
-
-def _is_usable(folder: Path) -> bool:
-    """Return whether this process can create files in the folder, after creating the folder if it is missing. Users of
-    services often have no home folder."""
-    for one in (folder, *folder.parents):
-        if one.exists():
-            return one.is_dir() and os.access(one, os.W_OK | os.X_OK)
-    return False

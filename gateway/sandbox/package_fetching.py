@@ -17,12 +17,11 @@ from functools import partial
 from time import time
 from typing import Final
 
-from gateway.config.sandbox import PackageSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse
 from gateway.sandbox.package_fetch import FetchFailed, FetchRequest, NotForAll, PackageFetcher
-from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
+from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, packages_root, usable_root
 from gateway.sandbox.runtime_paths import runtime_paths
 from transports.background_tasks import Tasks, TasksClosed
 from transports.upstream.stdio import INHERITED
@@ -88,7 +87,6 @@ class Packages:
     for at most `wait_s`; the fetch then goes on. `clock` returns Unix time.
     """
 
-    settings: PackageSettings
     fetcher: PackageFetcher
     clock: Callable[[], float] = time
     _: KW_ONLY
@@ -110,7 +108,7 @@ class Packages:
         Raises:
             UpstreamUnavailable: the package could not be fetched, or not in time.
         """
-        place = _place(self.settings, argv, env)
+        place = _place(argv, env)
         if place is None:
             return None
         folder, request = place
@@ -266,16 +264,14 @@ def fetched_with(entry: UpstreamSettings) -> dict[str, str]:
     return {variable: value for variable, value in entry.env.items() if not is_template(value)}
 
 
-def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> PackageFolder | None:
+def package_folder(entry: UpstreamSettings) -> PackageFolder | None:
     """Return the folder of the package that a server's command names, fetched or not; None if it names none, or if each
     session fetches it for itself. A gateway of this user uses the same folder, wherever it is started."""
-    place = _place(settings, entry.argv, fetched_with(entry))
+    place = _place(entry.argv, fetched_with(entry))
     return None if place is None else place[0]
 
 
-def _place(
-    settings: PackageSettings, argv: Sequence[str], own: Mapping[str, str]
-) -> tuple[PackageFolder, FetchRequest] | None:
+def _place(argv: Sequence[str], own: Mapping[str, str]) -> tuple[PackageFolder, FetchRequest] | None:
     """Return the folder for the package of a command, and the request by which the package is fetched. Return None if
     the command has to run unchanged.
 
@@ -294,7 +290,7 @@ def _place(
     facts = [command.head, sorted(chosen.items()), [*map(_state_of, _tools(command, env["PATH"]))]]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", command.package).strip("-.")[-40:]
-    return PackageFolder(settings.path / f"{readable}-{digest}"), request
+    return PackageFolder(packages_root() / f"{readable}-{digest}"), request
 
 
 def _is_in_working_directory(variable: str, value: str) -> bool:

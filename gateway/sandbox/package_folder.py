@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,25 @@ def remove(folder: Path) -> None:
         else:
             return
     logger.warning("%s could not be removed", folder)
+
+
+def packages_root() -> Path:
+    """Return the absolute path of the folder of all packages: `mcp-session-gateway/packages` in `$XDG_CACHE_HOME`, by
+    default `~/.cache`. Gateways of one user on one machine share it."""
+    own = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(own) if own.startswith("/") else Path(os.environ.get("HOME") or "/nonexistent") / ".cache"
+    if not _is_usable(base):
+        base = Path(tempfile.gettempdir(), f"mcp-session-gateway-{os.geteuid()}-cache")
+    return base / "mcp-session-gateway" / "packages"
+
+
+def _is_usable(folder: Path) -> bool:
+    """Return whether this process can create files in the folder, after creating the folder if it is missing. Users of
+    services often have no home folder."""
+    for one in (folder, *folder.parents):
+        if one.exists():
+            return one.is_dir() and os.access(one, os.W_OK | os.X_OK)
+    return False
 
 
 def usable_root(path: Path) -> str:

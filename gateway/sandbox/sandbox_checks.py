@@ -164,9 +164,9 @@ def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
     Raises:
         ConfigurationError: one line for each grant of each sandbox, with the first file that it opens.
     """
-    files, packages = with_link_targets(own_files(settings.gateway)), settings.gateway.packages
+    files = with_link_targets(own_files(settings.gateway))
     walled = {one.server for one in found if one.walls is not None}
-    fetched = [package_folder(packages, entry) for name, entry in settings.mcpServers.items() if name in walled]
+    fetched = [package_folder(entry) for name, entry in settings.mcpServers.items() if name in walled]
     folders = [folder.path for folder in fetched if folder is not None]
     faults: dict[tuple[str, str], str] = {}
     for one in found:
@@ -174,7 +174,7 @@ def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
             faults.setdefault(
                 (one.server, grant),
                 f"mcpServers.{one.server}: its sandbox may write {grant}, and with it {folder}, from which sessions "
-                "start; set gateway.packages.folder to a folder outside of what is granted, or name a narrower folder",
+                "start; set XDG_CACHE_HOME to a folder outside of what is granted, or name a narrower folder",
             )
         for grant, file in opened(one.walls, files):
             faults.setdefault(

@@ -87,7 +87,7 @@ class Servers:
         # Before the start of the server counts as too late, so that who waits is told of the fetch.
         wait_s = options.limits.start_timeout_s * 0.8
         fetcher = PackageFetcher(self.fork_server, self.fetch_walls)
-        self.packages = Packages(options.packages, fetcher, wait_s=wait_s)
+        self.packages = Packages(fetcher, wait_s=wait_s)
         self.upstreams = [*self.make(entries, sandboxes).values()]
         self.upstreams += [self._factory({}).of_object(name, server) for name, server in objects.items()]
         self.former = FormerServers(base.live)

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 import tests.support.stdio_server
-from gateway.config.sandbox import PackageSettings
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.package_fetching import PackageInUse, Packages
+from gateway.sandbox.package_folder import packages_root
 from gateway.sandbox.runtime_paths import runtime_paths
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from tests.processes.children import until
@@ -38,7 +38,7 @@ class Site:
 
     def __init__(self, root: Path, registry: PackageRegistry, fork_server: ForkServer) -> None:
         self.registry = registry
-        self.folder = root / "packages"
+        self.folder = packages_root()
         self.now = 1_000_000.0
         self.home = root / "home"
         self.home.mkdir()
@@ -51,7 +51,7 @@ class Site:
         """One more gateway, or the same one after a restart."""
         walls = WallsOfFetches(reach=[self.registry.url.removeprefix("http://")], closed=(), required=False)
         fetcher = PackageFetcher(self._fork_server, walls, timeout_s=60)
-        return Packages(PackageSettings(folder=str(self.folder)), fetcher, lambda: self.now)
+        return Packages(fetcher, lambda: self.now)
 
     async def use(self, line: str, packages: Packages | None = None) -> PackageInUse:
         found = await (packages or self.packages).use("shown", line.split(), self.env)
@@ -89,6 +89,7 @@ def registry() -> Iterator[PackageRegistry]:
 @pytest.fixture
 async def site(tmp_path: Path, registry: PackageRegistry, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     async with ForkServer() as fork_server:
         made = Site(tmp_path, registry, fork_server)
         yield made
@@ -334,8 +335,8 @@ def gateway(registry: PackageRegistry, tmp_path: Path) -> Iterator[RunningGatewa
     registry.wheel("published", "1.0.0", SERVER, {"stdio_server.py": shared})
     env = {**registry.environment, "PATH": os.pathsep.join([str(uv().parent), "/usr/bin", "/bin"])}
     servers = {name: server(("uvx", name, "argument"), env=env, sandbox="standard") for name in ("published", "absent")}
-    packages = {"folder": str(tmp_path), "reach": [registry.url.removeprefix("http://")]}
-    with running_gateway(servers, options={"packages": packages}, must_stop=False) as running:
+    options, cache = {"packages": {"reach": [registry.url.removeprefix("http://")]}}, {"XDG_CACHE_HOME": str(tmp_path)}
+    with running_gateway(servers, options=options, env=cache, must_stop=False) as running:
         yield running
 
 
@@ -394,8 +395,9 @@ async def test_a_session_that_writes_a_project_changes_nothing_for_others(
     }
     env = {**registry.environment, "PATH": os.pathsep.join([str(Path(npx()[0]).parent), "/usr/bin", "/bin"])}
     servers = {"writer": server((*line, str(project)), env=env, cwd=str(project), sandbox="standard")}
-    packages = {"folder": str(tmp_path / "packages"), "reach": [registry.url.removeprefix("http://")]}
-    with running_gateway(servers, options={"packages": packages}, must_stop=False) as running, httpx.Client() as http:
+    options, cache = {"packages": {"reach": [registry.url.removeprefix("http://")]}}, {"XDG_CACHE_HOME": str(tmp_path)}
+    started = running_gateway(servers, options=options, env=cache, must_stop=False)
+    with started as running, httpx.Client() as http:
         http.timeout = 60
         first = Legacy(running.at("writer"), http).open()
         assert tool_text(first.tool("write", {str(project / name): text for name, text in written.items()}))

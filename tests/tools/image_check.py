@@ -159,7 +159,7 @@ def check(root: str, config: dict[str, Any]) -> None:
     words = [*config["Entrypoint"], *gateway["command"]]
     words = [word.replace("/etc/mcp/mcp.json", "/mnt/mcp.json") for word in words]
     # One gateway with a store of its own: Redis is another image. The keys are those that compose made.
-    given = {"MCP_GATEWAY_KEYS_FILE": "/secrets/keys", "MCP_GATEWAY_PACKAGES__FOLDER": "/packages"}
+    given = {"MCP_GATEWAY_KEYS_FILE": "/secrets/keys", "XDG_CACHE_HOME": "/packages"}
     passed = {name: str(CERTIFICATES) for name in ("NODE_EXTRA_CA_CERTS",)}
     with started(root, config, [*words, "--port", "0"], **given, **passed) as command:
         running = RunningGateway(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.config.sandbox import PackageSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.package_fetch import FetchFailed, run
 from gateway.sandbox.package_fetching import AT_ONCE, Packages, package_folder
@@ -30,9 +29,14 @@ class Endless:
         await asyncio.Event().wait()
 
 
-async def test_who_waits_for_a_fetch_is_told_of_it_and_the_fetch_goes_on(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+async def test_who_waits_for_a_fetch_is_told_of_it_and_the_fetch_goes_on() -> None:
     fetcher = Endless()
-    packages = Packages(PackageSettings(folder=str(tmp_path)), cast("Any", fetcher), wait_s=0.01)
+    packages = Packages(cast("Any", fetcher), wait_s=0.01)
     for _ in range(2):
         with pytest.raises(UpstreamUnavailable, match="'a' is not started yet: its package x is still being fetched"):
             await packages.use("a", ("npx", "-y", "x"), {})
@@ -41,9 +45,9 @@ async def test_who_waits_for_a_fetch_is_told_of_it_and_the_fetch_goes_on(tmp_pat
     await packages.close()
 
 
-async def test_packages_are_fetched_side_by_side_and_each_server_is_told_of_its_own(tmp_path: Path) -> None:
+async def test_packages_are_fetched_side_by_side_and_each_server_is_told_of_its_own() -> None:
     fetcher = Endless()
-    packages = Packages(PackageSettings(folder=str(tmp_path)), cast("Any", fetcher))
+    packages = Packages(cast("Any", fetcher))
     lines = [("npx", "-y", f"x{number}") for number in range(AT_ONCE)]
     waiting = [asyncio.create_task(packages.use(line[-1], line, {})) for line in lines]
     while fetcher.begun < AT_ONCE:
@@ -74,7 +78,7 @@ def test_neither_a_working_folder_nor_its_files_decide_on_a_package(
 
     def place(cwd: Path | None = None, **env: str) -> Path | None:
         entry = UpstreamSettings(command="npx", args=("-y", "x"), cwd=None if cwd is None else str(cwd), env=env)
-        found = package_folder(PackageSettings(folder=str(tmp_path / "packages")), entry)
+        found = package_folder(entry)
         return None if found is None else found.path
 
     found = place()

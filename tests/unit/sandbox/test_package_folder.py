@@ -1,13 +1,14 @@
 """Nobody reads half a package or loses one that is used, and no package leads the gateway elsewhere."""
 
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.sandbox.package_fetch import without_keys
-from gateway.sandbox.package_folder import RECORD, FetchedPackage, PackageFolder, remove, usable_root
+from gateway.sandbox.package_folder import RECORD, FetchedPackage, PackageFolder, packages_root, remove, usable_root
 from gateway.sandbox.untrusted_files import has_no_links, read_plain, write_new
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
@@ -137,3 +138,14 @@ def test_what_a_link_leads_to_is_neither_removed_nor_changed(copy: Path, victim:
         remove(folder)
         assert not os.path.lexists(folder)
     assert [(path, path.lstat().st_mode) for path in sorted(victim.rglob("*"))] == before
+
+
+def test_packages_are_in_the_cache_of_the_user_and_below_temporary_files_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for cache, found in ((str(tmp_path / "c"), tmp_path / "c"), ("c", tmp_path / ".cache"), ("", tmp_path / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        assert packages_root() == found / "mcp-session-gateway/packages"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    assert packages_root().is_relative_to(tempfile.gettempdir()) and not packages_root().is_relative_to(tmp_path)

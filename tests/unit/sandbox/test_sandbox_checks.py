@@ -165,15 +165,18 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
 
 
 @requirement("box.package-whole")
-def test_the_packages_that_sessions_start_from_are_written_by_no_server(tmp_path: Path) -> None:
-    make(tmp_path, "data/")
+def test_the_packages_that_sessions_start_from_are_written_by_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "data/", "beside/")
     npx = {"command": "npx", "args": ["-y", "a-server"]}
     other = {"command": "cat", "sandbox": {"write": [str(tmp_path / "data")]}}
-    settings = settings_of({"packages": {"folder": str(tmp_path / "data/packages")}}, npx=npx, other=other)
+    settings = settings_of(npx=npx, other=other)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "data"))
     with pytest.raises(ConfigurationError, match=r"mcpServers\.other: its sandbox may write .*/data, and with it "):
         refuse_open(configured_sandboxes(settings), settings)
-    beside = settings_of({"packages": {"folder": str(tmp_path / "packages")}}, npx=npx, other=other)
-    refuse_open(configured_sandboxes(beside), beside)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "beside"))
+    refuse_open(configured_sandboxes(settings), settings)
 
 
 @requirement("box.secrets")
