@@ -69,6 +69,7 @@ def register_sent(conversation: Conversation, exchange: Exchange) -> None:
     """Register a call as sent in this conversation, without sending it. An earlier gateway process has sent it, and the
     server works on it as a task. Restart the call's deadline."""
     exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
+    exchange.goes_on()
     conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE)
     exchange.step(ExchangeEvent.SEND)
 

@@ -245,7 +245,7 @@ class Conversation:
                 await self.start(exchange, params, meta, again=again)
             except Exception as error:  # nobody else would answer the call
                 # Without `again`, the server may have executed an earlier round of the call.
-                self.fail_start(exchange, error, UPSTREAM_UNAVAILABLE if again else OUTCOME_UNKNOWN)
+                self.fail_start(exchange, error, exchange.unsent_code if again else OUTCOME_UNKNOWN)
 
         self.in_background(start())
 
@@ -489,9 +489,10 @@ class Conversation:
         self._own.fail(request_id, cause or UpstreamUnavailable(reason, status=status))
         if (exchange := self.calls.find(request_id)) is None:
             return
-        unknown = "" if is_refusal(status) else "; whether the call took effect is unknown"
+        code = exchange.unsent_code if is_refusal(status) else OUTCOME_UNKNOWN
+        unknown = "; whether the call took effect is unknown" if code == OUTCOME_UNKNOWN else ""
         error = cause if isinstance(cause, StartRefused) else UpstreamUnavailable(reason + unknown)
-        self.fail_start(exchange, error, OUTCOME_UNKNOWN if unknown else UPSTREAM_UNAVAILABLE)
+        self.fail_start(exchange, error, code)
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         # Other calls may still be answered over the old link; whatever is sent now goes over another one.
@@ -502,8 +503,7 @@ class Conversation:
             return
         request = exchange.take_request()
         if request is None:
-            self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
-            return
+            return self.fail(exchange, exchange.unsent_code, reason)
         exchange.step(ExchangeEvent.REQUEUE)
         self.calls.add_waiting(exchange)
         self.start_in_background(exchange, *request, again=True)

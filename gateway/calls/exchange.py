@@ -29,7 +29,7 @@ from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.session_facts import RESTARTED_KEY, traced_error, with_meta, with_trace
 from gateway.errors import CANCELLED as CANCELLED_CODE
-from gateway.errors import CANCELLED_BY_CLIENT, cancelled_message, error_of
+from gateway.errors import CANCELLED_BY_CLIENT, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, cancelled_message, error_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed_call import Failure, ObservedCall
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
@@ -122,6 +122,7 @@ class Exchange(ObservedCall):
     suspended: SuspendedCall | None = None
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
+    _goes_on = False  # the server has answered a request of the call, and the call has not ended
     call_s: float | None = None  # its own limit, in place of `Deadlines.call_s`
     ended: Callable[[], None] | None = None  # called once the wire no longer uses the exchange
     _wanted: Filter | None = None
@@ -272,6 +273,16 @@ class Exchange(ObservedCall):
     def task_created(self, task: TaskAtServer) -> None:
         """Handle the task that the server has created for the call. Subclasses override this."""
 
+    def goes_on(self) -> None:
+        """Record that the server has begun the call: it has asked for input, or has created a task."""
+        self._goes_on = True
+
+    @property
+    def unsent_code(self) -> int:
+        """Return the error code for the end of the call by a request that its server did not get or refused. Only
+        without an earlier request has the call had no effect."""
+        return OUTCOME_UNKNOWN if self._goes_on else UPSTREAM_UNAVAILABLE
+
     # -- to the client
 
     def shape_with(self, shape: Callable[[Any, Object], Object] | None) -> None:
@@ -364,6 +375,8 @@ class Exchange(ObservedCall):
         self.restarted = restarted or self.restarted
         if self.bridge is not None:
             if (bridged := self.bridge.answer_for_client(self, message)) is None:
+                if isinstance(message.result, msgspec.Raw):  # else it has refused the headers
+                    self.goes_on()
                 return
             message = bridged
         self.finish_translated(message)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -156,6 +157,27 @@ async def test_only_a_status_that_refuses_a_call_says_that_it_was_not_executed(s
     upstream, exchange = await sent()
     upstream.conversation.refused(exchange.number, f"server 'fake' answered {status}", status)
     assert (await answer_of(exchange))["error"]["code"] == code
+
+
+@requirement("rep.no-retry")
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize("way", ["unreached", "refused", "forgotten", "forgotten, and a new session is refused"])
+async def test_a_call_that_its_server_has_begun_is_not_said_to_be_unsent(way: str, is_begun: bool) -> None:
+    """The server has asked for input, or has created a task: repeated, the call might have its effect twice."""
+    upstream, exchange = await sent()
+    conversation, link = upstream.conversation, upstream.links[0]
+    exchange.use_bridge(Mock(answer_for_client=Mock(return_value=None)))
+    first: Any = {"result": msgspec.Raw(b"{}")} if is_begun else {"error": msgspec.Raw(b'{"code":-32020,"message":""}')}
+    conversation.message(Message(jsonrpc="2.0", id=exchange.number, **first))
+    conversation.move_to_waiting(exchange, ExchangeEvent.REQUEUE)
+    await conversation.start(exchange, {}, {}, again=way == "forgotten")
+    if way.startswith("forgotten"):
+        upstream.error = UpstreamUnavailable("it does not start")
+        conversation.unsent(link, exchange.number, "the server has forgotten the session")
+    else:
+        conversation.refused(exchange.number, way, 0 if way == "unreached" else 503)
+    error = (await answer_of(exchange))["error"]
+    assert error["code"] == (OUTCOME_UNKNOWN if is_begun else UPSTREAM_UNAVAILABLE)
 
 
 async def test_an_answer_that_is_too_deep_to_be_searched_for_reserved_keys_ends_its_call() -> None:
