@@ -50,6 +50,10 @@ class LinkClosed(Exception):
     """The link has ended, or takes no more messages. The upstream has got no part of this message."""
 
 
+class LinkFull(LinkClosed):
+    """The link takes no message now: too many wait until the upstream reads them."""
+
+
 async def _nothing() -> None:
     """Renew nothing."""
 

@@ -230,7 +230,7 @@ class Conversation:
                 reason = self._send(exchange, number, frame, None if again else (params, meta))
                 if reason is None:
                     return
-                self.links.discard()
+                self.links.discard(reason)
             raise UpstreamUnavailable(f"server {self.name!r} accepts no message: {reason}")
         except BaseException:
             self.calls.end(exchange)

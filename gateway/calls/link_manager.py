@@ -28,7 +28,7 @@ from session_store.current_tool_session import bound_session
 from transports.background_tasks import Tasks, TasksClosed
 from transports.era import Era
 from transports.jsonrpc import Message, splice
-from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, LinkFull, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -390,9 +390,10 @@ class LinkLifecycle:
         self._loss = Loss.FORGOTTEN
         self._step(LinkEvent.LOST)
 
-    def discard(self) -> None:
-        """Close an open link in the background."""
-        if self.state is not LinkState.OPEN:
+    def discard(self, error: LinkClosed | None = None) -> None:
+        """Close an open link in the background. Keep it if `error` says only that its server reads slowly, and several
+        sessions use it: one of them could end the calls of all others."""
+        if self.state is not LinkState.OPEN or (isinstance(error, LinkFull) and not self._source.session):
             return
         self._step(LinkEvent.DISCARD)
         self._closing = self._tasks.spawn(self._discarded(self._detach()))

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_end
     process = await house.start("sleep", "600")
     for _ in range(64):
         assert process.stdin.write(b"x" * 65_535 + b"\n")
-    assert len(process.stdin.pending) > 3 << 20
+    assert len(process.stdin.pending) > 3 << 20 and monotonic() - process.stdin.taken_at < 60
     ended = await process.shutdown(grace_s=0.05)
     assert ended in (-signal.SIGTERM, -signal.SIGKILL), "by how busy the machine is"
     assert not process.stdin.pending

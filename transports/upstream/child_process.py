@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final, Protocol
 
 from transports.upstream.line_splitter import LineSplitter, StderrTail
@@ -107,7 +108,7 @@ class PipeWriter:
     """Write to a descriptor, and close it at the end if `owns`. Bytes that do not fit into the pipe are written
     later."""
 
-    __slots__ = ("_fd", "_finishing", "_loop", "_owns", "pending")
+    __slots__ = ("_fd", "_finishing", "_loop", "_owns", "pending", "taken_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, *, owns: bool = True) -> None:
         self._loop = loop
@@ -115,6 +116,8 @@ class PipeWriter:
         self._owns = owns
         self.pending = bytearray()
         """Bytes not yet taken by the reader."""
+        self.taken_at = 0.0
+        """While bytes are pending: when the reader has last taken some, by the monotonic clock."""
         self._finishing = False
         os.set_blocking(fd, False)
 
@@ -135,6 +138,7 @@ class PipeWriter:
             if taken == len(data):
                 return True
             self._loop.add_writer(self._fd, self._flush)
+            self.taken_at = monotonic()
         self.pending += memoryview(data)[taken:]
         return True
 
@@ -158,6 +162,7 @@ class PipeWriter:
             return
         try:
             del self.pending[: os.write(self._fd, self.pending)]
+            self.taken_at = monotonic()
         except BlockingIOError:
             return
         except OSError:

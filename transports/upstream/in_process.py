@@ -13,7 +13,7 @@ from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_ada
 from starlette.requests import Request
 
 from transports.jsonrpc import PARSE_ERROR, InvalidMessage, parse
-from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, LinkFull
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class InProcessLink:
         try:
             self._inbox.send_nowait((self._in_context(), SessionMessage(read, metadata=self._metadata)))
         except anyio.WouldBlock:
-            raise LinkClosed(f"server {self._name!r} does not read its input") from None
+            raise LinkFull(f"server {self._name!r} does not read its input") from None
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise LinkClosed(f"server {self._name!r} has closed its input") from None
 

@@ -15,7 +15,7 @@ from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.non_message_lines import LineBudget, answered_by, log_line, meant_by
-from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, UpstreamUnavailable, too_large
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, LinkFull, UpstreamUnavailable, too_large
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ HOME: Final = "~"
 
 MAX_UNREAD_BYTES: Final = 16 << 20
 """The most bytes that wait for a child that does not read its stdin."""
+
+STUCK_S: Final = 600.0
+"""Seconds after which a child with so many bytes that has read none of them counts as lost. A tool that blocks the
+whole child may take as long as a call."""
 
 _MOST_CHARS: Final = 500
 """The most characters of a child's output line that are shown."""
@@ -168,7 +172,8 @@ class StdioLink:
     def send(self, frame: bytes) -> None:
         stdin = self._process.stdin
         if len(stdin.pending) > MAX_UNREAD_BYTES:
-            raise LinkClosed(f"server {self.name!r} does not read its input")
+            error = LinkClosed if monotonic() - stdin.taken_at > STUCK_S else LinkFull
+            raise error(f"server {self.name!r} does not read its input")
         if not stdin.write(frame + b"\n"):
             raise LinkClosed(f"server {self.name!r} has closed its input")
 

@@ -30,7 +30,7 @@ from tests.unit.upstreams.parts import returning
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object, encode, parse
 from transports.reply_queue import Frame
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.upstream_port import LinkClosed, LinkFull, UpstreamUnavailable
 
 
 async def sent() -> tuple[FakeUpstream, Exchange]:
@@ -157,6 +157,24 @@ async def test_only_a_status_that_refuses_a_call_says_that_it_was_not_executed(s
     upstream, exchange = await sent()
     upstream.conversation.refused(exchange.number, f"server 'fake' answered {status}", status)
     assert (await answer_of(exchange))["error"]["code"] == code
+
+
+@requirement("proc.isolated")
+@pytest.mark.parametrize("session", ["", "s"])
+async def test_a_call_that_finds_the_input_of_a_shared_server_full_ends_no_other_call(session: str) -> None:
+    """Who sends large calls to a busy server would end those of all other sessions, as often as they like."""
+    upstream, other = await sent()
+    upstream.session, link = session, upstream.links[0]
+    link.refusal = LinkFull("it does not read its input")
+    try:
+        await upstream.conversation.start(a_call(), {}, {})
+    except UpstreamUnavailable as error:
+        assert not session and "does not read its input" in str(error)
+    assert len(upstream.links) == (2 if session else 1), "a process of one session is replaced"
+    if not session:
+        link.refusal = None
+        link.answer({})
+        assert "result" in await answer_of(other)
 
 
 @requirement("rep.no-retry")

@@ -10,11 +10,11 @@ import pytest
 from session_store.redaction import output_scrubber
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
-from transports.upstream.child_process import Command, Process
+from transports.upstream.child_process import Command, PipeWriter, Process
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.non_message_lines import EVERY_S, MOST_KINDS, MOST_LOOKED_AT, LineBudget
-from transports.upstream.stdio import StdioLink, StdioUpstream
-from transports.upstream_port import ConnectOptions, UpstreamUnavailable
+from transports.upstream.stdio import MAX_UNREAD_BYTES, STUCK_S, StdioLink, StdioUpstream
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkFull, UpstreamUnavailable
 
 SECRET = "ghp_abcdefghijklmnop"
 MESSAGE = b'{"jsonrpc":"2.0","id":1,"result":{}}'
@@ -51,6 +51,22 @@ def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogC
     assert len(caplog.messages) == 3 and SECRET not in caplog.text
     assert all("[redacted]" in message for message in caplog.messages)
     assert "cannot sign in with [redacted]" in caplog.text and events.ends == ["server 'files' exited with code 1"]
+
+
+@requirement("proc.noise")
+def test_a_child_that_reads_nothing_is_full_and_counts_as_lost_much_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr("transports.upstream.stdio.monotonic", lambda: now[0])
+    link, _ = linked()
+    stdin = SimpleNamespace(pending=bytearray(MAX_UNREAD_BYTES), taken_at=1_000.0, write=lambda data: True)
+    link._process.stdin = cast(PipeWriter, stdin)
+    link.send(b"{}")
+    stdin.pending += b"x"
+    for after_s, error in ((0.0, LinkFull), (STUCK_S, LinkFull), (STUCK_S + 1, LinkClosed)):
+        now[0] = 1_000.0 + after_s
+        with pytest.raises(LinkClosed, match="does not read its input") as raised:
+            link.send(b"{}")
+        assert raised.type is error
 
 
 @requirement("proc.last-words")
