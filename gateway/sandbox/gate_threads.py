@@ -1,6 +1,6 @@
-"""Serve the gates of sandboxed processes: threads that decide their system calls
-(`transports/upstream/walls/system_call_gate.py`). Over one channel for each gate, resolve names for the process, and
-receive reports of what it touched or was refused."""
+"""Serve the gates of sandboxed processes. A gate is a thread that decides a process's system calls
+(`transports/upstream/walls/system_call_gate.py`). Over the channel of each gate, the gateway resolves host names for
+the process, and receives reports of what the process touched or was refused."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ _packets: Final = msgspec.json.Decoder(_Packet)
 
 
 class SandboxGates:
-    """Serve the gates of all sandboxed processes of this gateway."""
+    """Serves the gates (threads that decide system calls) of all sandboxed processes of this gateway."""
 
     def __init__(self, refusals: Refusals, lookups: Lookups | None = None) -> None:
         self._refusals = refusals
@@ -70,7 +70,7 @@ def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
 
 @dataclass(eq=False, repr=False)
 class _Channel:
-    """The gateway's end of the channel of one gate."""
+    """The gateway's end of the channel to the gate (the thread that decides system calls) of one process."""
 
     channel: socket.socket
     resolves: Callable[..., "DnsResolver"]

@@ -15,10 +15,12 @@ from typing import Final, Literal
 from cachetools import TTLCache
 
 MAX_WAITING: Final = 512
-"""The maximum length of the second queue: further names of an asker, and all names of slow askers."""
+"""The maximum length of the second queue of look-ups. It has all names of slow askers, and those of other askers after
+their first."""
 
 MAX_FIRST: Final = 2_048
-"""The maximum length of the first queue, which has one name for each asker."""
+"""The maximum length of the first queue of look-ups. It has one name for each asker (such as a server and a
+principal)."""
 
 _SLOW_S: Final = 2.0
 _REMEMBERED_S: Final = 60.0
@@ -56,8 +58,9 @@ class LookupTurns:
         return True
 
     def join(self, name: str, asker: Hashable) -> None:
-        """Record that another asker wants a name that is queued or being looked up. Move the name to the first queue if
-        this asker has no other names under way and was not slow."""
+        """Record that another asker (such as a server and a principal) wants a name that is queued or being looked up.
+        If that asker has no other look-ups under way, and its last ones were not slow, move the name to the first
+        queue."""
         if name in self._rest and self._is_idle(asker) and len(self._first) < MAX_FIRST:
             self._leave(self._rest.pop(name))
             self._first[name] = asker

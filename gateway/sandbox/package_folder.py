@@ -49,7 +49,7 @@ class FetchedPackage:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the files of the package, and the interpreter that runs it, exist."""
+        """Return True if all files of the package, and the interpreter that runs it, still exist."""
         return os.access(self.argv[0], os.X_OK) and all(os.path.exists(one) for one in (*self.argv[:2], *self.read))
 
 

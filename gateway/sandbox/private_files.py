@@ -47,7 +47,8 @@ def _files_of_store(store: str) -> list[str]:
 
 
 def with_link_targets(files: Iterable[Path]) -> list[Path]:
-    """Return the files, and those that symlinks at paths with `{subject}` lead to: a grant could name these alone."""
+    """Return the files, and the targets of symlinks at paths with `{subject}`, because a grant could name the target
+    without the symlink."""
     found = dict.fromkeys(files)
     for file in [*found]:
         if (template := PrincipalsFile.of(str(file))) is not None:
@@ -56,8 +57,8 @@ def with_link_targets(files: Iterable[Path]) -> list[Path]:
 
 
 class PrincipalsFile:
-    """A file of which each principal has another one: its path, without symlinks, has `{subject}` or `{issuer}`. Any
-    name counts as that of a principal."""
+    """A file that exists once for each principal: its path, without symlinks, contains `{subject}` or `{issuer}`. Any
+    name in their place counts as that of a principal."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -69,7 +70,7 @@ class PrincipalsFile:
 
     @classmethod
     def of(cls, path: str) -> "PrincipalsFile | None":
-        """Return the file of this path; None if it is the same for all principals."""
+        """Return the `PrincipalsFile` with this path; None if all principals share the file."""
         real = os.path.realpath(path)
         return cls(real) if _PLACEHOLDER.search(real) else None
 
@@ -78,7 +79,7 @@ class PrincipalsFile:
         return folder.count("/") < self._depth and self._pattern.fullmatch(folder) is not None
 
     def may_be(self, path: str) -> bool:
-        """Return True if this may be the file of a principal."""
+        """Return True if the path may be the file of some principal: it fits the pattern, and is no folder."""
         is_deep = path.count("/") == self._depth
         return is_deep and self._pattern.fullmatch(path) is not None and not os.path.isdir(path)
 

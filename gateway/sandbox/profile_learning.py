@@ -220,7 +220,7 @@ class Lesson:
         self._asked: dict[str, None] = {}
 
     def add(self, kind: str, what: str) -> None:
-        """Record a thing that the gate reports as touched."""
+        """Record one file, host or other thing that the server has touched, as the system call gate reports it."""
         self._touched[kind, what] = None
 
     def resolve(self, name: str) -> list[str]:

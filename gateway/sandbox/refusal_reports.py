@@ -79,8 +79,8 @@ class SessionRefusals:
         return sorted(self._of.get(session, {}).values(), key=lambda row: -row.at)
 
     def forget(self, session: str) -> None:
-        """Drop the refusals of a session that has ended here. Refusals in the next minute are ignored, because its
-        processes may still be ending."""
+        """Drop the refusals of a session that has ended on this replica. Ignore its further refusals for a minute,
+        because its processes may still be ending."""
         self._rows -= len(self._of.pop(session, {}))
         self._ended[session] = True
 
@@ -88,7 +88,7 @@ class SessionRefusals:
 logger = logging.getLogger(__name__)
 
 MAX_TOLD: Final = 40
-"""The most different refusals of one process that are reported. All further ones are reported together."""
+"""The most different refusals of one process that are reported individually. Further ones are reported together."""
 
 _AGAIN_S: Final = 60.0
 _LOGGED_S: Final = 3_600.0

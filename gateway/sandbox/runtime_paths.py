@@ -139,8 +139,8 @@ class _Search:
             self.program(interpreter)
 
     def _is_new(self, step: str) -> bool:
-        """Return True if this search has not made the step yet, and has made fewer than `_MOST_STEPS` steps. Scripts
-        and packages may name each other in a circle."""
+        """Record a step of this search. Return True if the step is new and the search has made fewer than `_MOST_STEPS`
+        steps: scripts and packages may name each other in a circle."""
         if step in self._seen or len(self._seen) >= _MOST_STEPS:
             return False
         self._seen.add(step)
@@ -159,8 +159,8 @@ class _Search:
             self._found.add(root)
 
     def folder(self, path: str) -> None:
-        """Add the tools behind a folder in PATH. The programs in a folder `shims` of pyenv and its kin start programs
-        in other folders."""
+        """Add the files of the tool to which a folder in PATH belongs. If it is a folder `shims`, as of pyenv, also add
+        the programs in other folders that its scripts start."""
         self._installed(path)
         if (folder := Path(path)).name == "shims":
             self._versions(folder.parent)

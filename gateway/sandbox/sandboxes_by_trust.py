@@ -76,7 +76,8 @@ class SandboxesByTrust:
         return any(True for _, made in [*self._made.values()] for _ in opened(made.walls, private))
 
     def find_again(self, private: Sequence[Path]) -> None:
-        """Find new walls for all sandboxes, for an operator who has changed folders or the `private` files."""
+        """Find the walls (kernel restrictions) of all sandboxes again, because an operator has changed folders or the
+        `private` files."""
         self._own = self.private = private
         for sandbox in [*self._made]:
             self._find_again(sandbox)
@@ -86,8 +87,8 @@ class SandboxesByTrust:
         return enclosure_of(self.settings, sandbox, inherited=self.inherited, closed=self.closed, private=self.private)
 
     def _find_again(self, sandbox: Sandbox) -> None:
-        """Find new walls for a sandbox. If they would open a private file (`refuse_open`), because a folder was made or
-        mounted since the start, keep the earlier walls."""
+        """Find the walls (kernel restrictions) of a sandbox again. If they would open a private file (`refuse_open`),
+        because a folder was made or mounted since the start, keep the earlier walls."""
         made = self._enclosure_of(sandbox)
         opens = next(opened(made.walls, self.private), None)
         if opens is None:

@@ -24,7 +24,8 @@ from transports.upstream.walls.wall_specification import Grant, Limits, Reach, W
 _OWN_FILES: Final[Mapping[str, tuple[str, str]]] = {
     "@modelcontextprotocol/server-memory": ("MEMORY_FILE_PATH", "{home}/memory.jsonl"),
 }
-"""For packages whose program stores its data beside itself: the variable that names another file, and that file."""
+"""Packages whose program stores its data beside its own code, each with the environment variable that names another
+data file, and the file to use."""
 _JAVA: Final = ("JAVA_TOOL_OPTIONS", "-Djava.io.tmpdir={temporary} -Duser.home={home}")
 """Options for Java, which does not read TMPDIR and HOME."""
 _OF_JAVA: Final = re.compile(r"java[\d.]*|jbang")
@@ -293,8 +294,9 @@ _SERVERS_THERE: Final = (_SERVERS, b'"servers"')  # VS Code's
 def without_withheld(
     grants: Iterable[Grant], meant: Collection[str], private: Iterable[Path] = ()
 ) -> tuple[list[Grant], list[str]]:
-    """Take files that may contain others' credentials out of the grants of code, and the `private` files, which need
-    not exist yet and may have `{subject}` in their paths. Return the changed grants, and the files with credentials.
+    """Remove two kinds of files from the grants of code: those that may contain others' credentials, and the `private`
+    files, which need not exist yet and may have `{subject}` in their paths. Return the changed grants, and the files
+    with credentials.
 
     A folder with such a file may only be listed, and everything else in it gets its own grant. The search covers
     granted folders and those between two of them, such as between a project and a script in it. Paths in `meant` stay
