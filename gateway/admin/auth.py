@@ -30,8 +30,8 @@ _HOST_CHARS: Final = 261
 
 _NOT_OF_A_HOST: Final = frozenset("@/?#\\")
 FREE: Final = 10
-"""The number of wrong keys after which a network has to wait. Before, a script may send an old key, or a person a wrong
-one by mistake."""
+"""The number of wrong keys that a network may send before it has to wait: a script may send an old key, or a person a
+wrong one by mistake."""
 
 LONGEST_S: Final = 60.0
 """The longest wait after a wrong key, in seconds."""
@@ -148,8 +148,8 @@ class SignInLink:
         return is_right and not self._is_used and self._clock() < self._until
 
     def take(self, token: str) -> bool:
-        """Use the link up if `token` is valid (`opens_with`). Return True if so: of several concurrent calls, only the
-        first."""
+        """Use the link up if `token` is valid (`opens_with`). Return True if it was valid; of several concurrent calls,
+        only the first gets True."""
         is_open = self.opens_with(token)
         self._is_used = self._is_used or is_open
         return is_open

@@ -1,7 +1,7 @@
 """Call tools for operators, in a new session or in a live one (docs/adr/0033-tried-calls.md).
 
-A tried call takes the same steps as a client's call: policy, limits, checks of arguments, audit, sandbox, and
-forwarding to the replica that owns the session.
+Such a call takes the same steps as a client's call: policy, limits, checks of arguments, audit, sandbox, and forwarding
+to the replica that owns the session.
 """
 
 import asyncio
@@ -114,14 +114,16 @@ class ToolCatalog:
         raise NoSuch(f"server {server!r} lists no tool {name[:128]!r}")
 
     async def unapproved(self, server: str = "", tool: str | None = None) -> list[UnapprovedRow]:
-        """Return what the lock hides of a server (empty: of all), as this replica has seen it. `tool`: only that
-        tool. The items of a server may have megabytes, so they are compared in a thread."""
+        """Return the tools, prompts and templates of a server (empty: of all servers) that this replica hides because
+        the lock file does not approve them. `tool`: only that tool. They may be megabytes long, so they are compared in
+        a thread."""
         found = [] if self._unapproved is None else self._unapproved.of(server)
         wanted = [one for one in found if tool is None or (one.kind, one.name) == ("tools", tool)]
         return await asyncio.to_thread(lambda: [_hidden(one) for one in wanted]) if wanted else []
 
     async def approve(self, approval: Approval) -> str:
-        """Write an item that the lock hides into the lock. Return the item's kind, server and name.
+        """Approve a tool, prompt or template that the lock file hides, by writing it into the lock file. Return its
+        kind, server and name.
 
         Raises:
             NoSuch: nothing that the lock hides has this digest.
@@ -174,8 +176,8 @@ class ToolCatalog:
 
 
 def _hidden(one: Unapproved) -> UnapprovedRow:
-    """Return how an item differs from what is approved. It has a digest, by which it can be approved, only if all of
-    it is shown."""
+    """Return the row of a tool, prompt or template that the lock file hides, with its difference from the approved one.
+    The row has the digest by which it can be approved only if all of the difference is shown."""
     lines = item_difference(one.server, one.kind, one.name, one.approved, one.item)
     is_whole = len(lines) <= _MOST_LINES and digest_of(one.item) == one.digest
     if not is_whole:

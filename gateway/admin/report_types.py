@@ -420,8 +420,9 @@ class ServerRow(ReportedServer, frozen=True, kw_only=True):
 
 
 class WatchPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of a session's watch, oldest first. `after` is the number of the last item. `missed` counts older
-    ones that are no longer kept. `by` is the operator who has started the watch, which ends in `ends_in_s`."""
+    """A page of what the watch of a session has recorded, oldest first. `after` is the number of its last item.
+    `missed` counts older ones that are no longer kept. `by` is the operator who has started the watch, which ends in
+    `ends_in_s`."""
 
     watched: bool
     by: str = ""
@@ -567,8 +568,8 @@ _OF_PART: Final = [name for name in SessionPart.__struct_fields__ if name in Ses
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
-    """Return a session's row, from its record and from `part`, what the replica that serves it knows. None: no replica
-    serves it."""
+    """Return a session's row, from its record and from `part`: the facts of the replica that serves the session, None
+    if no replica does."""
     part = part or detached(session)
     return SessionRow(
         session=redact(session.id),

@@ -184,7 +184,7 @@ class SessionList:
         return Page(sessions=await self.rows([session for _, session in chosen]), after=more, totals=selection.totals)
 
     async def _together(self, query: SessionQuery) -> Page:
-        """Return a page of the sessions that replicas serve, merged with those that none serves."""
+        """Return a page of sessions: those that replicas serve, merged with those that no replica serves."""
         answers, unserved = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
         pages = answers.by.values()
         selection: Selection[SessionRow] = Selection(query)

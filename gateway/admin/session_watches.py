@@ -21,8 +21,9 @@ MOST_REASON_CHARS: Final = 200
 
 
 class WatchView(NamedTuple):
-    """The part of a watch that an operator may see. `needs_reason`: the session is somebody else's, and switching its
-    frames on takes a reason. `is_hidden`: another operator watches it, and `report` has nothing of that."""
+    """The recorded messages and stderr lines (`report`) that an operator may see. `needs_reason`: the session is
+    another person's, and watching it takes a reason. `is_hidden`: another operator watches the session, and those
+    records are left out of `report`."""
 
     report: FrameReport
     needs_reason: bool
@@ -117,13 +118,13 @@ class SessionWatches:
         return await self._finder.find(prefix)
 
     def _sees(self, session: Session, by: str, page: WatchPage) -> bool:
-        """Return True if `by` may see what a watch has seen."""
+        """Return True if the operator `by` may see the messages and lines that a watch has recorded."""
         is_theirs = self._takes_reasons and page.watched and page.by == by != ""
         return is_theirs or may_use(self.where, session.principal, by)
 
     def _check(self, session: Session, by: str, page: WatchPage) -> None:
-        """Raise `OperatorError` unless this operator may see what a watch has seen. Where reasons are taken, the `page`
-        of an unwatched session hides nothing."""
+        """Raise `OperatorError` unless the operator `by` may see the messages and lines in `page`. If `admin.frames` is
+        `with_reason`, everybody may see the page of a session that nobody watches."""
         if self.where == "off":
             raise OperatorError(_OFF)
         if self._sees(session, by, page):

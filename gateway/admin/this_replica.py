@@ -336,7 +336,7 @@ class Replica:
         await self.serving.drain()
 
     def reload_with(self, reload: Reloads) -> None:
-        """Use this function to load the configuration again."""
+        """Set the function that loads the configuration of this replica again."""
         self._reload = reload
 
     @question("reload")
@@ -354,8 +354,9 @@ class Replica:
 
 
 def _reason(upstream: ConfiguredUpstream) -> str:
-    """Return why a server cannot be used. The words of servers are redacted. The fault of an entry has no value in it:
-    redaction would take the words after a variable's name for one."""
+    """Return why a server cannot be used, with credentials redacted. The reason of a server that is left out comes from
+    the configuration and contains no credential, so it is not redacted: words after the name of a variable would be
+    taken for a credential."""
     reason = upstream.state.reason
     return reason[:_MOST_CHARS] if upstream.is_left_out else scrubbed_start(reason, _MOST_CHARS)
 

@@ -38,7 +38,8 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _approve(operators: Operations, request: Request, operator: str) -> str:
-    """Approve an item that the lock hides. The form has the digest of what was shown."""
+    """Approve a tool, prompt or template that the lock file hides. The form has the digest of the one that was
+    shown."""
     given = dict(await posted_form(request))
     approval = Approval(**{name: given.get(name, "") for name in ("server", "kind", "digest")})
     found = await operators.approve(approval, operator)

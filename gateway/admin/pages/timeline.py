@@ -41,8 +41,8 @@ class ExplainedFailure(NamedTuple):
 
 
 def explained(row: SessionRow) -> list[ExplainedFailure]:
-    """Return the session's failed calls in order, each with the refusals near to it in time. Equal refusals are stored
-    with the time of the last one only, so an older failure may lack its refusal."""
+    """Return the session's failed calls in order, each with the sandbox's refusals near to it in time. Equal refusals
+    are stored with the time of the last one only, so an older failure may lack its refusal."""
     return [ExplainedFailure(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
 
 
