@@ -25,7 +25,8 @@ _FEW: Final = 10
 """The number of sessions below which a gateway's memory is too small for any use."""
 
 AT_ONCE: Final = 3
-"""The number of servers that start concurrently. Starts are measured, and more of them would slow each other down."""
+"""The most servers that are started concurrently. The time of each start is measured, and more starts would slow each
+other down."""
 
 
 async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
@@ -85,7 +86,8 @@ def _finding(upstream: ConfiguredUpstream, package: str, secrets: Mapping[str, S
 
 
 def _may_be_warm(entry: UpstreamSettings, secrets: Mapping[str, SecretSettings]) -> bool:
-    """Return True if processes of the server can start before a session: `warm` is refused for others."""
+    """Return True if processes of the server can be started before a session needs them (the setting `warm`): they need
+    no file or token of a principal."""
     values = entry.env.values()
     waits = secrets_in(*values, kind="secret_file") or any(secrets[name].tokens for name in secrets_in(*values))
     return entry.has_own_process and not waits
