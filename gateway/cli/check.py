@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from gateway.upstreams.configured_upstream import ConfiguredUpstream
 
 _NAMED: Final = 3
-"""The most sandboxes that a line names. Further ones are counted."""
+"""The most sandboxes that one line of output names. Further ones are only counted."""
 
 _FETCHED_WITHIN_S: Final = 600.0
-"""The maximum time for fetching the packages of all servers."""
+"""Maximum seconds for fetching the packages of all servers."""
 
 _QUIET_S: Final = 3.0
-"""The time after which servers that have not answered are named, so that no wait is without a word."""
+"""Seconds of waiting after which the command names the servers that have not answered yet."""
 
 _err = Terminal(stderr=True)
 
@@ -120,7 +120,8 @@ def check(
 
 
 def of_sandboxes(told: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each sentence about sandboxes. Sandboxes of which the same is told are in one line."""
+    """Return lines for pairs of a sandbox's title and a sentence about it. Sandboxes with the same sentence share one
+    line."""
     titles: dict[str, list[str]] = {}
     for title, what in told:
         titles.setdefault(what, []).append(title)

@@ -17,7 +17,7 @@ from gateway.observability.escaped_text import visible
 
 _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 _QUIET_S: Final = 3.0
-"""The time after which a wait is told, once for each check."""
+"""Seconds of waiting after which the command prints what it waits for, once for each check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,7 +243,8 @@ class _Servers:
         return found
 
     async def _unapproved(self, upstream: ConfiguredUpstream, kind: str) -> dict[str, str]:
-        """Return why the lock hides prompts or templates (`kind` is `prompts` or `resources`), by name."""
+        """Return the reasons why the lock file hides prompts or templates of a server, by name. `kind` is `prompts` or
+        `resources`."""
         policy, locked = self._gateway.policy, "templates" if kind == "resources" else kind
         if not policy.locks(upstream.name):
             return {}

@@ -19,7 +19,7 @@ from gateway.config.tools_lock import KINDS, Lists, read_lock
 from gateway.observability.escaped_text import visible_line
 
 FILE: Final = "tools.lock"
-"""The lock that is written if the configuration names none, in its folder."""
+"""The lock file that is written if the configuration names none, in the folder of the configuration."""
 
 _err = Terminal(stderr=True)
 
@@ -98,8 +98,8 @@ class _Wanted:
                 raise ConfigurationError(f"there is no server {name!r} in mcpServers")
 
     def asks(self, server: str, before: Mapping[str, Lists | None]) -> bool:
-        """Return True if a server is to be asked for its lists. A server that was left out of the lock stays so until
-        it is named."""
+        """Return True if the command has to request the lists of a server. A server that was left out of the lock file
+        stays left out until the command names it."""
         if server in self._without:
             return False
         if self._names:
@@ -107,7 +107,8 @@ class _Wanted:
         return before.get(server, {}) is not None
 
     def approved(self, before: Mapping[str, Lists | None], lists: Mapping[str, Lists]) -> dict[str, Lists | None]:
-        """Return the content of the lock after this command. Servers that are not in the configuration leave it."""
+        """Return the content of the lock file after this command. Servers that are not in the configuration are removed
+        from it."""
         after: dict[str, Lists | None] = {}
         for server in self._servers:
             if server in self._without:
@@ -119,7 +120,8 @@ class _Wanted:
         return after
 
     def _part(self, server: str, before: Lists, lists: Lists) -> Lists:
-        """Return the approved items of a server: all of `lists`, or those that are named, with `before` for others."""
+        """Return the approved items of a server. If the command names single items, take these from `lists` and the
+        others from `before`; otherwise take all from `lists`."""
         if not self._names or server in self._names:
             return lists
         named = {each.partition("/")[2] for each in self._names if each.partition("/")[0] == server}
@@ -134,7 +136,7 @@ class _Wanted:
 
 
 def _place(file: Path) -> tuple[Path, bool]:
-    """Return the file of the lock, and whether the configuration names it."""
+    """Return the path of the lock file, and True if the configuration names it."""
     gateway = gathered(file, {}, GatewaySettings).document.get("gateway", {})
     policy = gateway.get("policy") if isinstance(gateway, dict) else None
     named = policy.get("lock") if isinstance(policy, dict) else None

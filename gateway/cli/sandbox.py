@@ -131,8 +131,8 @@ def _run_by_interpreter(words: Sequence[str]) -> Iterator[str]:
 
 
 def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> list[str]:
-    """Return remarks for the person at the terminal. `table` are the learnt grants. `by_hand`: no client has used the
-    server. `code` is the exit code of a server that ended by itself; 0 or None otherwise."""
+    """Return remarks on a learning run for the person at the terminal. `table` are the learnt grants. `by_hand`: no
+    client has used the server. `code` is the exit code of a server that ended by itself; 0 or None otherwise."""
     said = []
     if code:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

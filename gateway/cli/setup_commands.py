@@ -395,7 +395,7 @@ def _is_for(url: str, entry: Any) -> bool:
 
 
 def _given(file: Path) -> str:
-    """Return the option that names the file; empty for the file that commands read by default."""
+    """Return the command-line option that names the file; empty for the file that commands read by default."""
     return "" if file == FILE else f" --config {shlex.quote(str(file))}"
 
 
