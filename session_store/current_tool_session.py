@@ -124,7 +124,7 @@ def tool_session(
 
 
 class _Bound:
-    """Access the state of one session in a store."""
+    """Reads and writes the state of one session in a store, without the session id as an argument."""
 
     def __init__(self, store: StateStore, session_id: str) -> None:
         self._store = store

@@ -27,7 +27,8 @@ def _decoded(name: str, value: bytes) -> Any:
 
 @functools.lru_cache(maxsize=1_024)
 def _shared(name: str, value: bytes) -> Any:
-    """Decode a field whose value many sessions have in common. Equal values become one immutable object."""
+    """Decode the value of a field that often has the same value in many sessions. Equal values become one immutable
+    object, to save memory."""
     return _DECODERS[name].decode(value)
 
 

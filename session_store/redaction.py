@@ -9,7 +9,8 @@ import re2
 
 REDACTED: Final = "[redacted]"
 _BEHIND_CUT: Final = 2_000
-"""Characters that are read beyond the cut of a text, so that a credential which begins before the cut is recognized."""
+"""Number of characters beyond the cut of a text that are also searched, so that a credential which begins before the
+cut is recognized."""
 _LEAST_SECRET: Final = 6
 """The fewest characters of a known value that is redacted. Shorter values occur inside many words."""
 

@@ -11,7 +11,7 @@ from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, last_after
 
 REQUESTS_PART: Final = 4
-"""Divisor: the stored requests of a session may use a quarter of the bytes that its events may use."""
+"""Divisor of a session's limit for bytes of events: its stored requests may use this part of the limit, a quarter."""
 
 
 def sequence_of(nonce: str, event_id: str) -> int:

@@ -35,7 +35,7 @@ _FORGET_EVERY_S: Final = 10.0
 
 
 class MemoryQuotas:
-    """Limit quotas. Keep the names that are held under each key until the key expires."""
+    """Limits how many names are held under each key. The names are released when their key expires."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

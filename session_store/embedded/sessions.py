@@ -13,8 +13,8 @@ from session_store.session import Principal, Session, merged_metadata
 
 
 class EmbeddedSessionStore:
-    """Decide which sessions are live, what counts as use, and what ends a session. Does not know how records are
-    stored.
+    """Stores sessions in the records of a backend. Decides which sessions are live, what counts as use, and what ends a
+    session.
 
     `of_session` returns an object that runs transactions on one session. Without `of_session`, `transactions` serves
     all sessions.
@@ -163,8 +163,8 @@ class EmbeddedSessionStore:
 
 
 class EmbeddedStateStore:
-    """Check limits, and refuse operations on the state of a session that is not live. `of_session` returns an object
-    that runs transactions on one session."""
+    """Stores the values that tools keep in their sessions. Checks limits, and refuses operations for a session that is
+    not live. `of_session` returns an object that runs transactions on one session."""
 
     def __init__(self, of_session: Callable[[str], Transactions], clock: Callable[[], float]) -> None:
         self._of = of_session

@@ -17,10 +17,11 @@ MAX_BYTES: Final = 256 << 20
 """The most bytes of all tasks together, approximately."""
 
 _OF_ANONYMOUS: Final = 2
-"""Divisor: all anonymous clients together may have half of the tasks and bytes, so that named principals have room."""
+"""Divisor of the limits: all anonymous clients together may have half of the tasks and bytes, so that named principals
+have room."""
 
 _OF_NETWORK: Final = 4
-"""Divisor: the anonymous clients of one network may have a quarter of the tasks and bytes."""
+"""Divisor of the limits: the anonymous clients of one network may have a quarter of the tasks and bytes."""
 
 _OVERHEAD: Final = 2_048
 """The approximate bytes of a task without its texts."""
@@ -139,7 +140,8 @@ class _Held:
 
 
 def _holders(task: Task) -> list[tuple[str, int]]:
-    """Return the keys under which a task counts, each with a divisor: its tasks may use 1/divisor of the store."""
+    """Return the keys under which a task is counted, each with a divisor: the tasks of a key together may use 1/divisor
+    of the store."""
     if not task.principal.is_anonymous:
         return [("", 1)]
     everyone = [("", 1), (task.principal.key, _OF_ANONYMOUS)]

@@ -30,7 +30,7 @@ class Observation:
 
 
 class Backend(Protocol):
-    """Give access to all parts of one store, which one URL selects."""
+    """All parts of one store, which one URL selects: sessions, state, events, tasks and the others."""
 
     @property
     def is_durable(self) -> bool:

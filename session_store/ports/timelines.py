@@ -21,8 +21,8 @@ MAX_SESSIONS: Final = 10_000
 """The most timelines that are kept. Beyond this, those not written for the longest time are dropped."""
 
 TimelineKind = Literal["call", "question", "task", "server", "move", "refusal", "session"]
-"""`server`: a process or a connection was started or replaced. `move`: another replica took over the session.
-`refusal`: by the policy or by a sandbox. `session`: it was opened, was resumed or ended."""
+"""The kind of a timeline entry. `server`: a process or a connection was started or replaced. `move`: another replica
+took over the session. `refusal`: by the policy or by a sandbox. `session`: it was opened, was resumed or ended."""
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -140,8 +140,8 @@ def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:
 
 
 STEPS: Final[Mapping[int, float]] = {60: 7_200.0, 600: 90_000.0}
-"""The length of a record → how long it is kept, both in seconds. To read a whole day of one-minute records would take
-too long."""
+"""For each length of a history record, the time for which it is kept, both in seconds. There are longer records because
+reading a whole day of one-minute records would take too long."""
 
 
 class HistoryRecord(NamedTuple):

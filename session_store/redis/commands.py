@@ -151,7 +151,8 @@ class Commands:
 SLOTS: Final = 16_384
 _MOST_TRIES: Final = 32
 _TRY_AGAIN_S: Final = 0.05
-"""Pause before a command is sent again whose keys are being moved. Two tries belong to each pause: 0.8 s in all."""
+"""Seconds to wait before a command whose keys are being moved to another node is sent again. There is one pause for two
+tries, so all `_MOST_TRIES` tries take about 0.8 s."""
 
 _REFRESH_S: Final = 0.2
 

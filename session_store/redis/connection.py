@@ -49,7 +49,8 @@ class SharedRun:
 TIMEOUT_S: Final = 1.0
 _TICK_S: Final = 0.25
 _LASTING_S: Final = 1.0
-"""Seconds after which a connection that ends is replaced at once. Something may accept and end each new one."""
+"""Seconds that a connection must have lasted to be replaced at once when it ends. A shorter one is not, because a proxy
+may accept and end each new connection."""
 
 
 def encoded(*command: Any) -> bytes:

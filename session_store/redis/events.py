@@ -57,7 +57,8 @@ class RedisEventLog:
         return str(appended.decode())
 
     def _about(self, session_id: str, nonce: str) -> tuple[int, int, str, int, str]:
-        """Return the first arguments of each script that adds events. `nonce` is used if the session has no log yet."""
+        """Return the first arguments of each Lua script that adds events to a session's log. `nonce` becomes that of
+        the log if the session has no log yet."""
         return self._max_events, self._max_bytes, nonce, _ORPHAN_MS, _topic(session_id)
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:

@@ -28,7 +28,7 @@ _HOLD: Final = script("hold")
 
 
 class RedisQuotas:
-    """Limit quotas. One Redis set for each key has the names that are held under it."""
+    """Limits how many names are held under each key. The names of a key are in one Redis set."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

@@ -26,7 +26,8 @@ from session_store.redis.sessions import RedisSessionStore
 
 _PATIENCE_MS: Final = 50
 _AGAIN_S: Final = 1.0
-"""Seconds in which no caller waits for the copies of a server, after they were too slow: claims must not queue."""
+"""Seconds for which no caller waits for the copies (Redis replicas) of a server after these were too slow, so that
+claims of sessions do not queue up."""
 _MARK_S: Final = 10
 
 

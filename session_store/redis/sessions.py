@@ -238,8 +238,8 @@ class RedisSessionStore:
         return [gone for gone in settled if gone is not None]
 
     async def _settle(self, session_id: str) -> Gone | None:
-        """Handle a deadline in the index that has passed: correct it, or end its session. Return `Gone` to one caller
-        only."""
+        """Handle a deadline in the index that has passed: correct it if the session was used since, else end the
+        session. Return `Gone` if it has expired, to one caller only; otherwise None."""
         outcome = await self._commands.call(
             _SETTLE, [keys.last_status(session_id), *keys.of_session(session_id)], self.now(), _STATUS_PENDING_MS
         )

@@ -7,7 +7,8 @@ from session_store.sqlite.database import Tables, transaction
 
 
 class SqliteQuotas(Tables):
-    """Limit quotas. Store the names held under each key, and when the key expires. Each `hold` deletes expired keys."""
+    """Limits how many names are held under each key. Stores these names, and when the key expires. Each `hold` deletes
+    expired keys."""
 
     @transaction
     def hold(self, db: sqlite3.Connection, key: str, name: str, most: int, *, for_s: float) -> list[str]:
