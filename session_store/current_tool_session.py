@@ -84,11 +84,10 @@ def tool_session(
     *,
     sessions: SessionStore,
     state: StateStore,
-    scrub: Callable[[str], str] | None = None,
     correlation: Callable[[], str] = str,
 ) -> ToolSession:
-    """Return the object through which tools in this process use a session. `scrub` redacts credentials in the metadata
-    that tools write. `correlation` returns the correlation id of the current call."""
+    """Return the object through which tools in this process use a session. `correlation` returns the correlation
+    id of the current call."""
 
     async def record() -> Session:
         found = await sessions.peek(session.id)
@@ -103,7 +102,7 @@ def tool_session(
         return (await record()).used_at
 
     async def write(changes: Mapping[str, str | None]) -> None:
-        if await sessions.annotate(session.id, checked_metadata(changes, scrub)) is None:
+        if await sessions.annotate(session.id, checked_metadata(changes)) is None:
             raise SessionGone(session.id)
 
     return ToolSession(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -234,11 +234,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return self.version == earlier.version and msgspec.structs.replace(self, used_at=earlier.used_at) == earlier
 
 
-def checked_metadata(
-    changes: Mapping[str, str | None], scrub: Callable[[str], str] | None = None
-) -> dict[str, str | None]:
-    """Check that the changes are text, redact credentials in them, and return them for `SessionStore.annotate`. `scrub`
-    redacts further values.
+def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Check that the changes are text, redact credentials in them, and return them for `SessionStore.annotate`.
 
     Raises:
         InvalidMetadata: a name or a value is not text.
@@ -248,10 +245,7 @@ def checked_metadata(
             raise InvalidMetadata(f"metadata {str(name)[:64]!r}: names and values must be text (None removes)")
         if any("\ud800" <= char <= "\udfff" for char in name + (value or "")):
             raise InvalidMetadata(f"metadata {name[:64]!r}: contains a lone surrogate, which is not valid text")
-    checked = scrubbed(changes)
-    if scrub is None:
-        return checked
-    return {name: None if value is None else scrub(value) for name, value in checked.items()}
+    return scrubbed(changes)
 
 
 def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

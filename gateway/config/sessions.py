@@ -12,9 +12,6 @@ from gateway.config.patterns import Pattern, whole
 from gateway.config.settings_base import Frozen, Seconds, Trust, fault_of_header, or_says
 from session_store.session import checked_metadata, merged_metadata
 
-PersonalData = Literal["email", "phone", "card"]
-"""Kinds of personal data that can be found by their form."""
-
 _TAKEN_HEADERS: Final = frozenset(
     {
         *("accept", "authorization", "content-type", "cookie", "forwarded", "host", "mcp-method"),
@@ -70,9 +67,6 @@ class SessionSettings(Frozen):
     metadata: dict[str, str] = Field(default={})
     """Name → text that every new session gets. `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}` are
     replaced. At most 10 KiB. Values that look like credentials are redacted."""
-    scrub_metadata: frozenset[PersonalData] = frozenset()
-    """Personal data that is redacted in the metadata of sessions, whether a rule or a tool writes it: e-mail addresses,
-    telephone numbers (international ones, and those of North America), numbers of payment cards."""
 
     @property
     def key_header(self) -> str:

@@ -7,7 +7,6 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.sessions import is_usable_workspace
 from gateway.config.settings import Settings
 from gateway.context.announced_context import Announcements
-from gateway.context.personal_data_redaction import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION
 from gateway.serving.foundation import Foundation, notify
@@ -51,7 +50,6 @@ class SessionParts:
             tool_session,
             sessions=store,
             state=base.backend.state,
-            scrub=scrubber(options.session.scrub_metadata),
             correlation=CORRELATION.get,
         )
         key_headers = [name.lower() for name in options.session.key_headers]

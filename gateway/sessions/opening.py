@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from gateway.cluster.ownership import Cluster
 from gateway.config.sessions import SessionSettings
 from gateway.context.announced_context import Announcements
-from gateway.context.personal_data_redaction import scrubber
 from gateway.errors import bad_context, not_found_by_others
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
@@ -40,9 +39,6 @@ class SessionOpener:
     prestart: PrestartPool
     cluster: Cluster | None
     clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        self._scrub = scrubber(self.settings.scrub_metadata)
 
     def context_of(self, request: Request, who: RequestContext) -> Context:
         """Return the context that a session opened by this request would have.
@@ -94,13 +90,12 @@ class SessionOpener:
             context=context,
             token_hash=token_hash_of(request.headers.get("authorization", "")),
         )
-        return replace(session, metadata=metadata_of(session, settings.metadata, self._scrub))
+        return replace(session, metadata=metadata_of(session, settings.metadata))
 
 
-def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str], str]) -> dict[str, str]:
+def metadata_of(session: Session, rules: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of a new session: the names and texts of the operator's rules, with placeholders filled in
-    from the session. `scrub` redacts the texts. Remove characters that metadata must not have, because clients choose
-    some of the values.
+    from the session. Remove characters that metadata must not have, because clients choose some of the values.
 
     Raises:
         Refused: 400, the metadata is too large.
@@ -116,6 +111,6 @@ def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str
         for name, text in rules.items()
     }
     try:
-        return merged_metadata({}, checked_metadata(filled, scrub))
+        return merged_metadata({}, checked_metadata(filled))
     except InvalidMetadata as error:
         raise bad_context(str(error)) from None

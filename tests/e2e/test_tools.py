@@ -48,8 +48,8 @@ def serving(app: Any) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def tools(redis_server: RunningRedis) -> Iterator[InProcessGateway]:
     """The tool as a stdio child, and as an object in the gateway's process."""
-    metadata = {"team": "t-{principal}", "client": "{agent}", "owner": "ada@example.com"}
-    options = {"store": redis_server.url, "session": {"metadata": metadata, "scrub_metadata": ["email"]}}
+    metadata = {"team": "t-{principal}", "client": "{agent}", "owner": "Bearer abcdefghijklmnop"}
+    options = {"store": redis_server.url, "session": {"metadata": metadata}}
     with in_process_gateway({"child": server(TOOL), "object": OBJECT}, options=options, ring=RING) as gateway:
         yield gateway
 
@@ -73,7 +73,7 @@ def test_sessions_at_once_each_see_their_own(tools: InProcessGateway, kinds: lis
         assert answers == [expected(n, visits) for visits in range(1, 5)]
 
 
-@requirement("ctx.metadata", "ctx.scrub")
+@requirement("ctx.metadata")
 def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
     tools: InProcessGateway, http: httpx.Client
 ) -> None:

@@ -213,6 +213,6 @@ async def test_rules_name_what_is_known_of_a_session_in_its_metadata_which_has_a
     session = a_session(FakeClock())
     rules = {"who": "{principal}", "as": "{agent}/{workspace}/{trust}", "at": "{endpoint}", "plain": "text"}
     expected = {"who": "api-key:alice", "as": "tests/w/direct", "at": "/mcp", "plain": "text"}
-    assert metadata_of(session, rules, str) == expected
+    assert metadata_of(session, rules) == expected
     with refused(400):
-        metadata_of(session, {f"name{n}": "x" * 900 for n in range(200)}, str)
+        metadata_of(session, {f"name{n}": "x" * 900 for n in range(200)})
