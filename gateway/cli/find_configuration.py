@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from gateway.config.addresses import base_url
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, PLACEHOLDER
 from gateway.config.hosts.entries import command_fault
-from gateway.config.sessions import KEY_HEADER
+from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings
 
@@ -75,11 +75,10 @@ def with_url(settings: Settings, url: str, command: list[str] | None) -> Setting
     from session_store.tool_session import SOCKET_VARIABLE  # loads what tools use
 
     given = os.environ
-    # Inside a session of a gateway, the variables are facts of that session and no wish of the user.
-    names = () if SOCKET_VARIABLE in given else settings.gateway.session.key_variables
-    name = next((name for name in names if given.get(name)), "")
-    key, credential = given.get(name, ""), given.get(CREDENTIAL_VARIABLE, "")
-    for variable, value in ((name, key), (CREDENTIAL_VARIABLE, credential)):
+    # Inside a session of a gateway, the variable is a fact of that session and no wish of the user.
+    key = "" if SOCKET_VARIABLE in given else given.get(KEY_VARIABLE, "")
+    credential = given.get(CREDENTIAL_VARIABLE, "")
+    for variable, value in ((KEY_VARIABLE, key), (CREDENTIAL_VARIABLE, credential)):
         if not (value.isascii() and value.isprintable()) or "${" in value:
             raise ConfigurationError(f"{variable}: with --url it is a header: give printable ASCII text without ${{")
     if credential == PLACEHOLDER:

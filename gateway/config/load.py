@@ -58,6 +58,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.policy.unusable_schemas": "such tools are hidden unless gateway.policy.check_arguments is false",
     "gateway.secrets.*.pass_env": 'give the command its variables, as in ["env", "NAME=value", "program"]',
     "gateway.session.default_session_for": "give the list as gateway.session.default_session",
+    "gateway.session.key_variables": "the variable is MCP_SESSION_KEY",
     "gateway.session.scrub_metadata": "credentials in metadata are redacted; write no personal data into it",
     "gateway.session.token_in_results": "the first result of a session has it, if its client needs it there",
     "gateway.session.unreturned_stop_s": "it is 300 s; a server's own idle_stop_s changes it for that server",

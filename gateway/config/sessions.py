@@ -23,7 +23,7 @@ _TAKEN_HEADERS: Final = frozenset(
 KEY_HEADER: Final = "MCP-Gateway-Session-Key"
 """The header that carries a session key unless `key_headers` names others."""
 KEY_VARIABLE: Final = "MCP_SESSION_KEY"
-"""The variable in which `mcp-session-gateway stdio` finds the session key unless `key_variables` names others."""
+"""The variable in which `mcp-session-gateway stdio` finds the session key."""
 METADATA_FIELDS: Final = ("principal", "agent", "workspace", "trust", "endpoint")
 
 
@@ -43,9 +43,6 @@ class SessionSettings(Frozen):
     key_headers: tuple[str, ...] = (KEY_HEADER,)
     """Headers in which a client can name its session by a key of its own choice; the first one that a request has
     counts. Add a header that clients send already, such as `Mcp-Client-Session-Id` or a host's conversation id."""
-    key_variables: tuple[str, ...] = (KEY_VARIABLE,)
-    """Variables of its own environment in which `mcp-session-gateway stdio` finds the session key; the first one that
-    is set counts. Name the one that your orchestrator sets already."""
     default_session: Annotated[
         tuple[str, ...] | bool | Literal["refuse"],
         or_says('must be true, false, "refuse" or a list of names of clients'),

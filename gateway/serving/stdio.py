@@ -149,9 +149,8 @@ async def _variable(gateway: Gateway) -> tuple[str, bool]:
     # operators choose: they are no wish of its user.
     if SOCKET_VARIABLE in os.environ:
         return "", False
-    names = gateway.parts.foundation.settings.gateway.session.key_variables
-    if name := next((name for name in names if os.environ.get(name)), ""):
-        return name, False
+    if os.environ.get(KEY_VARIABLE):
+        return KEY_VARIABLE, False
     value = os.environ.get(STAC_VARIABLE, "")
     if not value:
         return "", False

@@ -145,7 +145,6 @@ def test_an_orchestrators_variables_name_the_session_and_announce_facts(tmp_path
     fields = {"user": {"variable": "MCP_USER_ID", "to": ["meta"]}, "team": {"variable": "TEAM", "value": "none"}}
     gateway = {
         "store": f"sqlite:///{tmp_path / 'sessions.db'}",
-        "session": {"key_variables": ["MCP_SESSION_KEY", "CONVERSATION"]},
         "context": {"fields": fields, "env": {"WHO_USER": "user", "WHO_TEAM": "team", "WHO_SESSION": "session_id"}},
     }
     file = tmp_path / "mcp.json"
@@ -159,14 +158,13 @@ def test_an_orchestrators_variables_name_the_session_and_announce_facts(tmp_path
         return found
 
     uuid = "0190b3c6-0000-7000-8000-000000000000"  # of a time: others could guess it
-    first = told(CONVERSATION=uuid, MCP_USER_ID="zoë")
+    first = told(MCP_SESSION_KEY=uuid, MCP_USER_ID="zoë")
     assert first == {"WHO_USER": "zoë", "WHO_TEAM": "none", "WHO_SESSION": first["WHO_SESSION"]}
-    assert told(MCP_SESSION_KEY=uuid)["WHO_SESSION"] == first["WHO_SESSION"], "one key, whatever carries it"
-    assert told(STAC_MCP_SESSION_ID=uuid)["WHO_SESSION"] == first["WHO_SESSION"]
-    assert told(STAC_MCP_SESSION_ID="thread.42") == told(CONVERSATION="thread.42"), "a dot makes no token"
-    assert told(CONVERSATION="another")["WHO_SESSION"] != first["WHO_SESSION"]
-    refused = Typed("--config", str(file), env={**SIGNED, "CONVERSATION": "${CONVERSATION}"}, child=())
-    assert refused.end() == 2 and "CONVERSATION: The session key is a placeholder" in refused.log()
+    assert told(STAC_MCP_SESSION_ID=uuid)["WHO_SESSION"] == first["WHO_SESSION"], "one key, whatever carries it"
+    assert told(STAC_MCP_SESSION_ID="thread.42") == told(MCP_SESSION_KEY="thread.42"), "a dot makes no token"
+    assert told(MCP_SESSION_KEY="another")["WHO_SESSION"] != first["WHO_SESSION"]
+    refused = Typed("--config", str(file), env={**SIGNED, "MCP_SESSION_KEY": "${CONVERSATION}"}, child=())
+    assert refused.end() == 2 and "MCP_SESSION_KEY: The session key is a placeholder" in refused.log()
 
 
 @requirement("ctx.stdio-key")
