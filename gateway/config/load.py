@@ -33,6 +33,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.discovery.home_page": "browsers always get the page, which names no server and no session",
     "gateway.discovery.publisher": "identifiers begin with the domain in the card's name",
     "gateway.discovery.url": "it is gateway.public_url",
+    "gateway.issuer": "it is gateway.public_url, or mcp-session-gateway if that is not set",
     "gateway.limits.all_in_flight_bytes": "it is an eighth of the memory (limits.total_memory_mb), 512 MiB at most",
     "gateway.limits.batch_messages": "a batch has at most 64 messages",
     "gateway.limits.body_timeout_s": "it is gateway.limits.client_timeout_s",

@@ -60,7 +60,6 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "is_server_name", "load"]
 
-DEFAULT_ISSUER: Final = "mcp-session-gateway"
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -101,10 +100,8 @@ class GatewaySettings(Frozen):
     public_url: str = ""
     """The URL at which clients and people's browsers reach the gateway, for [cards](configuration.md#discovery) and
     pages where people consent (`secrets.NAME.consent`): https, or http on this machine. Empty: the host of
-    `auth.resource`, or, for consent alone, `host` and `port` on loopback."""
-    issuer: str = DEFAULT_ISSUER
-    """The `iss` claim of the session assertions that servers behind URLs receive. Set it to the URL at which these
-    servers find the gateway's keys."""
+    `auth.resource`, or, for consent alone, `host` and `port` on loopback. If set, it is the issuer of
+    [session assertions](eras.md#servers-behind-a-url)."""
     tools: bool = False
     """Add a server named `gateway` with the tools `list_sessions`, `show_session` and `end_session` for a client's own
     sessions. Needs `mcp-session-gateway[mcp]`."""

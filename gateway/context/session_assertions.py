@@ -19,6 +19,8 @@ from session_store import KeyRing, Purpose, Session
 from session_store.token_signing import is_canonical
 
 HEADER: Final = "mcp-gateway-context"
+ISSUER: Final = "mcp-session-gateway"
+"""The claim `iss` of a gateway without `public_url`."""
 VALID_S: Final = 60
 _RENEW_AFTER_S: Final = 20
 _SKEW_S: Final = 5

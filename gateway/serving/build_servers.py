@@ -14,7 +14,7 @@ from gateway.context.child_environment import ChildEnvironment
 from gateway.context.consented_tokens import ConsentedTokens
 from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.resources_for_links import LinkResourceProvider
-from gateway.context.session_assertions import Assertions
+from gateway.context.session_assertions import ISSUER, Assertions
 from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.tool_argument_policy import ToolCalls
@@ -66,9 +66,8 @@ class Servers:
         self.link_resources = LinkResourceProvider(
             sessions.tools, base.backend.state, base.limits, base.metrics.limited
         )
-        self.assertions = Assertions(
-            base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.told_to_servers
-        )
+        issuer = options.public_url.rstrip("/") or ISSUER
+        self.assertions = Assertions(base.ring, issuer=issuer, clock=base.clock, fields=base.facts.told_to_servers)
         cipher = StateCipher(base.ring.derive(Purpose.CONSENT))
         self.consented = ConsentedTokens(base.backend.sealed, cipher, options.browser_url, base.clock)
         self.credentials = PrincipalSecrets(options.secrets, options.issuers, self.consented)

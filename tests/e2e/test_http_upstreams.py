@@ -17,6 +17,8 @@ from tests.support.redis_server import RunningRedis
 from tests.support.scripted_http_server import HttpProbe, running_http_probe
 from tests.support.waiting import eventually
 
+ISSUER = "https://gateway.example"
+
 
 @pytest.fixture
 def remote() -> Iterator[HttpProbe]:
@@ -27,7 +29,8 @@ def remote() -> Iterator[HttpProbe]:
 @pytest.fixture
 def gateway(remote: HttpProbe) -> Iterator[InProcessGateway]:
     """New for each test, which counts what the server has seen, or makes it forget."""
-    with in_process_gateway({"remote": {"url": remote.url, "headers": {"X-Team": "blue"}}}) as running:
+    servers = {"remote": {"url": remote.url, "headers": {"X-Team": "blue"}}}
+    with in_process_gateway(servers, options={"public_url": f"{ISSUER}/"}) as running:
         yield running
 
 
@@ -104,7 +107,7 @@ def test_the_server_is_told_whose_call_it_is_and_reaches_that_sessions_state(
         tokens.append(remote.headers[-1]["mcp-gateway-context"])
     jwks = jwt.PyJWKSet.from_dict(http.get(f"{gateway.base}/.well-known/jwks.json").json())
     claims = [
-        jwt.decode(token, jwks.keys[0].key, algorithms=["EdDSA"], audience=remote.url, issuer="mcp-session-gateway")
+        jwt.decode(token, jwks.keys[0].key, algorithms=["EdDSA"], audience=remote.url, issuer=ISSUER)
         for token in tokens
     ]
     assert [c["workspace"] for c in claims] == ["w-1", "w-2"] and claims[0]["exp"] - claims[0]["iat"] <= 60

@@ -117,7 +117,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     replicas.environments[SESSION] = an_environment(session, given, why=HOSTILE)
     tried: Any = SimpleNamespace(catalog=ToolCatalog([HOSTILE_SERVER]), where="any")
     replicas.known_servers = [ServerPart(server=HOSTILE, kind="command", state="failing", reason=HOSTILE)]
-    settings = Settings.model_validate({"gateway": {"issuer": HOSTILE}})
+    settings = Settings.model_validate({"gateway": {"public_url": HOSTILE}})
     operations = operations_of(backend, replicas, clock, ending=ending, settings=settings, tried=tried)
     keys, audit, allowed = {"ann": [sha256("key")]}, Audit(backend.audit, time), OperatorHosts(["gateway"])
     access = Access(keys, KeyRing.ephemeral(), guard=Guard(), flags=backend.flags, audit=audit, hosts=allowed)

@@ -124,5 +124,5 @@ def test_an_entry_that_has_become_faulty_refuses_the_reload() -> None:
 
 def test_no_value_is_told() -> None:
     secret = {"command": "one", "env": {"TOKEN": "hunter2"}}
-    found = difference(settings(), settings({"one": secret}, issuer="hunter2", policy={"read_only": ["direct"]}))
-    assert "hunter2" not in found.text and "gateway.issuer" in found.text
+    found = difference(settings(), settings({"one": secret}, public_url="hunter2", policy={"read_only": ["direct"]}))
+    assert "hunter2" not in found.text and "gateway.public_url" in found.text
