@@ -67,20 +67,16 @@ class ProxySettings(Frozen):
     """The header that names the caller. Empty: the proxies do not name callers."""
     issuer: str = "proxy"
     """Prefix of the principals that the proxies name, as in `ISSUER:SUBJECT`."""
-    trust_header: str = ""
-    """The header that contains the trust."""
-    workspace_header: str = ""
-    """The header that contains the workspace."""
     permissions_header: str = ""
     """The header that contains the permissions, separated by commas or spaces."""
 
     @property
     def headers(self) -> tuple[str, ...]:
         """Return the names of the headers for the caller and its rights, in lower case."""
-        names = (self.subject_header, self.trust_header, self.workspace_header, self.permissions_header)
+        names = (self.subject_header, self.permissions_header)
         return tuple(name.lower() for name in names if name)
 
-    @field_validator("subject_header", "trust_header", "workspace_header", "permissions_header")
+    @field_validator("subject_header", "permissions_header")
     @classmethod
     def _is_header(cls, name: str) -> str:
         if name and (fault := fault_of_header(name)):
@@ -91,7 +87,7 @@ class ProxySettings(Frozen):
     def _names_the_principal(self) -> Self:
         if self.headers and not self.subject_header:
             raise ValueError(
-                "subject_header is missing: the other headers have no effect for a caller that the proxy does not name"
+                "subject_header is missing: permissions_header has no effect for a caller that the proxy does not name"
             )
         if len(set(self.headers)) != len(self.headers):
             raise ValueError("two settings name the same header: give each its own")

@@ -26,6 +26,8 @@ _GONE_OF_SANDBOXES: Final = {"cpu_s": "processors limits the processor time of a
 GONE: Final[Mapping[str, str]] = {
     "gateway.audit.arguments": "give names or values as gateway.audit.calls",
     "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
+    "gateway.auth.proxies.trust_header": "give the principals of the proxies their trust by policy.rules",
+    "gateway.auth.proxies.workspace_header": "give the principals of the proxies their workspace by policy.rules",
     "gateway.context.env.*.empty_for_anonymous": 'a default, such as "", is also the value for anonymous clients',
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
     "gateway.discovery.cards.*.title": "clients show the name that the server gives",

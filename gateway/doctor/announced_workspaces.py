@@ -6,10 +6,7 @@ from gateway.config.settings import Settings
 from gateway.doctor.findings import Finding, ok, warning
 from gateway.identity.context_rules import is_catch_all, is_for_all
 
-_DO = (
-    "take the workspace from a claim (auth.jwt[].claims.workspace), a proxy's header (auth.proxies.workspace_header) "
-    "or a rule (policy.rules[].workspace)"
-)
+_DO = "take the workspace from a claim (auth.jwt[].claims.workspace) or a rule (policy.rules[].workspace)"
 
 
 def check_workspaces(settings: Settings) -> Iterator[Finding]:
@@ -25,11 +22,7 @@ def check_workspaces(settings: Settings) -> Iterator[Finding]:
         return
     named = [f"policy.rules[{n}].workspaces" for n, rule in enumerate(policy.rules) if not is_for_all(rule)]
     named += [f"policy.workspaces.{pattern}" for pattern in policy.workspaces if not is_catch_all(pattern)]
-    said = (
-        any(entry.claims.workspace for entry in auth.jwt)
-        or (auth.proxies is not None and auth.proxies.workspace_header)
-        or any(rule.workspace is not None for rule in policy.rules)
-    )
+    said = any(entry.claims.workspace for entry in auth.jwt) or any(rule.workspace is not None for rule in policy.rules)
     if named and not said:
         yield warning(
             "workspaces",

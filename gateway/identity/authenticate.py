@@ -224,12 +224,12 @@ class Identity:
             return None
         try:
             subject = decoded_header(subject)
-            granted = claims_in_headers(headers, settings)
         except ValueError:
-            raise self._refused("The headers in which the proxy names the caller are not UTF-8.") from None
+            raise self._refused("The header in which the proxy names the caller is not UTF-8.") from None
         if why := subject_fault(subject):
             raise self._refused(f"The subject that the proxy sent is invalid: {why}.")
-        return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted, math.inf)
+        principal = Principal(issuer=settings.issuer, subject=subject)
+        return Authenticated(principal, claims_in_headers(headers, settings), math.inf)
 
     def _refused(self, reason: str, *, error: str = "") -> Exception:
         return unauthenticated(reason, self._challenge(error, self._scope))

@@ -218,7 +218,7 @@ class ContextRules:
     ) -> tuple[str, Source]:
         """Return the trust level and its source, and add the reason to `reasons`."""
         if granted.trust is not None:
-            reasons.append(Reason("trust", "the credential sets it, or lacks the claim or header that is named for it"))
+            reasons.append(Reason("trust", "the credential sets it, or lacks the claim that is named for it"))
             return granted.trust, AUTHENTICATED
         counts = self._counts(workspace)
         for name, rule in matching:
@@ -271,7 +271,7 @@ def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tu
         if rule.workspace is not None:
             return rule.workspace, CONFIGURED, f"{name}.workspace"
     if granted.names_workspace:
-        return "", AUTHENTICATED, "the credential lacks the claim or header that is named for it"
+        return "", AUTHENTICATED, "the credential lacks the claim that is named for it"
     return announced, ANNOUNCED, "the client announces it" if announced else "nothing sets it"
 
 

@@ -90,10 +90,10 @@ class CallerToken(msgspec.Struct, frozen=True, eq=False):
 class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
     """The trust, workspace, permissions and fields in a credential.
 
-    `trust` is None if the operator's settings name no claim or header for it. `workspace` is None if the credential has
-    none. `names_workspace`: the settings name a claim or header for the workspace, so that a workspace which the client
-    itself names is ignored. `fields` are names and values of the context fields that the operator has defined. `token`
-    is the credential itself, if servers get tokens in exchange for it."""
+    `trust` is None if the operator's settings name no claim for it. `workspace` is None if the credential has none.
+    `names_workspace`: the settings name a claim for the workspace, so that a workspace which the client itself names is
+    ignored. `fields` are names and values of the context fields that the operator has defined. `token` is the
+    credential itself, if servers get tokens in exchange for it."""
 
     trust: str | None = None
     workspace: str | None = None
@@ -150,20 +150,9 @@ def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> 
 
 
 def claims_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """Return the rights in the headers of a trusted proxy. `names` has the headers to read. A missing header grants
-    nothing.
-
-    Raises:
-        ValueError: a header is not UTF-8.
-    """
+    """Return the permissions in the header of a trusted proxy that `names` has. A missing header grants nothing."""
     permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
-    workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
-    return CredentialClaims(
-        trust=normal_trust(headers.get(names.trust_header.lower())) if names.trust_header else None,
-        workspace=decoded_header(workspace) or None,
-        permissions=tuple(sorted(set(permissions.replace(",", " ").split()))),
-        names_workspace=bool(names.workspace_header),
-    )
+    return CredentialClaims(permissions=tuple(sorted(set(permissions.replace(",", " ").split()))))
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:

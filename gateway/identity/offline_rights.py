@@ -28,7 +28,7 @@ class OfflineRights:
         # rules. Without the credential, they are missing.
         self._is_claimed = {entry.issuer: bool(entry.claims.trust or entry.claims.workspace) for entry in auth.jwt}
         if proxies is not None and proxies.subject_header:
-            self._is_claimed[proxies.issuer] = bool(proxies.trust_header or proxies.workspace_header)
+            self._is_claimed[proxies.issuer] = False
 
     def replace_keys(self, api_keys: Collection[str]) -> None:
         """Accept only these API keys from now on."""

@@ -164,7 +164,7 @@ def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
     }
     auth = {
         "jwt": [entry],
-        "proxies": {"networks": ["10.0.0.0/8"], "subject_header": "X-User", "workspace_header": "X-Team"},
+        "proxies": {"networks": ["10.0.0.0/8"], "subject_header": "X-User", "permissions_header": "X-May"},
     }
     fields = {"org": {"claim": "org.name"}, "room": {"header": "X-Room"}}
     settings = Settings.model_validate({"gateway": {"auth": auth, "context": {"fields": fields}}})
@@ -182,8 +182,8 @@ def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
     without = of(principal="https://id:ann", workspace="mine")
     assert (without["context"]["trust"]["value"], without["context"]["workspace"]["value"]) == ("sandboxed", "")
     assert "does not send the claim org.name" in without["fields"]["org"]["why"][0]
-    proxied = of(principal="proxy:bob", header=["X-Team: blue"])
-    assert proxied["principal"] == "proxy:bob" and proxied["context"]["workspace"]["value"] == "blue"
+    proxied = of(principal="proxy:bob", header=["X-May: a b"])
+    assert proxied["principal"] == "proxy:bob" and proxied["context"]["permissions"]["value"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

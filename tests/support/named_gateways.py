@@ -90,11 +90,12 @@ def issued(issuer: Issuer) -> Iterator[RunningGateway]:
 
 @pytest.fixture(scope="session")
 def proxied() -> Iterator[RunningGateway]:
-    """The demo server and the probe, for proxies on this machine that say who calls."""
-    names = {"subject": "X-User", "trust": "X-Trust", "workspace": "X-Team", "permissions": "X-May"}
-    proxies = {"networks": ["127.0.0.0/8"], **{f"{fact}_header": name for fact, name in names.items()}}
+    """The demo server and the probe, for proxies here that say who calls. Rules give ada trust and workspace."""
+    proxies = {"networks": ["127.0.0.0/8"], "subject_header": "X-User", "permissions_header": "X-May"}
     servers = {"demo": server(DEMO), "probe": server(PROBE)}
-    with running_gateway(servers, options={"auth": {"proxies": proxies}}) as gateway:
+    rules = [{"principals": ["proxy:ada"], "trust": "direct", "workspace": "red"}]
+    options = {"auth": {"proxies": proxies}, "session": {"trust": "sandboxed"}, "policy": {"rules": rules}}
+    with running_gateway(servers, options=options) as gateway:
         yield gateway
 
 

@@ -148,9 +148,9 @@ def test_nobody_is_served_by_accident() -> None:
 @requirement("wall.authority")
 def test_headers_of_proxies_make_sense(refusal: Refusal) -> None:
     for headers, words in (
-        ({"trust_header": "X-Trust"}, "subject_header is missing"),
+        ({"permissions_header": "X-May"}, "subject_header is missing"),
         ({"subject_header": "X User"}, "not a header name"),
-        ({"subject_header": "X-User", "trust_header": "x-user"}, "name the same header"),
+        ({"subject_header": "X-User", "permissions_header": "x-user"}, "name the same header"),
     ):
         assert words in refusal({"gateway": {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **headers}}}})
 

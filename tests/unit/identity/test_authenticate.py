@@ -20,8 +20,7 @@ from tests.support.credentials import sha256
 from transports.inbound_port import Refused
 
 ADA = Principal(issuer="api-key", subject="ada")
-NAMES = {"subject_header": "X-User", "trust_header": "X-Trust", "workspace_header": "X-Team"}
-PROXIES = {"networks": ["127.0.0.0/8"], "permissions_header": "X-May", **NAMES}
+PROXIES = {"networks": ["127.0.0.0/8"], "subject_header": "X-User", "permissions_header": "X-May"}
 
 
 def trusting_issuer(entry: dict[str, Any], **settings: Any) -> AuthSettings:
@@ -35,9 +34,7 @@ def test_a_proxys_names_are_usable_and_utf_8() -> None:
     identity = Identity(api_keys={}, allow_anonymous=True, auth=auth)
 
     def named(raw: bytes) -> str:
-        headers = {"x-user": raw.decode("latin-1"), "x-team": raw.decode("latin-1")}
-        who = asyncio.run(identity.authenticate(headers, "127.0.0.1"))
-        assert who.granted is not None and who.granted.workspace == who.principal.subject
+        who = asyncio.run(identity.authenticate({"x-user": raw.decode("latin-1")}, "127.0.0.1"))
         return who.principal.subject
 
     for name in ("ada", "CN=ada,O=x", "Łucja", "àla"):

@@ -118,7 +118,7 @@ def test_each_fact_has_the_setting_that_decides_it_as_its_reason() -> None:
     }
     assert why(CredentialClaims("direct", "team-a", ("r", "s"), True), "x") == {
         "workspace": ["the credential sets it"],
-        "trust": ["the credential sets it, or lacks the claim or header that is named for it"],
+        "trust": ["the credential sets it, or lacks the claim that is named for it"],
         "permissions": [
             "the credential: r, s",
             "gateway.policy.rules[0].permissions: p",

@@ -59,17 +59,10 @@ def test_fields_come_from_headers_in_utf_8() -> None:
         fields_in_headers({"x-team": "caf\u00e9"}, {"team": "x-team"})
 
 
-def test_headers_of_a_proxy_say_what_claims_say() -> None:
-    names = ProxySettings(
-        networks=("10.0.0.0/8",),
-        subject_header="X-User",
-        trust_header="X-Trust",
-        workspace_header="X-Team",
-        permissions_header="X-May",
-    )
-    found = claims_in_headers({"x-trust": "direct", "x-team": "a", "x-may": "p, q p"}, names)
-    assert found == CredentialClaims("direct", "a", ("p", "q"), names_workspace=True)
-    assert claims_in_headers({}, names) == CredentialClaims(trust="sandboxed", names_workspace=True)
+def test_a_header_of_a_proxy_has_permissions() -> None:
+    names = ProxySettings(networks=("10.0.0.0/8",), subject_header="X-User", permissions_header="X-May")
+    assert claims_in_headers({"x-may": "p, q p"}, names) == CredentialClaims(permissions=("p", "q"))
+    assert claims_in_headers({}, names) == CredentialClaims()
 
 
 @requirement("wall.authority")
