@@ -108,22 +108,28 @@ class _Preloaded:
 _preloaded: Final = _Preloaded()
 
 
-def _asked(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str) -> dict[str, object]:
+def _asked(
+    arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str, constants: Mapping[str, float] | None = None
+) -> dict[str, object]:
     """Describe the process. Unless told otherwise, it looks for gateways where the tests do (`tests/conftest.py`)."""
     runtime = {name: value for name, value in os.environ.items() if name == "XDG_RUNTIME_DIR"}
-    return {"arguments": list(arguments), "env": {**runtime, **env}, "cwd": str(cwd)}
+    given = {"arguments": list(arguments), "env": {**runtime, **env}, "cwd": str(cwd)}
+    return {**given, "constants": dict(constants or {})}
 
 
-def start_command(arguments: Sequence[str], *, env: Mapping[str, str]) -> CommandProcess:
+def start_command(
+    arguments: Sequence[str], *, env: Mapping[str, str], constants: Mapping[str, float] | None = None
+) -> CommandProcess:
     """Start a command whose stderr is a pipe, and whose stdout is that of the tests.
 
     Args:
         arguments: of `mcp-session-gateway`.
         env: all variables of the process.
+        constants: other values of constants of the gateway, by `module.NAME`.
     """
     read, write = os.pipe()
     try:
-        reports = _preloaded.start(_asked(arguments, env, ROOT), 1, write)
+        reports = _preloaded.start(_asked(arguments, env, ROOT, constants), 1, write)
     finally:
         os.close(write)
     return CommandProcess(arguments, reports, os.fdopen(read, encoding="utf-8"))

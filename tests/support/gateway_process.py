@@ -128,6 +128,7 @@ def running_gateway(
     arguments: Sequence[str] = (),
     must_stop: bool = True,
     port: int = 0,
+    constants: Mapping[str, float] | None = None,
 ) -> Iterator[RunningGateway]:
     """A gateway process that is stopped when the block ends.
 
@@ -139,6 +140,7 @@ def running_gateway(
         arguments: of the command line.
         must_stop: stop with SIGTERM and fail if the exit code is not 0. If False, SIGKILL.
         port: to listen on; 0 for a free one.
+        constants: other values of constants of the gateway, by `module.NAME`, where the real ones take a test too long.
     """
     with tempfile.TemporaryDirectory() as folder:
         typed = ["run", "--port", str(port), *arguments]
@@ -151,7 +153,7 @@ def running_gateway(
             entries = {"main": server(command)} if servers is None else servers
             config.write_text(json.dumps({"mcpServers": entries, "gateway": with_patience(options)}), encoding="utf-8")
             typed += ["--config", str(config)]
-        process = start_command(typed, env={**os.environ, **(env or {})})
+        process = start_command(typed, env={**os.environ, **(env or {})}, constants=constants)
         gateway = RunningGateway(process)
         gateway.config = Path(folder, "mcp.json")
         try:

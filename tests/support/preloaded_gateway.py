@@ -2,9 +2,10 @@
 
 `python -m tests.support.preloaded_gateway FD`, from the project's root. On the Unix stream socket FD it receives one
 byte per process to start, with descriptors attached: a socket of that process, its stdout, its stderr, and its stdin if
-that is not empty. On the socket it reads one JSON object, `{"arguments": [...], "env": {...}, "cwd": "..."}`, and
-writes the process id and later the exit code (minus the signal number if one ended it), each as four bytes. In the new
-process runs what `python -m gateway ARGUMENTS` runs, with that environment; only the modules are there already.
+that is not empty. On the socket it reads one JSON object, `{"arguments": [...], "env": {...}, "cwd": "...",
+"constants": {"module.NAME": value}}`, and writes the process id and later the exit code (minus the signal number if one
+ended it), each as four bytes. In the new process runs what `python -m gateway ARGUMENTS` runs, with that environment
+and other values of those constants; only the modules are there already.
 """
 
 import atexit
@@ -81,6 +82,13 @@ def main(requests: socket.socket) -> None:
     _become(reports, *fds[1:])
 
 
+def replace_constant(name: str, value: object) -> None:
+    """Give the constant `module.NAME` another value in this process. Fails if there is none."""
+    module, _, constant = name.rpartition(".")
+    getattr(found := importlib.import_module(module), constant)
+    setattr(found, constant, value)
+
+
 def _load() -> None:
     """Import what the commands import when they run."""
     import typer
@@ -125,6 +133,8 @@ def _become(reports: socket.socket, *fds: int) -> None:
     more = asked["env"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [asked["cwd"], *(path for path in more if path and path not in sys.path[1:])]
     sys.argv[1:] = asked["arguments"]
+    for name, value in asked["constants"].items():
+        replace_constant(name, value)
     code = 1
 
     def leave() -> None:
