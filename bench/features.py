@@ -33,7 +33,6 @@ _RULES: Final = {
     "workspaces": {"blue-*": {}, "red": {"servers": ["s*"], "tools": ["s*__tool*"]}},
 }
 _KEYS: Final = {"api_keys": {"bench": hashlib.sha256(b"key").hexdigest()}}
-_LINES: Final = {"log_calls_per_s": 1_000_000}
 _AUDIT: Final = {"audit": {"calls": True}}
 
 
@@ -63,7 +62,7 @@ def features(place: Place) -> list[Row]:
 
     origin = {"Origin": ORIGIN}
     web, traces = {"allowed_origins": [ORIGIN]}, {"tracing": True}
-    everything = (_KEYS, {"policy": {**RATES, **_RULES}}, _AUDIT, _LINES, web, traces)
+    everything = (_KEYS, {"policy": {**RATES, **_RULES}}, _AUDIT, web, traces)
 
     def full(name: str, *more: Mapping[str, Any], **load: Any) -> Row:
         load |= {"tools": many, "key": "key", "traced": True, "headers": origin}
@@ -76,7 +75,6 @@ def features(place: Place) -> list[Row]:
         row("every kind of rule", _KEYS, {"policy": _RULES}, entry=ruled, key="key"),
         row("20 servers, 500 tools", count=SERVERS, tools=many),
         row("calls audited", _AUDIT),
-        row("a log line for each call", _LINES),
         row("a traceparent on each call", traced=True),
         row("an Origin on each call", web, headers=origin),
         row("spans, 1 trace of 100", traces, ratio=0.01),

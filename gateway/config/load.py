@@ -52,6 +52,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.record_bytes": "the record of a session has at most 64 KiB from its client",
     "gateway.limits.uri_chars": "URIs have at most 8,192 characters",
     "gateway.limits.write_timeout_s": "it is gateway.limits.client_timeout_s",
+    "gateway.log_calls_per_s": "at most 100 requests a second have a log line, and further ones are counted in one",
     "gateway.packages.folder": "it is mcp-session-gateway/packages in $XDG_CACHE_HOME, by default ~/.cache",
     "gateway.packages.fresh_s": "a package whose command names no exact version is fetched again after a day",
     "gateway.packages.timeout_s": "a package is fetched within 600 s",

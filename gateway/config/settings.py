@@ -117,9 +117,6 @@ class GatewaySettings(Frozen):
     """Lowest level of log lines that are written."""
     log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
     """Format of the log on stderr. `auto` is `pretty` on a terminal, else `logfmt`."""
-    log_calls_per_s: Annotated[int, Field(ge=0)] = 100
-    """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none.
-    So a flood of calls does not fill the log."""
     tracing: bool = False
     """Send OpenTelemetry spans to `OTEL_EXPORTER_OTLP_ENDPOINT`. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()

@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 CORRELATION_HEADER: Final = "mcp-gateway-correlation"
 """The header with the correlation id of a forwarded request. It is trusted only in requests from other replicas."""
 
+LINES_PER_S: Final = 100
+"""Number of requests with a log line per second; further ones are counted in one line. So a flood of calls does not
+fill the log, and costs less: a line takes half as long as relaying a call."""
+
 _MAX_MESSAGE_CHARS: Final = 300
 _NONE: Final[LogFacts] = MappingProxyType({})
 
@@ -39,7 +43,7 @@ class _ErrorText(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class RequestLog:
-    """Record the outcome of each request, and log at most `lines_per_s` lines per second.
+    """Record the outcome of each request, and log at most `LINES_PER_S` lines per second.
 
     `fields` returns the fields of a session's context to add to log lines. `lines` buffers the lines of successful
     calls; None if they are logged immediately. `ended` is called with every ended call of a session.
@@ -47,14 +51,13 @@ class RequestLog:
 
     metrics: Metrics
     _: KW_ONLY
-    lines_per_s: int
     tracing: Tracing | None = None
     fields: Callable[[Session], Mapping[str, str]] = lambda _: {}
     lines: CallLines | None = None
     ended: Callable[[EndedCall], None] = lambda call: None
 
     def __post_init__(self) -> None:
-        self._left = self.lines_per_s
+        self._left = LINES_PER_S
         self._left_out = 0
 
     def begin(self, exchange: ObservedCall, request: Request, meta: Object, correlation: str) -> Object:
@@ -220,9 +223,9 @@ class RequestLog:
     def another_second(self, at: float) -> None:
         """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many lines were left out."""
         self.metrics.history.take(at)
-        if self._left_out and self.lines_per_s:
-            logger.info("%d more requests were answered (limit: gateway.log_calls_per_s)", self._left_out)
-        self._left, self._left_out = self.lines_per_s, 0
+        if self._left_out:
+            logger.info("%d more requests were answered (limit: %d lines a second)", self._left_out, LINES_PER_S)
+        self._left, self._left_out = LINES_PER_S, 0
 
     @staticmethod
     def _line(

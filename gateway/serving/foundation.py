@@ -87,7 +87,6 @@ class Foundation:
         self.loop_watch = LoopWatch(self.metrics)
         self.request_log = RequestLog(
             self.metrics,
-            lines_per_s=options.log_calls_per_s,
             tracing=tracing(__version__) if options.tracing else None,
             fields=self.facts.logged,
             lines=call_lines(),

@@ -371,6 +371,9 @@ class Found:
                     self.note(f"{where} {key}", *((sorted(a - b), sorted(b - a)) if counted else (a, b)))
 
 
+_CONSTANTS: Final = {"gateway.observability.request_log.LINES_PER_S": 1_000_000}  # each call has its line
+
+
 @contextlib.contextmanager
 def _sides(seed: int, *, forwarded: bool) -> Iterator[list[_Side]]:
     with contextlib.ExitStack() as stack:
@@ -380,7 +383,6 @@ def _sides(seed: int, *, forwarded: bool) -> Iterator[list[_Side]]:
             options = {
                 "connection_memory": remembers,
                 "log_format": "json",
-                "log_calls_per_s": 1_000_000,
                 "session": {"unconfirmed_ttl_s": 3_600},  # a busy machine takes minutes
                 "limits": {"priming_after_s": None},  # on a busy machine any call takes a second now and then
                 "sandbox": "off",
@@ -394,7 +396,8 @@ def _sides(seed: int, *, forwarded: bool) -> Iterator[list[_Side]]:
             if forwarded:
                 options["store"] = stack.enter_context(running_redis()).url
             gateways = [
-                stack.enter_context(running_gateway(servers, options=options, env=SIGNED)) for _ in range(1 + forwarded)
+                stack.enter_context(running_gateway(servers, options=options, env=SIGNED, constants=_CONSTANTS))
+                for _ in range(1 + forwarded)
             ]
             found.append(_Side(gateways[-1], gateways[0], folder))
             stack.callback(found[-1].close)

@@ -44,7 +44,6 @@ FIXED_KEYS: Final = 3 * SHARDS
 OPTIONS: Final[dict[str, Any]] = {
     "api_keys": {name: sha256(key) for name, key in KEYS.items()},
     "session": {"idle_ttl_s": 2.0, "max_sessions": 200},
-    "log_calls_per_s": 0,
     "policy": {
         **UNLIMITED,
         "principal_sessions": 50,
@@ -52,6 +51,7 @@ OPTIONS: Final[dict[str, Any]] = {
         "workspaces": {"w*": {}, "*": {"tools": ["demo__*", "desk__*"]}},
     },
 }
+NO_LINES: Final = {"gateway.observability.request_log.LINES_PER_S": 0}
 SERVERS: Final = {
     "demo": server(DEMO, shared=True, tools={"slow": {"operation": "write"}}),
     "desk": server(DEMO, shared=False, handles=True),
@@ -226,7 +226,8 @@ def measured(many: int, *, redis: RunningRedis | None = None, large: float = 0.0
     store = {"store": "memory://" if redis is None else redis.url}
     if redis is not None:
         asyncio.run(fill_the_records(redis.url))
-    with running_gateway(SERVERS, options=OPTIONS | store, env=SIGNED) as gateway, httpx.Client(timeout=60.0) as http:
+    given: Any = {"options": OPTIONS | store, "env": SIGNED, "constants": NO_LINES}
+    with running_gateway(SERVERS, **given) as gateway, httpx.Client(timeout=60.0) as http:
         for seed in range(15, 19):
             found.before = found.after
             # Sessions that have ended meanwhile are opened anew: the traffic is of the same kind all along.

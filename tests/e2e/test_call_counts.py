@@ -15,6 +15,7 @@ import pytest
 
 import gateway as package
 from gateway.cluster.requests_to_peers import PeerRequests
+from gateway.observability import request_log
 from gateway.relay.fast_path import FastPaths
 from gateway.sessions.cached_record_validity import CACHED_FOR_S
 from tests.e2e.test_connection_memory import ON, Raw
@@ -95,8 +96,8 @@ def test_a_repeated_call_enters_few_functions(era: str, comes: str, monkeypatch:
     is_rested = comes == "after a rest"
     if not is_rested:
         no_record_ages(monkeypatch)
-    options = {**ON, "log_calls_per_s": 0}
-    with counted() as counter, in_process_gateway({"p": server(PROBE)}, options=options) as gateway:
+    monkeypatch.setattr(request_log, "LINES_PER_S", 0)
+    with counted() as counter, in_process_gateway({"p": server(PROBE)}, options=ON) as gateway:
         raw, _ = raw_of(gateway, era)
         counter.is_counting = True
         for _ in range(CALLS):
@@ -124,10 +125,8 @@ GENERAL = {"legacy": (300, 63), "modern": (325, 67)}
 def test_a_call_of_the_general_way_enters_few_files(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastPaths, "of", lambda *_: None)
     no_record_ages(monkeypatch)
-    with (
-        counted() as counter,
-        in_process_gateway({"p": server(PROBE)}, options={**ON, "log_calls_per_s": 0}) as gateway,
-    ):
+    monkeypatch.setattr(request_log, "LINES_PER_S", 0)
+    with counted() as counter, in_process_gateway({"p": server(PROBE)}, options=ON) as gateway:
         raw, _ = raw_of(gateway, era)
         functions, files = [], []
         for _ in range(10 * CALLS):  # on a busy machine, most calls have what else the loop has to do
@@ -153,7 +152,8 @@ def test_a_forwarded_call_enters_few_functions_at_both_replicas(
     era: str, redis_server: RunningRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_record_ages(monkeypatch)
-    options = {**ON, "log_calls_per_s": 0, "store": redis_server.url}
+    monkeypatch.setattr(request_log, "LINES_PER_S", 0)
+    options = {**ON, "store": redis_server.url}
     with ExitStack() as stack:
         counters, gateways = [], []
         for last in (RECORD, PeerRequests.answered.__code__):

@@ -41,8 +41,9 @@ def gateway() -> Iterator[RunningGateway]:
         "probe": server(PROBE),
         "noting": {"in_process": "tests.support.sdk_servers:noting"},
     }
-    options = {"log_format": "json", "log_level": "debug", "log_calls_per_s": 1_000, "policy": {"slow_s": SLOW_S}}
-    with running_gateway(servers, options=options) as running:
+    options = {"log_format": "json", "log_level": "debug", "policy": {"slow_s": SLOW_S}}
+    lines = {"gateway.observability.request_log.LINES_PER_S": 1_000}
+    with running_gateway(servers, options=options, constants=lines) as running:
         yield running
 
 

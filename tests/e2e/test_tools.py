@@ -217,14 +217,14 @@ def test_what_a_program_gives_that_a_gateway_cannot_use_is_named() -> None:
 def test_settings_read_variables_when_they_are_loaded_and_a_gateway_names_those_that_are_not_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("MCP_GATEWAY_LOG_CALLS_PER_S", "7")
+    monkeypatch.setenv("MCP_GATEWAY_LOG_LEVEL", "error")
     monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "77")
     loaded = Settings.load().gateway
-    assert (loaded.log_calls_per_s, loaded.session.idle_ttl_s) == (7, 77)
+    assert (loaded.log_level, loaded.session.idle_ttl_s) == ("error", 77)
     Gateway(Settings.load())
     assert "not read" not in caplog.text
     Gateway(Settings())
-    assert "MCP_GATEWAY_LOG_CALLS_PER_S, MCP_GATEWAY_SESSION__IDLE_TTL_S: not read" in caplog.text
+    assert "MCP_GATEWAY_LOG_LEVEL, MCP_GATEWAY_SESSION__IDLE_TTL_S: not read" in caplog.text
     assert Settings().gateway.session.idle_ttl_s != 77
 
 

@@ -55,8 +55,8 @@ def test_each_request_has_one_line_with_what_one_searches_for(http: httpx.Client
 
 
 def test_under_load_lines_are_left_out_and_counted(http: httpx.Client) -> None:
-    options = {"log_calls_per_s": 5}
-    with running_gateway({"probe": server(PROBE)}, options=options) as gateway:
+    few = {"gateway.observability.request_log.LINES_PER_S": 5}
+    with running_gateway({"probe": server(PROBE)}, options={}, constants=few) as gateway:
         client = Legacy(gateway.url, http).open()
         for _ in range(100):
             client.tool("pid")

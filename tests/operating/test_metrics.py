@@ -241,7 +241,7 @@ def is_idle(process: psutil.Process) -> bool:
 
 @requirement("ops.stalls", "ops.health")
 def test_a_stall_is_in_metrics_and_log(http: httpx.Client, ops: httpx.Client) -> None:
-    with running_gateway(SERVERS, options={"admin": ADMIN, "log_calls_per_s": 0}) as gateway:
+    with running_gateway(SERVERS, options={"admin": ADMIN}) as gateway:
         client = Legacy(gateway.url, http).open()
         before = stalls_over(gateway, ops, "0.5")
 
@@ -255,7 +255,6 @@ def test_a_stall_is_in_metrics_and_log(http: httpx.Client, ops: httpx.Client) ->
         assert value(scrape(gateway, ops), "mcp_gateway_collector_pause_seconds_count") >= 0
         generations = {dict(labels).get("generation") for name, labels in scrape(gateway, ops) if "collector" in name}
         assert generations == {"0", "1", "2"}
-        assert "outcome=" not in gateway.stderr(), "lines of calls can be off"
 
 
 @requirement("ops.stalls")

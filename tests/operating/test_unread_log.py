@@ -28,6 +28,12 @@ from tests.support.worker_processes import KEYS, worker_processes
 pytestmark = requirement("wall.unread-log")
 
 MOST_CALLS = 30_000
+UNLIMITED_LINES = """
+import runpy
+from gateway.observability import request_log
+request_log.LINES_PER_S = 1_000_000
+runpy.run_module("gateway", run_name="__main__", alter_sys=True)
+"""
 NAME = "no-such-tool-" + "x" * 100
 """Each call of it has a line with it."""
 
@@ -38,10 +44,10 @@ def unread_gateway(
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A gateway that writes its log to a descriptor; its address and its process, which the block may end."""
     config, port = folder / "mcp.json", free_port()
-    gateway = {"policy": UNLIMITED, "log_calls_per_s": 1_000_000, "admin": ADMIN, **options}
+    gateway = {"policy": UNLIMITED, "admin": ADMIN, **options}
     config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": gateway}))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "run", "--port", str(port), "--config", str(config), *arguments],
+        [sys.executable, "-c", UNLIMITED_LINES, "run", "--port", str(port), "--config", str(config), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,

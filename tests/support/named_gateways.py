@@ -45,7 +45,8 @@ def probe() -> Iterator[RunningGateway]:
     }
     limits = {"shutdown_grace_s": 0.3}
     options = {"result_meta": True, "limits": limits, "sse": True, "tasks": {"at_once": ["*/fail"]}}
-    with running_gateway(servers, options={**options, "log_format": "json", "log_calls_per_s": 1_000}) as gateway:
+    lines = {"gateway.observability.request_log.LINES_PER_S": 1_000}  # each test finds its own
+    with running_gateway(servers, options={**options, "log_format": "json"}, constants=lines) as gateway:
         yield gateway
 
 

@@ -155,7 +155,7 @@ class Asked:
 
     def __init__(self, cluster: Cluster, *opened: Any) -> None:
         self.sent: list[Any] = []
-        self.log = RequestLog(Metrics(), lines_per_s=0)
+        self.log = RequestLog(Metrics())
         self.requests = PeerRequests(cluster, Envelopes(KeyRing.ephemeral(), FakeClock()), self.log)  # type: ignore[arg-type]  # a fake
         self.requests._channels = Opened([*opened])  # type: ignore[assignment]  # a fake
         self.reply = RelayedReply(self._receive, self._send)

@@ -105,7 +105,8 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
     monkeypatch.setattr("gateway.sessions.cached_record_validity.CACHED_FOR_S", 60.0)  # however slow this machine is
     monkeypatch.setattr(MessageHandler, "call", calling)
     # Each call has its line, however many of them the tests before have made in this second.
-    gateway = {"store": "memory://", "log_calls_per_s": 100_000, **options}
+    monkeypatch.setattr("gateway.observability.request_log.LINES_PER_S", 100_000)
+    gateway = {"store": "memory://", **options}
     settings = Settings.model_validate({"mcpServers": {"demo": DEMO}, "gateway": gateway})
     app = create_app(settings)
     async with (
