@@ -45,12 +45,6 @@ class LimitSettings(Frozen):
     call_timeout_s: Seconds = 600.0
     """Maximum time for a call without an answer or a progress message from the server. SDK clients give up after 300
     s."""
-    priming_after_s: Annotated[Annotated[float, Field(ge=0, le=86_400)] | None, BeforeValidator(_null)] = 1.0
-    """For clients with a handshake: begin the event stream of a call that has sent nothing for this long. A client of
-    2025-11-25 whose connection is cut can then fetch the result with `Last-Event-ID`, from any replica. 0: at once, for
-    every call. Null: not before the first message of the server, or after 15 s. Python SDK clients refuse results above
-    1 MiB on event streams; they take them from calls that are faster than this. Raise it if your results are large and
-    your servers slow."""
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Close the event stream of a call after this long, for load balancers that cut long responses. Clients of
     2025-11-25 continue with `Last-Event-ID`. 0: never. Only you know how long yours waits."""

@@ -49,6 +49,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.noise_timeout_s": "it is a sixth of gateway.limits.start_timeout_s",
     "gateway.limits.parked_s": f"a call waits {SUSPENDED_S:g} s for the answers of its client",
     "gateway.limits.peer_connections": "it is half of gateway.limits.connections",
+    "gateway.limits.priming_after_s": "the event stream of a silent call begins after a second",
     "gateway.limits.record_bytes": "the record of a session has at most 64 KiB from its client",
     "gateway.limits.uri_chars": "URIs have at most 8,192 characters",
     "gateway.limits.write_timeout_s": "it is gateway.limits.client_timeout_s",

@@ -235,7 +235,7 @@ class Http:
             body_budget=self.body_budget,
             limits=base.limits,
             refusals=base.metrics.limited,
-            times=StreamTimes(limits.priming_after_s, limits.poll_after_s),
+            times=StreamTimes(limits.poll_after_s),
             forwarder=self.forwarder,
         )
         if self._addresses is not None:

@@ -371,7 +371,10 @@ class Found:
                     self.note(f"{where} {key}", *((sorted(a - b), sorted(b - a)) if counted else (a, b)))
 
 
-_CONSTANTS: Final = {"gateway.observability.request_log.LINES_PER_S": 1_000_000}  # each call has its line
+_CONSTANTS: Final = {
+    "gateway.observability.request_log.LINES_PER_S": 1_000_000,  # each call has its line
+    "transports.inbound.streamable_http.PRIMING_AFTER_S": 15.0,  # on a busy machine a call may take a second
+}
 
 
 @contextlib.contextmanager
@@ -384,7 +387,6 @@ def _sides(seed: int, *, forwarded: bool) -> Iterator[list[_Side]]:
                 "connection_memory": remembers,
                 "log_format": "json",
                 "session": {"unconfirmed_ttl_s": 3_600},  # a busy machine takes minutes
-                "limits": {"priming_after_s": None},  # on a busy machine any call takes a second now and then
                 "sandbox": "off",
                 "admin": {"listen": "127.0.0.1:0", "keys": {"olga": sha256(_KEY)}},
                 "audit": {"to": ["store", str(folder / "audit")], "calls": seed % 2 == 1},

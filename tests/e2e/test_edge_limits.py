@@ -30,8 +30,9 @@ pytestmark = requirement("wall.before-auth")
 SHORT: Final = {
     "idle_timeout_s": 0.8,
     "client_timeout_s": 1.8,
-    "priming_after_s": None,  # a slow answer would become an event stream on a busy machine
 }
+WHOLE: Final = {"transports.inbound.streamable_http.PRIMING_AFTER_S": 15.0}
+"""Else a slow answer would become an event stream on a busy machine."""
 GET: Final = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 H2C: Final = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 
@@ -53,7 +54,7 @@ def started(**limits: object) -> Iterator[RunningGateway]:
         "anonymous": True,
     }
     # The socket to the state of a sandboxed server serves that server alone, and here we ask it ourselves.
-    with running_gateway({"probe": server(PROBE, sandbox="off")}, options=options) as running:
+    with running_gateway({"probe": server(PROBE, sandbox="off")}, options=options, constants=WHOLE) as running:
         yield running
 
 

@@ -67,14 +67,12 @@ def stream_headers(headers: HeaderList) -> HeaderList:
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """The times in seconds at which the event stream of a call begins and is closed, for clients that can resume it.
+    """The time in seconds at which the event stream of a call is closed, for clients that can resume it.
 
-    A call without a message begins its stream after `priming_after_s`, so that a client whose connection breaks can
-    fetch the result. None: the stream begins with its first message or keepalive. The stream is closed `poll_after_s`
-    after its beginning, and the client polls for the rest; 0: the stream stays open.
+    The stream is closed `poll_after_s` after its beginning, and the client polls for the rest; 0: the stream stays
+    open.
     """
 
-    priming_after_s: float | None = None
     poll_after_s: float = 0.0
 
 

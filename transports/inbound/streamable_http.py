@@ -47,6 +47,11 @@ from transports.work_steps import LARGE_BYTES, let_others_run
 
 logger = logging.getLogger(__name__)
 
+PRIMING_AFTER_S: Final = 1.0
+"""Seconds after which a call without a message begins its event stream, so that a client that can resume it fetches the
+result after its connection is cut. Nearly all calls are faster, and are answered with JSON: without a write to the
+store, and without the limit that clients have for an event."""
+
 _PRIMING: Final = "2025-11-25"
 _MOST_TRIES: Final = 6
 """The most attempts at a request whose session keeps changing owners."""
@@ -269,10 +274,7 @@ class StreamableHttp:
 
     def quiet_after_s(self, request: Request) -> float:
         """Return the seconds without an answer after which a request gets an event stream; 0 for at once."""
-        times = self.times_of(request)
-        if times is None or times.priming_after_s is None:
-            return KEEPALIVE_S
-        return min(KEEPALIVE_S, times.priming_after_s)
+        return KEEPALIVE_S if self.times_of(request) is None else PRIMING_AFTER_S
 
     def status_of(self, request: Request, frame: Frame) -> int:
         """Return the HTTP status of a JSON answer."""

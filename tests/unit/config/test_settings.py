@@ -201,8 +201,8 @@ def test_a_value_of_another_kind_is_told_in_words_of_the_configuration(
 def test_a_list_in_a_file_and_a_null_in_a_variable(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     said = refusal({"gateway": {"tasks": {"at_once": "a/*"}}})
     assert said == "mcp.json: gateway.tasks.at_once: must be a list"
-    monkeypatch.setenv("MCP_GATEWAY_LIMITS__PRIMING_AFTER_S", "null")
-    assert load(None).settings.gateway.limits.priming_after_s is None
+    monkeypatch.setenv("MCP_GATEWAY_LIMITS__TOTAL_MEMORY_MB", "null")
+    assert load(None).settings.gateway.limits.total_memory_mb is None
     monkeypatch.setenv("MCP_GATEWAY_POLICY__CHECK_ARGUMENTS", "false")
     assert load(None).settings.gateway.policy.check_arguments is False
 

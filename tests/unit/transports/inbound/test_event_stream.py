@@ -35,9 +35,7 @@ async def test_frames_whose_record_had_to_wait_are_confirmed_again(is_lost: bool
     answer = SimpleNamespace(replies=ReplyQueue(), is_doubtful=False, record=record, confirmed=confirm)
     last = Frame(b'"result"', final=True)
     answer.replies.push(last)
-    is_result = await stream_answer(
-        send, cast("Answer", answer), Frame(b'"progress"'), headers=[], times=StreamTimes(priming_after_s=0.0)
-    )
+    is_result = await stream_answer(send, cast("Answer", answer), Frame(b'"progress"'), headers=[], times=StreamTimes())
     assert confirmed == [last] and is_result is not is_lost
     text = b"".join(sent)
     assert (b"lost" in text, b"result" in text, b"progress" in text) == (is_lost, not is_lost, not is_lost)
