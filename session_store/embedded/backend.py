@@ -100,11 +100,9 @@ class MemoryBus:
     def __init__(self) -> None:
         self._subscribers: defaultdict[str, list[Callable[[bytes | None], None]]] = defaultdict(list)
 
-    async def publish(self, topic: str, data: bytes) -> bool:
-        subscribers = tuple(self._subscribers.get(topic, ()))
-        for receive in subscribers:
+    async def publish(self, topic: str, data: bytes) -> None:
+        for receive in tuple(self._subscribers.get(topic, ())):
             receive(data)
-        return bool(subscribers)
 
     @asynccontextmanager
     async def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AsyncIterator[None]:

@@ -16,9 +16,8 @@ class Bus(Protocol):
     """Send short messages between the processes that share a store. Only current subscribers get a message; none is
     stored. Messages may arrive in another order than they were sent, because the nodes of a cluster forward them."""
 
-    async def publish(self, topic: str, data: bytes) -> bool:
-        """Send `data` to every subscriber of the topic, in this process too. Return False if the store found no
-        subscriber. During a failover, one that it did not find may get the message nevertheless."""
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Send `data` to every subscriber of the topic, in this process too."""
 
     def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]:
         """Subscribe to a topic during a `with` block, and call `receive` with each message. `None` means that messages

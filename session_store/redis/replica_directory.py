@@ -20,7 +20,7 @@ from session_store.ports.errors import StoreUnavailable
 from session_store.ports.replica_directory import ConfigurationNumbers, next_epoch
 from session_store.record import to_field
 from session_store.redis import keys
-from session_store.redis.commands import ClusterCommands, Commands, in_parts, script
+from session_store.redis.commands import Commands, in_parts, script
 from session_store.redis.connection import TIMEOUT_S, Connection, encoded
 from session_store.redis.sessions import RedisSessionStore
 
@@ -202,10 +202,8 @@ class RedisBus:
         self._reader: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
 
-    async def publish(self, topic: str, data: bytes) -> bool:
-        found = await self._commands.run("PUBLISH", topic, data)
-        # A node of a cluster counts its own subscribers only.
-        return bool(found) or isinstance(self._commands, ClusterCommands)
+    async def publish(self, topic: str, data: bytes) -> None:
+        await self._commands.run("PUBLISH", topic, data)
 
     @asynccontextmanager
     async def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AsyncIterator[None]:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 from itsdangerous import BadSignature, Signer
 
-from transports.background_tasks import first_of
+from transports.background_tasks import Tasks, first_of
 from transports.era import Era
 from transports.inbound.event_stream import KEEPALIVE_S, Stream
 from transports.inbound.host_and_origin import Guard, check_same_site
@@ -67,6 +67,9 @@ logger = logging.getLogger(__name__)
 
 LONGEST_ADDRESS: Final = 128
 
+ACKNOWLEDGED_S: Final = 2.0
+"""Seconds in which the process that serves a stream acknowledges a message."""
+
 _NOT_PASSED_ON: Final = frozenset(
     """accept accept-encoding connection content-encoding content-length content-type cookie expect keep-alive
     last-event-id origin te trailer transfer-encoding upgrade
@@ -79,15 +82,17 @@ transport finds the session itself."""
 class MessageBus(Protocol):
     """Publish short messages to the processes that now subscribe to a topic."""
 
-    async def publish(self, topic: str, data: bytes) -> bool: ...
+    async def publish(self, topic: str, data: bytes) -> None: ...
 
     def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]: ...
 
 
 class _Posted(msgspec.Struct):
     """A posted message, published to the process that serves its stream, with the headers and the address of the
-    sender, and the token of the session that the message names."""
+    sender, and the token of the session that the message names. `nonce` differs in messages that are equal otherwise:
+    each is acknowledged."""
 
+    nonce: bytes
     headers: dict[str, str]
     peer: str
     body: bytes
@@ -181,10 +186,11 @@ class HttpSse:
         name = self._addresses.new(joined.caller)
         # Both are bounded in bytes: a client that sends faster than it is served, or reads too slowly, is cut off.
         received, unsent, stream = ReplyQueue(), ReplyQueue(), Stream(send)
+        acknowledging = Tasks("acknowledgements of HTTP+SSE")
 
         def receive_posted(data: bytes | None) -> None:
-            if data is not None:
-                received.push(Frame(data))
+            if data is not None and received.push(Frame(data)):
+                acknowledging.spawn(self._bus.publish(_acknowledgement(data), b""))
 
         async def write(line: bytes) -> None:
             unsent.push(Frame(encode_event(line)))
@@ -205,6 +211,7 @@ class HttpSse:
                 await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
                 await first_of(until_disconnect(receive), _pump(unsent, stream), self._work(received, connection))
         finally:
+            await acknowledging.close()
             await connection.close(answering=False)
             if connection.may_return:
                 await self._handler.leave(joined.token)
@@ -235,22 +242,44 @@ class HttpSse:
         if body is None:
             return
         posted = _Posted(
+            nonce=secrets.token_bytes(8),
             headers=_sender_headers(headers),
             peer=peer_of(scope),
             body=body,
             session=carried.token,
             by_cookie=carried.by_cookie,
         )
-        if not await self._bus.publish(_topic(names[0]), msgspec.msgpack.encode(posted)):
+        if not await self._deliver(_topic(names[0]), msgspec.msgpack.encode(posted)):
             # The stream has ended, or its process subscribes again after an outage of the store. After 202, the client
             # would wait for its answer forever.
             text = "No open event stream with this address was found. It is unknown whether the message is handled."
             raise Refused(504, INTERNAL_ERROR, f"{text} Open a new event stream.")
         await send_status(send, 202)
 
+    async def _deliver(self, topic: str, data: bytes) -> bool:
+        """Publish a message, and return True if the process that serves its stream acknowledges it in time. The store
+        cannot tell: it counts dead connections as subscribers, and a node of a cluster counts its own only."""
+        acknowledged = asyncio.Event()
+
+        def acknowledge(sent: bytes | None) -> None:
+            if sent is not None:  # None: it may have been missed
+                acknowledged.set()
+
+        async with self._bus.subscribed(_acknowledgement(data), acknowledge):
+            await self._bus.publish(topic, data)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ACKNOWLEDGED_S):
+                    await acknowledged.wait()
+        return acknowledged.is_set()
+
 
 def _topic(name: str) -> str:
     return f"mcp:sse:{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _acknowledgement(data: bytes) -> str:
+    """Return the topic on which the receipt of a message is acknowledged."""
+    return f"mcp:sse:received:{hashlib.sha256(data).hexdigest()}"
 
 
 def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -11,9 +11,12 @@ import pytest
 from session_store.embedded.backend import MemoryBus
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
+from transports.inbound import http_sse
 from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_sse import Addresses, HttpSse
 from transports.inbound_port import Carried
+
+CALL = modern_body("tools/call", {"name": "x"})
 
 pytestmark = requirement("spec.sse-session")
 
@@ -55,10 +58,10 @@ class Bus(MemoryBus):
 class Client:
     """Open a stream at a gateway in this process, and post to it."""
 
-    def __init__(self, bus: MemoryBus) -> None:
+    def __init__(self, bus: MemoryBus, app: Any = endpoint) -> None:
         handler: Any = Handler()
         self._served = HttpSse(
-            endpoint,
+            app,
             handler,
             "/mcp",
             bus,
@@ -87,9 +90,9 @@ class Client:
         async with asyncio.timeout(5):
             return await self._events.get()
 
-    async def post(self, number: int) -> int:
-        """Post a call, and return the status."""
-        body, sent = json.dumps(modern_body("tools/call", {"name": "x"}, request_id=number)).encode(), []
+    async def post(self, message: Any) -> int:
+        """Post a message, and return the status."""
+        body, sent = json.dumps(message).encode(), []
 
         async def receive() -> Any:
             return {"type": "http.request", "body": body}
@@ -123,6 +126,30 @@ async def test_a_message_that_cannot_be_read_leaves_the_stream_open(
     client = Client(bus)
     async with client.open():
         await bus.publish(bus.topics[0], damaged)
-        assert await client.post(1) == 202
+        assert await client.post(CALL) == 202
         assert '"id": 1' in await client.event()
     assert "could not be read" in caplog.text
+
+
+class DeafBus(MemoryBus):
+    """Lose what is published to the streams that are open, as a store does whose subscriber's connection is dead."""
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Accept it."""
+
+
+async def test_a_message_that_its_stream_does_not_acknowledge_is_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_sse, "ACKNOWLEDGED_S", 0.0)
+    client = Client(DeafBus())
+    async with client.open():
+        assert await client.post(CALL) == 504
+
+
+async def test_a_message_is_accepted_while_those_before_it_are_handled() -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    client = Client(MemoryBus(), silent)
+    async with client.open():
+        opening = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+        assert [await client.post(opening), await client.post(CALL)] == [202, 202]
