@@ -69,7 +69,7 @@ class Resolution:
             # The path of an app behind the middleware: its sessions have no servers.
             return servers.endpoints[path].prestartable(context) if path in servers.endpoints else []
 
-        self.prestart = PrestartPool(servers.prestarted, prestartable)
+        self.prestart = PrestartPool(servers.prestarted, prestartable, base.clock)
         self.carriers = Carriers(
             base.ring,
             cookie=settings.cookie,

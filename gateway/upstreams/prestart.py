@@ -117,16 +117,19 @@ class _Pool:
 class PrestartPool:
     """Make and store prestarted sets, in one pool for each environment.
 
-    `servers_of` gets an endpoint and a session's context, and returns the servers whose processes are prestarted.
+    `servers_of` gets an endpoint and a session's context, and returns the servers whose processes are prestarted. The
+    processes have the time of their start, by `clock`, as that of their session's creation.
     """
 
     def __init__(
         self,
         given: PrestartedProcesses,
         servers_of: Callable[[str, Context], Sequence[ConfiguredUpstream]],
+        clock: Callable[[], float],
     ) -> None:
         self._given = given
         self._servers_of = servers_of
+        self._clock = clock
         self._pools: dict[_Environment, _Pool] = {}
         self._opened: set[str] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -199,7 +202,7 @@ class PrestartPool:
             logger.info("no process could be prestarted: %s", error)
 
     async def _make(self, pool: _Pool, servers: Sequence[ConfiguredUpstream]) -> None:
-        prestarted = _PrestartedSet(replace(pool.like, id=new_session_id()))
+        prestarted = _PrestartedSet(replace(pool.like, id=new_session_id(), created_at=self._clock()))
         try:
             for server in servers:
                 prestarted.processes[server.name] = await server.prestart(prestarted.session)

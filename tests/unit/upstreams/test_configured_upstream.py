@@ -197,7 +197,7 @@ class Pooled:
         self.started: list[Process] = []
         self.is_busy = False
         self.given = PrestartedProcesses()
-        self.pool = PrestartPool(self.given, lambda *_: [cast("ConfiguredUpstream", self)])
+        self.pool = PrestartPool(self.given, lambda *_: [cast("ConfiguredUpstream", self)], CLOCK)
 
     async def prestart(self, session: Session) -> Any:
         if self.is_busy:
@@ -236,6 +236,13 @@ async def test_the_next_session_of_the_same_environment_gets_the_process_once(po
     assert len(pooled.started) == 2, "and one is made for the next"
     await pooled.pool.close()
     assert not process.is_closed and pooled.started[1].is_closed
+
+
+async def test_a_process_does_not_get_the_age_of_the_session_that_it_was_started_like() -> None:
+    pooled = Pooled()
+    await pooled.open(created_at=CLOCK() - 80_000)
+    assert pooled.started[0].session.created_at == CLOCK()
+    await pooled.pool.close()
 
 
 @pytest.mark.parametrize(
