@@ -11,7 +11,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE, ConsentNeeded, left_out
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
-from gateway.protocol.merged_lists import Called, Tools, owner_of
+from gateway.protocol.merged_lists import Called, Tools
 from gateway.protocol.methods import REPEATABLE
 from gateway.protocol.params import text_of
 from gateway.relay.extension_methods import ExtensionRelay
@@ -161,10 +161,10 @@ class EndpointServers:
         `client` is the client's era."""
         upstream = self.visible.only
         try:
-            name = text_of(params, "name")
             if upstream is None:
-                server, name = owner_of(name, self.visible.to(exchange.context), "tool")
-                upstream = self.visible.all[server]
+                upstream, named = self.merged.owner_by_name(Call(exchange, client, params, {}, ""))
+                params = params if named is None else {"name": named}
+            name = text_of(params, "name")
         except Refused:
             return Called()  # the call is about to be refused
         tools = upstream.server_lists.known("tools/list", upstream.conversation_at_hand(exchange, client))
