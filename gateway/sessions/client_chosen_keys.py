@@ -38,8 +38,8 @@ _BASE64: Final = frozenset(string.ascii_letters + string.digits + "-_+/=")
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>|KEY")
-"""Matches a placeholder that a client's configuration should have replaced, also that of the documents. Only used for
-up to 256 characters."""
+"""Matches a placeholder that the user should have replaced in a client's configuration, such as `${NAME}` or the `KEY`
+of the documentation. Only used for texts of up to 256 characters."""
 
 
 def session_key(request: Request, headers: Sequence[str]) -> str | None:

@@ -30,7 +30,8 @@ from transports.jsonrpc import encode
 logger = logging.getLogger(__name__)
 
 ADVICE: Final = ": have it send "
-"""Text in the reason of a `warned` event, between the client's behaviour and the configuration that would change it."""
+"""The words in the reason of a `warned` audit event that stand between the client's behaviour and the configuration
+line that would change it."""
 
 TOLD_AFTER: Final = 5
 """A client is reported after it has opened this many sessions without coming back to any of them."""
@@ -41,10 +42,11 @@ name may have started at once, and may still come back."""
 
 _MOST_CLIENTS: Final = 1_000
 _MOST_IDS: Final = 128
-"""The most ids of a client's first requests that are kept. Another client begins with the same ids."""
+"""The most request ids of a client that are kept: those of its first requests. They are enough to recognize another
+client, which begins with the same ids."""
 _LEARNT_FOR_S: Final = 86_400.0
 ASKED_AGAIN_S: Final = 1.0
-"""Seconds between two questions to the store for what other replicas have learnt of a client."""
+"""Minimum seconds between two reads of what other replicas have stored about a client."""
 
 
 class ClientKey(msgspec.Struct, frozen=True):
@@ -231,7 +233,7 @@ class ReturnTracker:
 
     async def came_back(self, live: LiveSession, request: Request) -> str:
         """Record a further request for a watched session. If it is a default session that another client has used,
-        return the line that gives the client a session of its own; else an empty string."""
+        return the line of configuration that gives the client a session of its own; else an empty string."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
             return ""

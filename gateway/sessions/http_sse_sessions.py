@@ -19,7 +19,8 @@ from transports.inbound_port import Carried, Request
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HttpSseSessions:
-    """Finds or opens the session of an event stream. The client's `initialize` loads it (`resolve_initialize.py`)."""
+    """Finds or opens the session of an HTTP+SSE client's event stream. The client's `initialize` loads it
+    (`resolve_initialize.py`)."""
 
     lookup: SessionLookup
     opener: SessionOpener

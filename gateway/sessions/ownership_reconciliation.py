@@ -32,7 +32,8 @@ that refuses writes causes many connections."""
 
 
 class Reconciliation:
-    """Ends sessions that are live on this replica, but whose stored record names another owner or epoch."""
+    """Ends sessions that are live on this replica, but whose stored record names another owner, or another claim
+    (epoch) than this replica's."""
 
     def __init__(self, cluster: Cluster, directory: Directory, live: LiveSessions) -> None:
         self._cluster = cluster
@@ -97,8 +98,8 @@ class Reconciliation:
         self._part = (self._part + 1) % _PARTS
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
-        """Return True if the store names another owner or epoch (`found`) than this replica and `epoch`, and this
-        replica has not claimed the session again since then."""
+        """Return True if `found`, the owner and epoch of a session in the store, is not this replica and `epoch`,
+        although this replica still serves the session under `epoch`."""
         session = live.session
         return (
             found != (self._cluster.replica, epoch)

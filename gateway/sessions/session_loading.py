@@ -195,7 +195,7 @@ class SessionAttacher:
         return context
 
     def _context_lock(self, live: LiveSession) -> asyncio.Lock:
-        """Return the session's lock, which is held while one change of its context is decided and stored."""
+        """Return the lock that must be held while a change of the session's context is decided and stored."""
         return self._changing.setdefault(live.session.id, asyncio.Lock())
 
     async def _write(self, live: LiveSession, context: Context) -> bool:

@@ -1,4 +1,5 @@
-"""Read and write what names a session in requests and responses: tokens in headers and `_meta`, cookies. Pure."""
+"""Read and write the tokens (in headers and `_meta`) and cookies that name a session in requests and responses.
+Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -30,7 +31,7 @@ def explicit_token(request: Request) -> str | None:
 
 
 def names_token(request: Request) -> bool:
-    """Return True if a header decides what `explicit_token` returns, so that the body cannot name another session."""
+    """Return True if a header of the request has the session token, so that a token in the body would be ignored."""
     if request.era is LEGACY and LEGACY_HEADER in request.headers:
         return True
     return request.headers.get(GATEWAY_HEADER, NEW) != NEW
