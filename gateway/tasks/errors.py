@@ -31,7 +31,8 @@ def tasks_not_declared(what: str) -> Refused:
 
 
 def unreadable_task(server: str) -> Refused:
-    """Return the error for a task of a server whose id is missing, empty or too long for a handle."""
+    """Return the error for a task that a server has created with an id that is missing, empty or too long for a
+    handle."""
     return Refused(
         200,
         OUTCOME_UNKNOWN,

@@ -72,7 +72,7 @@ class LegacyTasks:
         """Answer a request about tasks. `resolved` is the session of the request.
 
         Raises:
-            Refused: the task is unknown, or no server here has tasks.
+            Refused: the task is unknown, or no server behind this endpoint has tasks.
             OwnedByPeer: another replica owns the session of the task.
             StoreUnavailable: the store does not answer.
         """
@@ -177,7 +177,8 @@ class LegacyTasks:
         page: dict[str, Any],
         endpoint: str,
     ) -> list[Any]:
-        """Return the tasks in a server's page that belong to the session, with handles as ids."""
+        """Return the tasks of the session in a page of a server's task list, with handles in the place of the server's
+        ids."""
         listed = page.get("tasks")
         named: list[Any] = []
         is_own = conversation.is_process and not upstream.settings.shared

@@ -56,9 +56,9 @@ class KnownState(StrEnum):
     """The state of a server's task on this replica."""
 
     FOUND = "found"
-    """It can be found by its handle, but keeps nothing alive: it has ended, or the limit is reached."""
+    """The task can be found by its handle, but keeps nothing alive: it has ended, or the limit is reached."""
     KEPT = "kept"
-    """It is working, and keeps its session and its link alive."""
+    """The task is working, and keeps its session and its link (connection to the server) alive."""
     FORGOTTEN = "forgotten"
 
 
@@ -135,7 +135,7 @@ class KnownTasks:
         self._known: WeakKeyDictionary[LiveSession, dict[TaskHandle, _KnownTask]] = WeakKeyDictionary()
 
     def owned(self, live: LiveSession, handle: TaskHandle) -> OwnedTask | None:
-        """Return the task of this session with this handle; None if it is not known here."""
+        """Return the task of this session with this handle; None if this replica does not know the task."""
         known = self._known.get(live, {}).get(handle)
         return None if known is None else known.owned
 

@@ -49,7 +49,7 @@ Named = dict[str, tuple[TaskHandle, str]]
 """Tasks at one server, by the server's own id. Each value is the decoded handle and its text."""
 
 MAX_LISTENED: Final = 64
-"""Maximum number of tasks of which one stream notifies."""
+"""Maximum number of tasks about which one stream sends notifications."""
 
 
 class TaskSubscriptions:

@@ -67,7 +67,7 @@ class TaskRecovery:
     rights: OfflineRights
     _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("recovery of tasks"))
     _undecided: FIFOCache[str, None] = field(init=False, default_factory=lambda: FIFOCache(_UNDECIDED))
-    """The names of tasks whose failure was logged."""
+    """The names of tasks whose recovery has failed with an error that was logged already. Used as an ordered set."""
 
     def is_here(self, session: Session) -> bool:
         """Return True if this replica owns the session, and so has to recover its tasks."""

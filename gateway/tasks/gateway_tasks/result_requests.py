@@ -192,7 +192,8 @@ class _AskedQuestions:
 
 
 class _Waiting:
-    """One `tasks/result` that waits for its task. `asked` has the questions that were sent to the session's client."""
+    """One `tasks/result` request of a client, which waits until its task has ended. `asked` has the questions that were
+    sent to the session's client."""
 
     def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _AskedQuestions) -> None:
         self._call = call

@@ -62,7 +62,8 @@ class RunningTask:
         self.exchange = exchange
         self.record = record
         self.is_left = False
-        """Set if the call was ended here without an outcome, because another replica continues the session."""
+        """Set if the call was ended on this replica without an outcome, because another replica continues the
+        session."""
         self.is_unknown = False
         """Set if the task has failed because the outcome of its call is unknown."""
         self._settings = settings

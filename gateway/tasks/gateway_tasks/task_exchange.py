@@ -62,7 +62,7 @@ class TaskSink(ReplyQueue):
 
 
 class TaskWork(Protocol):
-    """The task that a call has become, as its exchange uses it."""
+    """The interface through which a call in flight (`TaskExchange`) uses the task that it has become."""
 
     @property
     def log_facts(self) -> LogFacts:

@@ -37,7 +37,7 @@ _GONE_AFTER_S: Final = 0.05
 """Seconds after which a stored task expires if its client did not get the handle."""
 
 ToolOf = Callable[[], Called]
-"""A function that returns what is known of the called tool at the moment."""
+"""A function that returns the facts about the called tool that are known at present."""
 
 
 class ReplyState(StrEnum):

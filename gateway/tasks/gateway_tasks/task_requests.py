@@ -282,8 +282,8 @@ class MadeTasks:
         raise self.audit.refused(UnknownTask(), about, why=why)
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
-        """Return the running task. If no replica runs it, recover it first. Return None if it does not run here even
-        then."""
+        """Return the running task. If no replica runs it, recover it first. Return None if it does not run on this
+        replica even then."""
         if session is not None and not self.recovery.is_here(session):
             found = await found_session(session.id, who, self.resolver, Era(session.era))
             session = None if found is None else found.live.session

@@ -84,7 +84,7 @@ class TaskTable:
         return running
 
     def cancel(self, name: str, reason: str) -> bool:
-        """Cancel a task for an operator. Return False if it does not run here or has ended."""
+        """Cancel a task for an operator. Return False if it does not run on this replica or has ended."""
         running = self._running.get(name)
         if running is None or running.task.is_over:
             return False
@@ -149,7 +149,7 @@ class TaskTable:
 
 
 async def _tried(write: Callable[..., Awaitable[object]], *arguments: object) -> None:
-    """Write to the store. Do nothing if the store does not answer."""
+    """Call `write`, which writes to the store, with the arguments. Do nothing if the store does not answer."""
     with contextlib.suppress(StoreUnavailable):
         await write(*arguments)
 
