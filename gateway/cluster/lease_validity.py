@@ -48,7 +48,7 @@ class OwnLease:
         self.peers = peers
 
     def renewed(self, asked_at: float) -> None:
-        """Record a renewal that was sent at `asked_at` (monotonic clock)."""
+        """Record that this replica's lease was renewed, by a request sent at `asked_at` (monotonic clock)."""
         if self._renewed_since is None or asked_at >= self._until:
             self._renewed_since = asked_at
         self._until = max(self._until, asked_at + LEASE_S)
@@ -74,7 +74,8 @@ class OwnLease:
         self._trusts = asyncio.Event()
 
     async def next_trust(self) -> None:
-        """Wait for the next renewal, agreement or comparison."""
+        """Wait until the lease is renewed, all peers agree to claim no session, or the live sessions are compared with
+        the store."""
         await self._trusts.wait()
 
     def store_connected(self) -> None:

@@ -34,7 +34,8 @@ AGAIN_S: Final = 1.0
 _PATIENCE_S: Final = 3.0
 _NO_ANSWER: Final = "no answer from that address"
 _ASKED: Final = 3
-"""Number of peers whose keys are compared at once. More than one, because a peer that has just died does not answer."""
+"""Number of peers whose keys are compared with this replica's at the same time. More than one, because a peer that has
+just died does not answer."""
 
 _LOG_EVERY: Final = 60
 

@@ -300,7 +300,7 @@ class ForwardedPost:
         return True
 
     def stream_fast(self, *_: object) -> bool:
-        """Return False: the endpoint's app sends event streams."""
+        """Return False: an event stream cannot be sent on the fast path, so the endpoint's app has to send it."""
         return False
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:

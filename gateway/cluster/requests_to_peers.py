@@ -122,8 +122,8 @@ class Channels:
 
 
 class Copies:
-    """Send one request to one peer, and send it again where no answer came. Each later copy names the first copy that
-    may have arrived, so that the peer executes at most one."""
+    """Send one request to one peer, and send it again if no answer comes. Each later copy names the first copy that may
+    have arrived, so that the peer executes at most one."""
 
     def __init__(
         self, peer: Peer, request: ForwardedRequest, traced: HeaderList, envelopes: Envelopes, channels: Channels
@@ -139,7 +139,7 @@ class Copies:
 
     @property
     def may_have_run(self) -> bool:
-        """Return True if the peer may have executed a copy, as far as its frames tell."""
+        """Return True unless the frames of the peer show that it has executed no copy of the request."""
         return self._first is not None
 
     @property
@@ -193,7 +193,7 @@ async def _never() -> Any:
 
 
 async def _nowhere(_: Any) -> None:
-    """Drop what is sent."""
+    """Discard an ASGI event of an answer for which no client waits."""
 
 
 class PeerRequests:
