@@ -1,1 +1,2 @@
-"""Make the facts and resources of a session that its servers get."""
+"""Make what a session's servers get from it: facts (in variables and `_meta`), secrets, folders, and access to its
+state."""

@@ -20,11 +20,11 @@ from transports.background_tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
 _LONGEST_S: Final = 10.0
-"""The longest time between renewals while a request is under way: a revoked token must not stay longer."""
+"""The most seconds between renewals while a request is under way, because a revoked token must not stay longer."""
 _MISSING_S: Final = 1.0
-"""The time until the next renewal if there is no token."""
+"""Seconds until the next renewal if there is no token."""
 _LATE_S: Final = 0.1
-"""The time until the next renewal if the token is overdue: another replica is replacing it."""
+"""Seconds until the next renewal if the token is overdue, because another replica is replacing it."""
 _HIDDEN: Final = 16
 """The number of newest values of each secret that are redacted in the process's output, because the process may have
 read an earlier token."""

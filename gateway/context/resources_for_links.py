@@ -66,7 +66,7 @@ class Held:
 
 
 NO_RESOURCES: Final = LinkResources()
-"""The resources of a link that does not exist."""
+"""The resources of a link (connection to a server) that is not open: none."""
 
 
 class LinkResourceProvider:

@@ -83,7 +83,8 @@ _FURTHER: Final[Mapping[str, Callable[[Session], str]]] = {
     "principal.subject": lambda session: session.principal.subject,
     "endpoint": lambda session: session.endpoint,
 }
-"""Facts that servers get only where the configuration names them."""
+"""Facts about a session that servers get only if the configuration names them, each with the function that reads it
+from the session's record."""
 
 
 def context_meta(session: Session, correlation: str, more: Mapping[str, Any] = MappingProxyType({})) -> msgspec.Raw:

@@ -37,7 +37,8 @@ _AT_ONCE: Final = 1_000
 
 
 def no_folder(error: OSError) -> UpstreamUnavailable:
-    """Return the error for a server whose session has no folder, because it cannot be made."""
+    """Return the error for a server that cannot start because its session's folder cannot be created. `error` is the
+    reason."""
     return UpstreamUnavailable(f"no folder for the session: {error.strerror or error}")
 
 
