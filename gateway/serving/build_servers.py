@@ -192,7 +192,8 @@ class Servers:
 
 
 def with_objects(entries: Mapping[str, UpstreamSettings], objects: Iterable[str]) -> dict[str, UpstreamSettings]:
-    """Return the settings of all servers: those of the configuration, and those of server objects."""
+    """Return the settings of all servers by name: those in the configuration, and those for server objects in this
+    process."""
     return {**entries, **dict.fromkeys(objects, OBJECT)}
 
 

@@ -77,7 +77,7 @@ class Gateway:
 
     @classmethod
     def to_ask(cls, settings: Settings) -> "Gateway":
-        """Build a gateway that serves no client, and through which commands ask the servers of these settings."""
+        """Build a gateway that serves no client. Commands use it to send requests to the servers in the settings."""
         return cls(settings_for_asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
 
     @property

@@ -51,7 +51,8 @@ class StoreWatch:
         self.fault = ""
 
     def opened(self) -> None:
-        """Log where an SQLite file is. Relative to another folder, the same URL is another file, often a new one."""
+        """Log the path of an SQLite store's file. The same relative URL means another file, often a new one, if the
+        gateway is started in another folder."""
         if self.place != self._url:
             logger.info("sessions are kept in %s", self.place)
 

@@ -27,7 +27,7 @@ _DESCRIPTOR_BYTES: Final = array("i").itemsize
 
 
 class Inboxes:
-    """The inboxes of `count` workers and their table, made by the parent."""
+    """The inboxes (pairs of sockets) of `count` workers, and the table of their replicas. The parent makes them."""
 
     def __init__(self, count: int) -> None:
         with contextlib.ExitStack() as stack:

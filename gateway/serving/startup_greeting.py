@@ -42,7 +42,7 @@ class Welcome:
         announce(url, is_ready=is_ready)
 
     def ready(self, url: str) -> None:
-        """Show that a gateway that served before is ready."""
+        """Show that a gateway that already serves at `url` is ready now."""
         announce(url)
 
     def ended(self) -> None:

@@ -32,7 +32,7 @@ _READY_WITHIN_S: Final = 60.0
 SERVES: Final = b"s"
 IS_READY: Final = b"r"
 _REPORT: Final = struct.Struct("!Ic")
-"""The number of a worker, and what it reports."""
+"""The format of a worker's message to its parent: the worker's number, and one byte, `SERVES` or `IS_READY`."""
 
 
 def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int:

@@ -1,1 +1,2 @@
-"""Serve what needs no credential: the page for people, and the cards of servers."""
+"""Serve pages and documents that need no credential of an MCP client: the home page, pages for consent, and server
+cards."""
