@@ -77,8 +77,8 @@ class Activity:
         return self.timelines.part_of(name)
 
     async def write_seen(self) -> None:
-        """Write the data that an operator is looking at now: the figures, and the timelines of ended sessions. Do
-        nothing if the last such write was less than a second ago."""
+        """Write the data that an operator has just asked for to the store: the usage figures, and the timelines of
+        ended sessions. Do nothing if the last such write was less than a second ago."""
         if self._clock() - self._seen_at < _SEEN_EVERY_S:
             return
         self._seen_at = self._clock()

@@ -40,7 +40,7 @@ _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
 """Number of buffered events that are written at once, without waiting for the next `flush`."""
 _SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "why", "workspace", "trust", "calls")
-"""The fields of an event on its log line."""
+"""The fields of an audit event that its log line shows."""
 _TITLES: Final = {
     "operated": "operator action",
     "refused": "request refused",

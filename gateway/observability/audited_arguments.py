@@ -51,7 +51,7 @@ class _Walk:
 
     @property
     def is_over(self) -> bool:
-        """Return True if a part of the value was left out."""
+        """Return True if the limit is exceeded, so that a part of the value is left out."""
         return self._left < 0
 
     def names(self, members: dict[str, Any]) -> list[str]:

@@ -64,7 +64,7 @@ class _Sum:
 
 
 class _Waiting:
-    """The entries of one session that are not written yet."""
+    """The timeline entries of one session that are not written to the store yet."""
 
     __slots__ = """_calls _counted _entries _failed _sums ended ended_at failed session total""".split()
 

@@ -19,14 +19,14 @@ from session_store import HistoryRecord, HistoryStore, Session
 from transports.jsonrpc import UNREADABLE
 
 OTHERS: Final = "(others)"
-"""The name under which all names beyond the limits are counted."""
+"""The name under which all tools, principals and clients beyond the limits are counted together."""
 
 UNLISTED: Final = "(not listed)"
 """The name for all tools that a server does not list, and all methods that MCP does not define."""
 
 MOST_TOOLS: Final = 200
 MOST_WHO: Final = 200
-"""The maximum number of principals, and of clients."""
+"""The maximum number of principals, and of client names, that are counted individually."""
 MOST_CLIENTS_EACH: Final = 50
 """The maximum number of client names that one principal can add."""
 
