@@ -139,7 +139,7 @@ class _Channel:
 
 MAX_STREAMS: Final = 32
 MAX_AT_ONCE: Final = 4
-"""The most concurrent look-ups of one process."""
+"""The most names that are looked up concurrently for one sandboxed process."""
 
 PER_SECOND: Final = 50.0
 BURST: Final = 200.0

@@ -54,7 +54,7 @@ _UNTOLD: Final = (
     "path ",
     "Log files were not",
 )
-"""Beginnings of npm's error lines that do not help the reader."""
+"""Beginnings of npm's error lines that are left out of messages, because they do not help the reader."""
 
 
 class FetchFailed(Exception):
@@ -132,8 +132,8 @@ _NOWHERE: Final = "/"
 from a session and would decide for all others. Around the root there is none, and only root writes to it."""
 
 _FOR_SERVERS: Final = re.compile(r"NODE|npm_(command|execpath|node_execpath|(lifecycle|package)_(?!json$)\w+)")
-"""Variables of npx that servers get too. Its settings (`npm_config_*`, `NODE_OPTIONS`) are not among them: those of
-the fetch name its folders, and others could have servers run code."""
+"""Matches the variables of npx that servers get too. Its settings (`npm_config_*`, `NODE_OPTIONS`) do not match: some
+name folders of the fetch, and others could make servers run code."""
 
 _MAX_PATH, _MAX_NOTED = 4_096, 1 << 20
 

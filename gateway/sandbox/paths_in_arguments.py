@@ -27,8 +27,9 @@ _READ_ONLY_ENDINGS: Final = (
 """Endings of code, keys and settings. Such files are granted for reading only: if one session wrote them, they would
 change for all."""
 _READ_ONLY_WORDS: Final = ("config", "cred", "cert", "secret", "token", "key", "script", "bundle")
-"""Words in the names of options and variables. The files that these name are granted for reading only, as above, and so
-is what the variables of uv name (`UV_FIND_LINKS`): packages come from there."""
+"""Words in the names of options and variables. Files that these options and variables name are granted for reading
+only, because a session that wrote them would change them for all. The same holds for files that variables of uv name
+(`UV_FIND_LINKS`), because packages come from there."""
 _CODE_VARIABLES: Final = frozenset(
     "PATH PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV NODE_PATH LD_LIBRARY_PATH LD_PRELOAD GEM_PATH GEM_HOME "
     "PERL5LIB RUBYLIB CLASSPATH JAVA_HOME CONDA_PREFIX NVM_DIR GOROOT GOPATH PLAYWRIGHT_BROWSERS_PATH CHROME_PATH "

@@ -102,7 +102,7 @@ _GRANTS: Final = {
     "processes": "processes",
     "memory": "total_memory_mb",
 }
-"""The field of `sandbox` that would allow more, by kind of refusal."""
+"""The field of the setting `sandbox` that would allow the refused access, by kind of refusal."""
 
 _NUMBERS: Final = {
     "listen": "to listen on port {}",

@@ -56,7 +56,7 @@ class ServerSandbox:
     forgets: tuple[str, ...] = ()
 
     def opens(self, files: Iterable[Path]) -> list[str]:
-        """Return those of the files that the sandbox lets its processes read."""
+        """Return those of the given files that the sandbox lets its processes read."""
         return [str(file) for _, file in opened(self.walls, files)]
 
     @property
