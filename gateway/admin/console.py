@@ -53,7 +53,8 @@ _HEADERS: Final = {
 _WITH_IMAGES: Final = {
     "Content-Security-Policy": _HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
 }
-"""The Content-Security-Policy of pages that show images from servers. Otherwise it is that of the other pages."""
+"""The Content-Security-Policy of pages that show images from servers. It differs from that of other pages only in
+allowing `data:` images."""
 
 RouteHandler = Callable[[Request], Awaitable[Response]]
 _HOME, _SIGN_IN = "/admin", "/admin/sign-in"

@@ -55,7 +55,7 @@ class Ambiguous(OperatorError):
 
 
 class TooLate(OperatorError):
-    """The state of the named session or task does not allow the request."""
+    """The request cannot be done in the present state of the named session or task, such as a task that has ended."""
 
     status = 409
 

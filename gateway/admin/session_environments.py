@@ -153,7 +153,7 @@ class SessionEnvironments:
         self._faults: dict[str, tuple[Tools, Mapping[str, str]]] = {}  # of the tools that a server has listed last
 
     def replace(self, settings: Settings) -> None:
-        """Explain sessions by this configuration from now on."""
+        """Explain sessions by the configuration `settings`, which was just loaded, from now on."""
         self.settings = settings
 
     def held(self, session_id: str) -> SessionEnvironment | None:
@@ -179,8 +179,8 @@ class SessionEnvironments:
         )
 
     def _reasons(self, session: Session) -> tuple[Reason, ...] | None:
-        """Return the reasons for a session's context. Return None if the rules here would now give the session another
-        context."""
+        """Return the reasons for a session's context. Return None if the present rules of this replica would give the
+        session another context."""
         rules, context = self.rules, session.context
         try:
             claims = kept_claims(session, rules)

@@ -110,7 +110,7 @@ class Operations:
         self.servers = insights.servers
 
     def replace(self, settings: Settings) -> None:
-        """Show this configuration from now on."""
+        """Show operators the configuration `settings`, which was just loaded, from now on."""
         self.settings = settings
 
     @property
