@@ -108,7 +108,8 @@ class _Client:
                 await http.request("DELETE", self._url, headers=carried)
 
     async def _is_found_everywhere(self, carried: dict[str, str]) -> Finding:
-        """Check that each of several new connections finds the session."""
+        """Check that the session is found over each of several new connections, which a load balancer may send to other
+        gateways."""
         ping = {"jsonrpc": "2.0", "id": 4, "method": "ping"}
         answers = await asyncio.gather(*(self._post(ping, **carried) for _ in range(_CONNECTIONS)))
         lost = sum(1 for answer in answers if answer.status_code == 404)
