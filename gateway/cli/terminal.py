@@ -41,6 +41,7 @@ class Terminal(Console):
         self.print(Text.assemble((kind, style), " ", visible(message)))
 
     def print_waiting(self, message: str) -> None:
-        """Say what is waited for, if somebody watches a terminal: in a file, a line of progress reads as a fault."""
+        """Print what the command waits for, but only on a terminal: in a file, a line of progress would look like an
+        error."""
         if self.file.isatty():
             self.print_labelled("waiting", message)
