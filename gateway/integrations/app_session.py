@@ -147,7 +147,7 @@ class AppSession(ToolSession):
 
     @property
     def store(self) -> StateStore:
-        """Return the store of the state."""
+        """Return the store that keeps the state of sessions."""
         return self._sessions.state
 
     async def load(self) -> Self:
