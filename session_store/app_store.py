@@ -31,7 +31,8 @@ writer has succeeded."""
 
 
 class DocumentStore(Protocol):
-    """Store documents by session id, which expire. An app implements this to keep sessions in a store of its own.
+    """Stores documents that expire, one for each session id. An app implements this to keep sessions in a store of its
+    own.
 
     An exception of a method means that the store is unavailable. Several tasks, threads and processes may call at once;
     `save` says what that requires.
@@ -41,7 +42,7 @@ class DocumentStore(Protocol):
         """Return the document; None if there is none or if it has expired."""
 
     async def create(self, session_id: str, document: bytes, ttl_s: float) -> None:
-        """Store a document for `ttl_s` seconds. The id is new."""
+        """Store the document of a new session for `ttl_s` seconds."""
 
     async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
         """Replace the document if it is still equal to `replaces`, and keep it for `ttl_s` from now. Return True if
@@ -175,7 +176,7 @@ def _document(session: Session, records: Records) -> bytes:
 
 
 class DocumentSessions(EmbeddedSessionStore):
-    """Keep session records in documents, one session at a time."""
+    """Keeps session records in the documents of an app's store. A transaction concerns one session only."""
 
     async def sweep(self) -> list[Gone]:
         """Return an empty list: the app's store deletes expired documents itself."""

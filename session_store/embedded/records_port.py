@@ -81,7 +81,7 @@ class Records(ABC):
         return [session.id for session in self.scan() if session.is_expired(now)]
 
     def prune(self, now: float) -> None:  # noqa: B027  # optional
-        """Delete what `record_status` has recorded too long ago. Does nothing by default."""
+        """Delete the old entries of `record_status`. Does nothing by default."""
 
 
 Work = Callable[[Records], Result]

@@ -75,7 +75,7 @@ PARTS: Final[tuple[Part, ...]] = ("operators", "sessions", "refusals", "calls", 
 """The parts, in this order: actions of operators; events of named principals' sessions; their refusals; their calls and
 tasks; events of anonymous or unknown clients."""
 MAX_AUDIT_EVENTS: Final = 10_000
-"""The most events in each part."""
+"""The most events that each part of the audit trail keeps."""
 
 
 def part_of(event: AuditEvent) -> Part:

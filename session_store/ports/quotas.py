@@ -1,4 +1,5 @@
-"""Define what processes that share a store count and hold together: rates, quotas, expiring flags and sealed values."""
+"""Define interfaces for limits and values that all processes of a store share: rates, quotas, expiring flags and sealed
+(encrypted) values."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -110,7 +110,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def count_of(epoch: int) -> int:
-    """Return the count in an epoch; 1 for a session's first claim."""
+    """Return the count of claims that an epoch contains; 1 for a session's first claim."""
     return epoch & (1 << _COUNT_BITS) - 1
 
 

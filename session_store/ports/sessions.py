@@ -1,4 +1,4 @@
-"""Define what a backend does with session records."""
+"""Define the interface by which a store backend keeps session records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class SessionStore(Protocol):
         """Return live sessions in order of id, starting after the id `after`."""
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
-        """Return those of these ids that belong to no live session."""
+        """Return those of the given ids that belong to no live session."""
 
     async def status(self, session_id: str) -> SessionStatus:
         """Return the status of the session with this id. For logs, never for clients."""

@@ -172,17 +172,17 @@ def parts(task: Task) -> tuple[bytes, bytes]:
 
 
 def joined(head: bytes, body: bytes) -> Task:
-    """Return the task with these encoded parts."""
+    """Decode a task from its encoded head and body (see `parts`)."""
     return replace(head_of(head), **msgspec.msgpack.decode(body, type=dict[str, bytes]))
 
 
 def head_of(head: bytes) -> Task:
-    """Return the task with this encoded head. Its fields of the body are empty."""
+    """Decode the head of a task, and return it as a task in which the large fields (the body) are empty."""
     return msgspec.msgpack.decode(head, type=Task)
 
 
 def without_body(task: Task) -> Task:
-    """Return the head of a task, as lists have it: a copy whose fields of the body are empty."""
+    """Return the head of a task, for lists: a copy of the task in which the large fields (the body) are empty."""
     empty: dict[str, Any] = dict.fromkeys(_in_body(task), b"")
     return replace(task, **empty)
 

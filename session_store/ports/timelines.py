@@ -1,5 +1,5 @@
-"""Define the stores of what operators see of the last day: the timeline of each session, which has its events, and the
-history of metrics."""
+"""Define the stores of the data about the last day that operators see: the timeline of each session (its events), and
+the history of metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol

@@ -36,7 +36,7 @@ def script(name: str) -> Script:
 
 
 class Prepared(NamedTuple):
-    """An encoded script call (RESP), and its first key."""
+    """A call of a Lua script, encoded in the protocol of Redis (RESP), and the call's first key."""
 
     packed: bytes
     key: str
@@ -313,8 +313,8 @@ class ClusterCommands(Commands):
                 callback()
 
     def _any_master(self) -> Address | None:
-        """Return the next master, in turn; None if none is known. Skip those whose last command failed, unless all have
-        failed."""
+        """Return the address of the cluster's next master node, in turn; None if none is known. Skip nodes whose last
+        command failed, unless all have failed."""
         self._next += 1
         masters = [at for at in self._masters if at not in self._suspects] if self._suspects else self._masters
         masters = masters or self._masters
