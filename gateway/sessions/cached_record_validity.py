@@ -33,8 +33,8 @@ class CachedRecords:
         self._clock = clock
 
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the cached record fits the caller and is younger than `CACHED_FOR_S`. A session that has ended
-        elsewhere is served for up to this time if the message about its end is lost."""
+        """Return True if the cached record fits the caller and is younger than `CACHED_FOR_S`. A session that another
+        replica has ended is served for up to this time, if the message about its end is lost."""
         return self.usable_age_s(live) is not None and self._fits(live, who.principal, who.claims)
 
     def usable_age_s(self, live: LiveSession) -> float | None:

@@ -145,7 +145,7 @@ class SessionLifecycle:
     # -- while sessions live
 
     async def sweep(self) -> None:
-        """Keep the sessions in use alive, and close those that have expired or were ended elsewhere."""
+        """Keep the sessions in use alive, and close those that have expired or that another replica has ended."""
         await self.keep_alive()
         for gone in await self.store.sweep():
             live = self.live.get(gone.session_id)
@@ -166,7 +166,7 @@ class SessionLifecycle:
 
     async def keep_alive(self) -> None:
         """Restart the idle time, in the store, of every session that was in use since the last round. The idle time
-        counts from the end of the last exchange."""
+        counts from the end of the session's last exchange (call in flight)."""
         for scanned in slices(list(self.live), SCANNED_AT_ONCE):
             used = [live for live in scanned if live.take_use()]
             written = 0

@@ -65,7 +65,7 @@ class SessionRecords:
 
     def remember_shown(self, live: LiveSession) -> None:
         """Write the tools that the client has seen into the session's record, in the background. If the store does not
-        answer, the next list of tools writes them."""
+        answer, they are written when the client gets its next list of tools."""
         self._tasks.start(live, functools.partial(self._write_shown, live))
 
     async def _write_shown(self, live: LiveSession) -> None:

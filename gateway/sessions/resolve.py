@@ -25,7 +25,7 @@ from transports.inbound_port import OwnedByPeer, Request
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SessionResolver:
-    """Finds the sessions of requests. `initialize` has rules of its own: `resolve_initialize.py`."""
+    """Finds the sessions of requests, except those of `initialize` requests (`resolve_initialize.py`)."""
 
     store: SessionStore
     lookup: SessionLookup
@@ -88,8 +88,8 @@ class SessionResolver:
         return self.returns.used_ids(live, request)
 
     def still_serves(self, live: LiveSession) -> bool:
-        """Return True if this replica may go on serving a live session without asking the store. Read a cached record
-        that soon is too old again in the background."""
+        """Return True if this replica may go on serving a live session without asking the store. If its cached record
+        will soon be too old, also read the record again in the background."""
         age_s = self.cached.usable_age_s(live)
         if age_s is None:
             return False
