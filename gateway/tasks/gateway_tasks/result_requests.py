@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 Look = Callable[[Task | None], Awaitable[Task]]
 """A function that returns a task, with the rights of the `tasks/result` request. An ended task is returned only after
-its outcome is stored. If another request has just read the ended task, it is the argument: then the function only
-checks that this request may see it.
+its outcome is stored. The argument is None, or the ended task that another request has just read: then the function
+only checks that this request may see the task.
 
 Raises:
     Refused: the task is unknown.
@@ -179,8 +179,8 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
 
 
 class _AskedQuestions:
-    """The questions that were sent to a session's client, as pairs of task name and key. `waiting` has events to set
-    when a call withdraws its questions: other waiting calls may then ask them."""
+    """The questions that were sent to a session's client, each as the name of its task and the question's key.
+    `waiting` has events to set when a call withdraws its questions: other waiting calls may then ask them."""
 
     def __init__(self) -> None:
         self.names: set[tuple[str, str]] = set()

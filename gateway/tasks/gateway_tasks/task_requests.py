@@ -265,8 +265,8 @@ class MadeTasks:
         return self._run_here(task.name) or await self._here(task, await self.sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task, without an outcome that is not stored yet. Do not count the request. Raises the
-        errors of `get`, except `OwnedByPeer`."""
+        """Return the record of a task; the stored one if the task has ended, because an outcome counts only when it is
+        stored. Do not count the request. Raises the errors of `get`, except `OwnedByPeer`."""
         told = self._told(handle.name)
         task = told or await self.table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
