@@ -433,8 +433,9 @@ class Cluster:
             await asyncio.sleep(_ASKED_EACH_S)
 
     async def _answers_none(self, owner: str, until: float, session_id: str) -> bool:
-        """Return True if the former owner of a session has handled the claim, or asks the store before it answers a
-        client: its lease is old or has ended, which it has at `until` at the latest."""
+        """Return True if the former owner of a session no longer answers its clients: it has handled this replica's
+        claim, or its lease is so old that it asks the store first. `until` (monotonic clock) is when its lease ends at
+        the latest."""
         if monotonic() >= until or await self._directory.acknowledged(owner, session_id):
             return True
         age_s = await self.lease_age(owner)
