@@ -1,5 +1,5 @@
-"""Build the resources that a link gets from its session: environment variables, the session object for tools, and a
-socket through which a child process reads and writes the session's state."""
+"""Build the resources that a link (connection to a server) gets from its session: environment variables, the session
+object for tools, and a socket through which a child process reads and writes the session's state."""
 
 import json
 import secrets
