@@ -53,8 +53,8 @@ _ENDED: Final = "the credential that opened this stream is not valid any more"
 
 
 class Reload:
-    """Replace the configuration of a running gateway, one reload at a time. `read` returns the configuration of the
-    same places as at the start; None if a program has made it."""
+    """Replace the configuration of a running gateway, one reload at a time. `read` reads the configuration again from
+    the places that the start has read; None if the embedding program has made it."""
 
     def __init__(self, parts: Parts, read: Callable[[], Settings] | None = None) -> None:
         self._parts = parts
@@ -311,8 +311,8 @@ def state_of(files: Iterable[Path]) -> tuple[int, ...]:
 class ReloadTriggers:
     """Load the configuration again for each SIGHUP, and when its file or the lock has changed. Signals during a reload
     cause one more. `reload` loads it once, or raises `ConfigurationError`. `file`: looked at each second, as is the
-    lock in effect, which `lock` returns; None: no file. `read_from`: its state (`state_of`) before it was read: what
-    has changed since then is loaded, too.
+    lock in effect, which `lock` returns; None: no file. `read_from`: the file's state (`state_of`) before the start
+    read it, so that a change since then is loaded, too.
 
     A changed file is loaded once it has not changed for a second: some editors write it in pieces.
     """

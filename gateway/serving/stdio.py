@@ -141,8 +141,8 @@ async def _caller(gateway: Gateway, headers: Mapping[str, str]) -> Authenticated
 
 
 async def _variable(gateway: Gateway) -> tuple[str, bool]:
-    """Return the variable that names the session, and whether its value is a token. The variable is empty if none names
-    a session."""
+    """Return the name of the environment variable that names the session, and True if its value is a token. The name is
+    empty if no variable names a session."""
     if os.environ.get(SESSION_TOKEN_VARIABLE):
         return SESSION_TOKEN_VARIABLE, True
     # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
