@@ -45,7 +45,8 @@ def visible_line(text: str) -> str:
 
 
 _BLANKS: Final = frozenset((0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x1D159))
-"""Characters of other categories that are drawn as nothing, or as a space: fillers, joiners and blank patterns."""
+"""Characters that are drawn as nothing, or as a space, although their Unicode category does not say so: fillers,
+joiners and blank patterns."""
 
 
 def _is_unseen(character: str) -> bool:
