@@ -214,6 +214,7 @@ class LiveEvent(StrEnum):
     UNRECOVERED = "unrecovered"
     """The store has failed while unfinished streams were being ended. The next request tries again."""
     DRAIN = "drain"
+    ADMIT = "admit"
     END = "end"
     HAND_OVER = "hand over"
 
@@ -223,7 +224,7 @@ _LIVE_ENDS: Final = {LiveEvent.END: LiveState.ENDED, LiveEvent.HAND_OVER: LiveSt
 LIVE: Final[Mapping[LiveState, Mapping[LiveEvent, LiveState]]] = {
     LiveState.OPENING: {LiveEvent.RECOVER: LiveState.LIVE, LiveEvent.DRAIN: LiveState.DRAINING, **_LIVE_ENDS},
     LiveState.LIVE: {LiveEvent.UNRECOVERED: LiveState.OPENING, LiveEvent.DRAIN: LiveState.DRAINING, **_LIVE_ENDS},
-    LiveState.DRAINING: {LiveEvent.DRAIN: LiveState.DRAINING, **_LIVE_ENDS},
+    LiveState.DRAINING: {LiveEvent.DRAIN: LiveState.DRAINING, LiveEvent.ADMIT: LiveState.LIVE, **_LIVE_ENDS},
     LiveState.ENDED: {LiveEvent.END: LiveState.ENDED, LiveEvent.HAND_OVER: LiveState.ENDED},
     LiveState.ELSEWHERE: {LiveEvent.HAND_OVER: LiveState.ELSEWHERE, LiveEvent.END: LiveState.ENDED},
 }

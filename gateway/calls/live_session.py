@@ -251,6 +251,12 @@ class LiveSession(Usage):
         if not self.ended:
             self._step(LiveEvent.DRAIN)
 
+    def admit(self) -> None:
+        """Take event streams again, because the drain was called off."""
+        if self.state is LiveState.DRAINING:
+            self._step(LiveEvent.ADMIT)
+            self._draining = None
+
     def end_streams(self) -> None:
         """End the event streams that are open now. Clients may open new ones, if their credentials still permit it."""
         if self._draining is not None:

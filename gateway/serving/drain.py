@@ -101,6 +101,8 @@ class Drain:
         self.state.stop_draining()
         self._until = 0.0
         self._answer_no_more()
+        for live in self.live:
+            live.admit()
 
     def _answer_no_more(self) -> None:
         if self._last_answers is not None:

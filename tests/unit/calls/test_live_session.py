@@ -47,6 +47,12 @@ async def test_a_drained_session_ends_its_streams_and_takes_calls() -> None:
     live.drain()
     live.drain()
     assert waiting.is_set() and live.draining.is_set() and not live.ended
+    live.admit()
+    assert live.state is LiveState.LIVE and not live.draining.is_set(), "the drain was called off"
+    live.admit()
+    live.hand_over()
+    live.admit()
+    assert live.is_elsewhere and live.draining.is_set()
 
 
 @pytest.mark.parametrize(("over", "state"), [(True, LiveState.ENDED), (False, LiveState.ELSEWHERE)])

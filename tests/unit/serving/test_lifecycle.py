@@ -140,11 +140,14 @@ class FakeLive:
     """A session without streams."""
 
     def __init__(self) -> None:
-        self.drained = 0
+        self.drained = self.admitted = 0
         self.exchanges: set[Any] = set()
 
     def drain(self) -> None:
         self.drained += 1
+
+    def admit(self) -> None:
+        self.admitted += 1
 
 
 @pytest.fixture
@@ -193,7 +196,7 @@ async def test_a_gateway_alone_only_ends_its_streams() -> None:
     assert drain.is_draining and not await drain.is_ready() and live.drained == 1
     assert sessions.rounds == 3, "nobody could take them"
     drain.admit()
-    assert not drain.is_draining and await drain.is_ready()
+    assert not drain.is_draining and await drain.is_ready() and live.admitted == 1
 
 
 @pytest.mark.parametrize("sessions", [FakeSessions, SessionsOutOfReach])
