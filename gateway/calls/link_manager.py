@@ -39,6 +39,9 @@ _FEW: Final = 4
 UNREACHED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 """Errors that say that a server cannot be reached: it does not start, refuses the handshake, or was lost."""
 
+_FULL_S: Final = 0.02
+"""Seconds between two tries to send a message over a link that is full."""
+
 JUST_S: Final = 1.0
 """Seconds after a failed start during which callers get the same error, and no new start is tried."""
 
@@ -349,10 +352,21 @@ class LinkLifecycle:
         result, known = splice(answer.result), self._source.known_handshake()
         self.initialize_result = known if known == result else result  # mostly equal: all links share one object
         self.log_level = ""
-        for frame in self._source.replay():
-            self._user.put(frame)
-        self._greeted = self.link  # no await since the replay: what the client says from now on is not part of it
+        await self._replay()
+        self._greeted = self.link  # no pause since the last replay: what the client says from now on is not part of it
         await self._source.remote_session_changed(self.require().resume)
+
+    async def _replay(self) -> None:
+        """Send the messages that follow a handshake, and those that clients add meanwhile. Subscriptions may be too
+        many for one turn: wait until the server has read some."""
+        sent = set[bytes]()
+        while rest := [frame for frame in self._source.replay() if frame not in sent]:
+            try:
+                for frame in rest:
+                    self._user.put(frame)
+                    sent.add(frame)
+            except LinkFull:
+                await asyncio.sleep(_FULL_S)
 
     async def _fail(self) -> None:
         try:

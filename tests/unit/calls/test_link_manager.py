@@ -26,7 +26,7 @@ from tests.support.virtual_time import skip_waits
 from tests.unit.calls.parts import turns, until
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
-from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, LinkFull, UpstreamUnavailable
 
 
 class HeldLink(FakeLink):
@@ -178,6 +178,30 @@ async def test_a_modern_link_and_one_that_resumes_a_session_make_no_handshake(
     source.options = ConnectOptions(resume=resume)
     await links.ready()
     assert links.is_open and source.made[0].sent == [] and links.initialize_result == result
+
+
+@requirement("spec.complete")
+async def test_subscriptions_that_are_too_many_for_one_turn_are_restored_as_the_server_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shared server could not be started any more, whoever had subscribed."""
+    monkeypatch.setattr("gateway.calls.link_manager._FULL_S", 0.0)
+    links, source, user = lifecycle()
+    wanted = [b'"%d"' % number for number in range(10)]
+    unread: list[bytes] = []
+
+    def put(frame: bytes) -> None:
+        if len(unread) == 4:
+            unread.clear()
+            wanted[0:1] = [b'"added"']
+            raise LinkFull("it does not read its input")
+        unread.append(frame)
+        links.require().send(frame)
+
+    monkeypatch.setattr(source, "replay", lambda: list(wanted))
+    monkeypatch.setattr(user, "put", put)
+    await links.ready()
+    assert source.made[0].sent == [["initialize"], *"0123", "added", *"456789"]
 
 
 async def test_an_opening_that_fails_leaves_no_link() -> None:
