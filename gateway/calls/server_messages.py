@@ -303,7 +303,7 @@ def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str
     for subscription in live.subscriptions:
         subscription.pass_on(method, params)
     for exchange in tuple(conversation.calls.sent.values()):
-        caller = exchange.caller if exchange.is_subscription else None
+        caller = exchange.caller if exchange.is_subscription and exchange.live is live else None
         if caller is not None and caller.declared.takes(method):
             exchange.emit(encode_notification(method, splice(encode(with_subscription_id(params, exchange.client_id)))))
 

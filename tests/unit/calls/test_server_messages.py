@@ -431,6 +431,17 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
     assert await frames_of(streams[1]) == [] and not live.sent
 
 
+@requirement("ext.relay", "task.relay")
+async def test_what_concerns_a_task_of_a_shared_server_is_told_on_no_stream_of_another_session() -> None:
+    server, owner, other = Server(Era.MODERN), Live(era="modern"), Live(era="modern")
+    own, foreign = (server.send(live, method="subscriptions/listen") for live in (owner, other))
+    own.caller = foreign.caller = caller_of_meta(ACME)
+    server.known_tasks = OwnedTasks()
+    server.known_tasks.add("own", OwnedTask(owner, "handle", seen=lambda _: None, lost=lambda: None))
+    SharedRouter().notified(server.conversation, notification(VENDOR, {"_meta": {RELATED: {"taskId": "own"}}}))
+    assert len(await frames_of(own)) == 1 and await frames_of(foreign) == []
+
+
 @requirement("task.relay")
 async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_the_task_only() -> None:
     server, owner, busy = Server(), Live(era="legacy"), Live(era="legacy")
