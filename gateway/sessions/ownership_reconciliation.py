@@ -60,15 +60,23 @@ class Reconciliation:
                 soonest = clock() + _AGAIN_S
 
     async def compare_all(self) -> None:
-        """Compare all sessions with the store, so that this replica trusts its lease again. Raises as `compare`."""
+        """Compare all sessions with the store, so that this replica trusts its lease again. Log how many the store does
+        not know, because it may have come back without its data. Raises as `compare`."""
         self._cluster.store_connected.clear()
+        has, unknown = len(self._live.ids()), 0
         for _ in range(_PARTS):
-            await self.compare()
+            unknown += await self.compare()
+        if unknown:
+            text = (
+                "the store does not know %d of the %d sessions of this replica: they are lost if it has lost its data"
+            )
+            logger.error(text, unknown, has)
         if not self._cluster.store_connected.is_set():
             self._cluster.lease.compared()
 
-    async def compare(self) -> None:
-        """Compare the next part of the sessions with the store, and end those that this replica has lost.
+    async def compare(self) -> int:
+        """Compare the next part of the sessions with the store, and end those that this replica has lost. Return how
+        many the store does not know.
 
         Raises:
             StoreUnavailable: the next call compares the same part again. The store may be failing over, and sessions
@@ -96,6 +104,10 @@ class Reconciliation:
                 )
                 self._cluster.lose(live.session.id)
         self._part = (self._part + 1) % _PARTS
+        return sum(
+            found is None and self._live.get(session_id) is live
+            for (session_id, live), found in zip(compared.items(), owners, strict=True)
+        )
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
         """Return True if `found`, the owner and epoch of a session in the store, is not this replica and `epoch`,

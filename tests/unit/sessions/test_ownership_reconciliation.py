@@ -170,6 +170,14 @@ async def test_behind_a_new_connection_all_is_compared_at_once_and_nothing_is_tr
     assert await pair.has_ended_what_was_forgotten() and cluster.lease.is_fresh
 
 
+async def test_a_store_that_came_back_without_its_data_is_logged(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    await pair.comparison.compare_all()
+    assert "does not know" not in caplog.text
+    await pair.backend.sessions.end(pair.after.id)
+    await pair.comparison.compare_all()
+    assert "the store does not know 1 of the 1 sessions of this replica" in caplog.text
+
+
 async def test_while_the_store_fails_or_is_connected_again_nothing_is_trusted(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
