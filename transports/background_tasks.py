@@ -28,7 +28,8 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
 
 
 class TasksClosed(Exception):
-    """A task that callers shared was cancelled because its owner closed."""
+    """A background task for whose result several callers waited was cancelled, because the owner of the task has
+    closed."""
 
 
 class Tasks:

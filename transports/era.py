@@ -1,4 +1,4 @@
-"""Define the two eras of MCP: the protocol versions of each, and what transports need to know of methods."""
+"""Define the two eras of MCP: the protocol versions of each, and the facts about methods that transports need."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,7 +15,8 @@ VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 
 class Era(StrEnum):
-    """A way to speak MCP: legacy with a handshake (≤ 2025-11-25), modern with facts in each request (2026-07-28)."""
+    """A way to speak MCP. Legacy (MCP up to 2025-11-25): a handshake at the beginning. Modern (2026-07-28): each
+    request has all facts."""
 
     LEGACY = "legacy"
     MODERN = "modern"
@@ -39,17 +40,17 @@ NAME_SOURCES: Final[Mapping[str, str]] = {
     "tasks/update": "taskId",
     "tasks/cancel": "taskId",
 }
-"""Method → the parameter whose value the request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports; the
-extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
+"""For each method, the parameter whose value the request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports;
+the extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
 
 SESSIONLESS: Final = frozenset(
     {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "skills/list"}
 )
-"""Methods for which a modern request opens no session, because they concern the server alone. An existing session is
-used."""
+"""Methods for which a modern request does not open a session, because they concern the server alone. A session that the
+request names is used."""
 
 REMOVED: Final = frozenset({"initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
-"""Methods of clients that MCP 2026-07-28 has removed."""
+"""Methods that legacy clients send and that MCP 2026-07-28 has removed."""
 
 OF_ONE_RESOURCE: Final = frozenset({"resources/subscribe", "resources/unsubscribe"})
-"""Methods of which the gateway sends a request for each resource of a subscription."""
+"""Methods about one resource. For a subscription to many resources, the gateway sends one such request for each."""

@@ -43,7 +43,7 @@ REASONS: Final[Mapping[int, str]] = MappingProxyType(
         UNSUPPORTED_VERSION: "unsupported_version",
     }
 )
-"""Error code → reason, for refusals that name no reason. Only codes that protocols define."""
+"""For each error code, the reason for refusals that name none. Only codes that protocols define."""
 
 
 class Refused(Exception):
@@ -89,7 +89,7 @@ class Refused(Exception):
         self.correlation = correlation
 
     def about(self, facts: Mapping[str, str]) -> None:
-        """Add fields to the log line about the refusal."""
+        """Add these fields to the log line about the refusal."""
         self.log_facts = {**self.log_facts, **facts}
 
     def with_headers(self, headers: Mapping[str, str]) -> "Refused":
@@ -106,8 +106,8 @@ class Refused(Exception):
 
 
 class OwnedByPeer(Exception):
-    """Another process owns the session of this request. Nothing was done or sent yet. `route` tells the `Forwarder`
-    where to send the request (a `gateway.cluster.ownership.Route`, which no transport reads)."""
+    """Another gateway process owns the session of this request. Nothing was done or sent yet. `route` tells the
+    `Forwarder` where to send the request (a `gateway.cluster.ownership.Route`, which no transport reads)."""
 
     def __init__(self, route: Any) -> None:
         super().__init__("another process serves this request")
@@ -120,15 +120,16 @@ checked to be JSON). Token and arguments are empty if such calls have none."""
 
 
 class CallInFlight(Protocol):
-    """A call that a `CallPath` has sent, and that has no answer yet."""
+    """A call that was sent on the fast path (`CallPath`), and that has no answer yet."""
 
     def fall_back(self) -> None:
-        """Leave the fast path, and let the handler finish the call (`AnsweringConnection.fall_back`)."""
+        """Leave the fast path: let the handler, which knows all cases, finish the call
+        (`AnsweringConnection.fall_back`)."""
 
 
 class AnsweringConnection(Protocol):
-    """Receive the answer to a call on a `CallPath`, and send it to the client or to the process that forwarded the
-    call."""
+    """The receiver of the answer to a call on the fast path (`CallPath`). Sends the answer to the client, or to the
+    process that has forwarded the call."""
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
         """Send the response, whose JSON body is `frame`. Return False, and do nothing, if it cannot be sent now."""
@@ -143,25 +144,27 @@ class AnsweringConnection(Protocol):
         and do nothing, if it cannot be sent now."""
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
-        """Let the handler finish the call, which arrived at `began` (monotonic clock). `become` returns the answer for
-        the call's request. It runs in its own context, and raises `OwnedByPeer` if the call went to another process."""
+        """Let the handler finish a call that leaves the fast path. The call arrived at `began` (monotonic clock).
+        `become` returns the answer for the call's request. It runs in its own context, and raises `OwnedByPeer` if the
+        call went to another process."""
 
 
 class WaitingConnection(AnsweringConnection, Protocol):
-    """A client's connection, whose call may wait before it is sent."""
+    """A client's connection with a call on the fast path that may have to wait before it is sent."""
 
     def goes_on(self, call: CallInFlight) -> None:
-        """Record that a call which had to wait was sent."""
+        """Record that the call was sent after it had to wait."""
 
     def begin_general(self) -> None:
-        """Let the handler serve the waiting request from its beginning: the fast path has not sent it."""
+        """Let the handler serve the waiting call from its beginning, because it was not sent on the fast path."""
 
 
 class CallPath(Protocol):
-    """Send calls like an earlier call of their connection without asking the handler (the fast path)."""
+    """Send calls that are like an earlier call of their connection, without asking the handler again (the *fast
+    path*)."""
 
     is_over: bool
-    """True once the path sends no more calls."""
+    """True once this path can send no more calls."""
 
     def begin(
         self,
@@ -177,11 +180,9 @@ class CallPath(Protocol):
 
 
 class HandlerCache:
-    """Store a value of the handler from one request, for later requests with the same head.
-
-    These requests come from one address and have the same headers, except `traceparent`. Several may be served at once.
-    The value is dropped with the stored head, and at the first refusal. It must not depend on a body or an answer.
-    """
+    """Store a value that the handler computed for one request, for later requests with the same head. These requests
+    come from one address and have the same headers, except `traceparent`. Several may be served at once. The value is
+    dropped with the stored head, and at the first refusal. It must not depend on a body or an answer."""
 
     __slots__ = ("kept",)
 
@@ -195,17 +196,18 @@ class HandlerCache:
 
 
 class FastPathOffer:
-    """Hold the handler's offer, made for one request, to send later calls like it on the fast path."""
+    """Hold the handler's offer, made for one request, to send later calls like that request on the fast path."""
 
     __slots__ = ("decision", "path_for")
 
     def __init__(self) -> None:
         self.decision: Any = None
-        """The handler's decision on the request (`gateway.relay.fast_path.CallDecision`), for its own further steps.
-        None: it makes no offer."""
+        """The handler's decision on the request (`gateway.relay.fast_path.CallDecision`), which it needs to make its
+        offer. None: it makes no offer."""
         self.path_for: Callable[[Request, float], CallPath | None] | None = None
-        """The function that makes the fast path, once this call was answered in one piece. Its arguments are a request,
-        and the seconds after which an unanswered call gets an event stream. None: further calls go to the handler."""
+        """The function that makes the fast path, called once this call was answered by a single message. Its arguments
+        are a request, and the seconds after which an unanswered call gets an event stream. None: further calls go to
+        the handler."""
 
     def prepare(self, decision: Any) -> None:
         """Store the handler's decision on the request."""
@@ -254,11 +256,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of an event stream, or of a message that was posted to one. `token` is empty if there is no session.
-
-    `headers` name the session to the client. `is_returned`: the client itself has sent the token. `by_cookie`: the
-    token came in a cookie, perhaps without the client's knowledge. `caller` is the name of the authenticated sender.
-    """
+    """The session that a client's message or event stream belongs to. `token` is empty if there is no session.
+    `headers` tell the client the session. `is_returned`: the client itself has sent the token. `by_cookie`: the token
+    came in a cookie, perhaps without the client's knowledge. `caller` is the name of the authenticated sender."""
 
     caller: str = ""
     token: str = ""
@@ -272,11 +272,11 @@ class Answer(Protocol):
 
     @property
     def headers(self) -> HeaderList:
-        """Return the headers of the response. They are complete before the first frame."""
+        """Return the headers of the response. They are complete before the first message (frame) is."""
 
     @property
     def replies(self) -> ReplyQueue:
-        """Return the queue of the answer's frames."""
+        """Return the queue of the answer's messages (frames)."""
 
     def cancel(self, reason: str) -> None:
         """Cancel the call, because the client does not want the answer."""
@@ -286,14 +286,14 @@ class Answer(Protocol):
         """Return True if another process may own the session now, so that `confirmed` has to check each frame."""
 
     async def confirmed(self, frame: Frame) -> Frame:
-        """Return the frame to send: the given one, or an error if the session has passed to another process."""
+        """Return the message (frame) to send: the given one, or an error if another process owns the session now."""
 
     async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Store frames for replay, and return their event ids; None for a frame that is not stored. The store may get
-        the frames later."""
+        """Store frames so that the client can fetch them later, and return their event ids; None for a frame that is
+        not stored. The frames may reach the store after this call."""
 
     def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
-        """Store frames like `record`, if that needs no waiting. Else do nothing, and return None."""
+        """Store frames as `record` does, if that needs no waiting. Otherwise do nothing, and return None."""
 
     def done(self) -> None:
         """Release the answer. Called exactly once."""
@@ -332,20 +332,21 @@ class EventSource(Protocol):
 
 
 class PeerAnswer(Answer, Protocol):
-    """The answer of another process to a request that was sent there: one frame, a JSON message with status 200. If the
-    queue ends without a frame, the caller raises `elsewhere()`, and the `Forwarder` continues the request."""
+    """The answer of another gateway process to a request that was forwarded to it: one frame, a JSON message with
+    status 200. If the queue ends without a frame, the caller raises `elsewhere()`, and the `Forwarder` continues the
+    request."""
 
     def elsewhere(self) -> OwnedByPeer:
-        """Return the exception for the caller to raise. It carries the answer that has begun, so that the `Forwarder`
-        goes on reading it, and does not send the request again."""
+        """Return the exception for the caller to raise. It contains this answer, so that the `Forwarder` reads on and
+        does not send the request a second time."""
 
 
 class Forwarder(Protocol):
-    """Forward requests to the process that owns their session."""
+    """Forward requests to the gateway process that owns their session."""
 
     def begin(self, route: Any, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the other process, and return its answer. Send nothing, and return None, if that would need
-        waiting."""
+        """Send a POST to the process that owns its session, and return the answer, which comes later. If that would
+        need waiting, send nothing and return None."""
 
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
         """Let another process answer the request, and return None. If it does not answer, return an ASGI `send` with
@@ -369,8 +370,8 @@ class Handler(Protocol):
 
     async def check_sender(self, request: Request) -> None:
         """Authenticate the sender of a request by its head, and count `body_bytes` against the sender's rate limit.
-        Called before a large body is read, and before any body is decoded, except one with a head that was checked
-        before. The message itself is counted when it is handled."""
+        Called before a large body is read, and before any body is decoded, unless a request with the same head was
+        checked before. The message itself is counted when it is handled."""
 
     async def join(self, request: Request) -> Carried:
         """Authenticate the client that opens an HTTP+SSE stream, and find or open its session."""
@@ -379,7 +380,7 @@ class Handler(Protocol):
         """Authenticate the sender of a message to an HTTP+SSE stream, and find the session that the message names."""
 
     async def leave(self, token: str) -> None:
-        """Handle the end of an event stream. The session stays, because its client may come back."""
+        """Handle the end of an HTTP+SSE event stream. The session stays, because its client may come back."""
 
     async def negotiated(self, request: Request) -> str:
         """Return the protocol version that the session of a legacy request has negotiated."""

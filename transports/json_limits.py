@@ -21,10 +21,10 @@ META_BYTES: Final = 32 << 10
 META_PARTS: Final = 1_024
 
 _MOST_STRINGS: Final = 131_072
-"""The most strings with brackets, colons or commas that are skipped to count the parts of a text."""
+"""Maximum number of strings with brackets, colons or commas that are skipped when the parts of a text are counted."""
 
 _BYTES_FOR_ONE: Final = 2
-"""The fewest bytes of an array, an object or a member."""
+"""The fewest bytes that an array, an object or a member can have."""
 
 _FEW: Final = 64
 
@@ -47,8 +47,8 @@ def _count(data: bytes) -> int:
 
 
 def _number(data: bytes, sign: bytes) -> int:
-    """Return how often `sign` occurs. If it is rare, this is ten times as fast as `data.count`, because `find` skips
-    the bytes in between."""
+    """Return how often the byte `sign` occurs in the data. If it is rare, this is ten times as fast as `data.count`,
+    because `find` skips the bytes in between."""
     at = -1
     for found in range(_FEW):
         at = data.find(sign, at + 1)

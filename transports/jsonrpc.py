@@ -75,7 +75,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes of others: no JSON or another shape, text that is not UTF-8, too many levels."""
+"""The exceptions that msgspec raises for untrusted bytes: no JSON or another structure, text that is not UTF-8, too
+many levels."""
 
 _decoder = msgspec.json.Decoder(Message)
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
@@ -84,7 +85,8 @@ encode = _encoder.encode
 
 
 def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
-    """Return a JSON object with raw values; empty for null. Raises `InvalidMessage` about `what` if it is no object."""
+    """Decode a JSON object, and return its members with raw values; empty for null. Raises `InvalidMessage`, with the
+    name `what`, if the value is no object."""
     try:
         return _objects.decode(raw) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -117,7 +119,8 @@ def decode_id(raw: msgspec.Raw) -> Any:
 
 
 MAX_EXACT_BYTES: Final = 256 << 10
-"""The most bytes of a value with a number that no float can hold: such a value is decoded ten times as slowly."""
+"""Maximum bytes of a value that is decoded although it has a number which no float can hold: such values are decoded
+ten times as slowly."""
 
 
 def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:

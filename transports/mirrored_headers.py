@@ -37,7 +37,7 @@ PropertyPath = tuple[str, ...]
 
 
 class _Annotated(NamedTuple):
-    """A property whose value is repeated in a header."""
+    """A property of an input schema whose value is repeated in a header."""
 
     path: PropertyPath
     token: str
@@ -70,8 +70,8 @@ def decode_value(value: str | None) -> str | None:
 
 
 def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `Mcp-Param-*` headers of a `tools/call`, by the annotations in the tool's input schema. Arguments
-    without a value, and those that are no scalars, get no header."""
+    """Return the `Mcp-Param-*` headers of a `tools/call`, as the annotations in the tool's input schema require.
+    Arguments without a value, and arrays and objects, get no header."""
     headers: dict[str, str] = {}
     for annotated in _annotated(schema):
         text = _text(_at(arguments, annotated.path))
@@ -103,7 +103,7 @@ def param_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def unknown_headers(schema: Any, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the `headers`, by lower-case name, for which the tool's input schema has no annotation."""
+    """Return those of `headers` (by lower-case name) for which the tool's input schema has no annotation."""
     known = {annotated.header.lower() for annotated in _annotated(schema)}
     return {name: value for name, value in headers.items() if name not in known}
 
@@ -146,7 +146,8 @@ def _difference(annotated: _Annotated, value: Any, header: str | None) -> str | 
 
 
 def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
-    """Return True if the header is another spelling of an integer, such as `42.0` for 42. Exact for any size."""
+    """Return True if a decoded header is another spelling of the integer `value`, such as `42.0` for 42. Exact for any
+    size."""
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if kind != "integer" or isinstance(value, bool) or not is_whole or not _DECIMAL.fullmatch(decoded):
         return False
@@ -158,7 +159,7 @@ def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Return a scalar as the text of a header; None for any other value."""
+    """Return a scalar as the text that a header has for it; None for any other value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -176,7 +177,7 @@ def _at(arguments: Any, path: PropertyPath) -> Any:
 
 
 def _annotated(schema: Any) -> Iterator[_Annotated]:
-    """Yield the annotated properties that a path of property names alone reaches."""
+    """Yield the annotated properties of a schema that only other properties enclose (not arrays or conditions)."""
     for path, node in _schemas(schema):
         token = node.get(ANNOTATION)
         if path and isinstance(token, str):

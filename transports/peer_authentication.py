@@ -1,4 +1,5 @@
-"""Authenticate both sides of a connection between replicas, and then seal all bytes with MACs.
+"""Authenticate both sides of a connection between replicas of the gateway, and then protect all bytes with message
+authentication codes (MACs).
 
 The asking side sends a challenge: a version and a nonce. The other side answers with its own nonce, the name of its
 replica and a MAC. Only if this is the wanted replica, the asking side sends its own MAC, and then its calls. Each MAC
@@ -8,8 +9,7 @@ replica.
 After the handshake, all bytes are records: a size (four bytes, big endian), a MAC and the content. Each connection and
 direction has its own key, and the records are numbered. If a record was changed, repeated, moved or left out, the
 connection is closed. Each answer has a last frame, so a part of an answer is never taken for the whole.
-docs/adr/0041-one-protocol-between-replicas.md has the reasons.
-"""
+docs/adr/0041-one-protocol-between-replicas.md has the reasons."""
 
 import asyncio
 import hmac
@@ -33,11 +33,11 @@ _RECORD_BYTES: Final = 64 << 10
 
 
 class Unproven(Exception):
-    """The other side has not proved that it is the wanted replica. It has got only a challenge."""
+    """The other side of a connection has not proved that it is the wanted replica. It has got only a challenge."""
 
 
 class OtherReplica(Unproven):
-    """The other side has proved that it is a replica of this store, but not the one that was wanted."""
+    """The other side of a connection is a replica on this store, but not the wanted one."""
 
 
 class OtherKeys(Unproven):
@@ -45,7 +45,7 @@ class OtherKeys(Unproven):
 
 
 class _Seal:
-    """Number the records of one direction, and compute their MACs."""
+    """Number the records of one direction of a connection, and compute their MACs."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -59,7 +59,8 @@ class _Seal:
 
 
 class Seals(NamedTuple):
-    """The seals for the records that one side sends and receives, and the name of the connection, which is unique."""
+    """The keyed MACs for the records that one side sends and receives, and the name of the connection, which is
+    unique."""
 
     sent: _Seal
     received: _Seal
@@ -84,7 +85,8 @@ class _Proof:
 
 
 class Asking:
-    """Run the handshake of the asking side, which wants to reach `replica`. `keys` is the key ring, newest first."""
+    """Run the handshake of the side that opens the connection, and wants to reach `replica`. `keys` is the key ring,
+    newest first."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._keys = keys
@@ -121,7 +123,7 @@ class Asking:
 
 
 class Answering:
-    """Run the handshake of the answering side, as `replica`. The newest key makes its proof."""
+    """Run the handshake of the side that accepts the connection, as `replica`. The newest key makes its proof."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._key = keys[0]
@@ -129,7 +131,7 @@ class Answering:
         self._proof: _Proof | None = None
 
     def begin(self) -> bytes:
-        """Return no bytes: the other side begins."""
+        """Return no bytes, because the other side sends first."""
         return b""
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
@@ -159,8 +161,8 @@ class Answering:
 
 
 class Layer(asyncio.Transport, asyncio.Protocol):
-    """Transform the bytes between a connection and its protocol. To the connection, this is a protocol; to the
-    protocol, a transport."""
+    """Transform the bytes between an asyncio connection and its protocol. To the connection, this object is a protocol;
+    to the protocol, a transport."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -211,11 +213,9 @@ class Layer(asyncio.Transport, asyncio.Protocol):
 
 
 class Sealed(Layer):
-    """Verify the bytes that arrive for a protocol, and seal the bytes that the protocol writes.
-
-    `when_proved` is called with the name of the connection before the first bytes come in. `failed` is called if the
-    handshake or a record is wrong; the connection is then aborted.
-    """
+    """Check the MACs of received bytes before a protocol gets them, and add MACs to the bytes that it writes.
+    `when_proved` is called with the name of the connection before the protocol gets the first bytes. `failed` is called
+    if the handshake or a record is wrong; the connection is then aborted."""
 
     def __init__(
         self,
@@ -262,7 +262,8 @@ class Sealed(Layer):
             self.abort()
 
     def _shake(self, data: bytes) -> bytes:
-        """Continue the handshake with received bytes. Return the bytes after its end; empty if it goes on."""
+        """Continue the handshake with received bytes. Return the bytes that follow the handshake; empty while it goes
+        on."""
         self._rest += data
         step = self._handshake.step(self._rest)
         answer, self._seals = (step, None) if isinstance(step, bytes) else step
@@ -276,8 +277,8 @@ class Sealed(Layer):
         return rest
 
     def _settle(self, wrong: Unproven | None) -> None:
-        """End the wait in `proved`, with the error `wrong` if there is one. Perhaps no task waits: the answering side
-        never waits, and a caller may have been cancelled."""
+        """End the wait in `proved`, with the error `wrong` if there is one. Do nothing if no task waits: the answering
+        side never does, and a caller may have been cancelled."""
         if self._proved.done():
             return
         if wrong is None:

@@ -1,7 +1,5 @@
-"""Send calls to another replica (the peer) on one connection, and receive the answers. `peer_frames.py` has the frames.
-
-All frames of one turn of the event loop are sent in one write.
-"""
+"""Send calls to another replica of the gateway (the peer) on one connection, and receive the answers. `peer_frames.py`
+defines the messages (frames). All frames of one turn of the event loop are sent in one write."""
 
 import asyncio
 import logging
@@ -61,7 +59,7 @@ class PeerReplaced(PeerRefused):
 
 
 class PeerTimedOut(Exception):
-    """No frame has come for a while. One may still come."""
+    """No frame has come from the peer for a while. One may still come."""
 
 
 class PeerConnectionLost(Exception):
@@ -81,15 +79,15 @@ class PeerUnproven(PeerConnectionLost):
 
 
 class PeerOtherKeys(PeerUnproven):
-    """The process at the address is a gateway, but shares no key with this one."""
+    """The process at the address is a gateway, but has no key in common with this one."""
 
     def __init__(self) -> None:
         super().__init__("the gateway at that address has other keys")
 
 
 class Definition(Protocol):
-    """Facts that several calls share, which a peer gets once. `place` is the channel on which they were sent, and their
-    number there."""
+    """Facts that several calls share, and that a peer therefore gets only once. `place` is the channel on which they
+    were sent, and their number there."""
 
     place: "tuple[PeerChannel, int] | None"
 
@@ -137,18 +135,18 @@ class PeerCall:
 
     @property
     def may_have_run(self) -> bool:
-        """Return True if the call may have taken effect, as far as the peer's frames tell."""
+        """Return True if the call may have taken effect at the peer, by the frames received so far."""
         return self._may_have_run and self._at == len(self._body)
 
     def when_answered(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when a frame has come, or the call was lost or has timed out. For a reader without a
-        task, which then calls `next`."""
+        """Call `callback` once, when the first frame of the answer has come, or the call was lost or has timed out. For
+        readers that are not asyncio tasks, which then call `next`."""
         self._when_answered = callback
 
     @property
     def answer(self) -> bytes | None:
-        """Return the payload of an answer that came in one frame and was not read yet: the size of the head (two
-        bytes), the head, and the body. Return None for any other answer."""
+        """Return the whole answer if it came in one frame and was not read yet: the size of the head (two bytes), the
+        head, and the body. Return None for any other answer."""
         return self._frames[0][1] if self._frames and self._frames[0][0] == b"a" else None
 
     # -- for the channel
@@ -190,12 +188,12 @@ class PeerCall:
         self.wake()
 
     def lose(self, *, was_sent: bool) -> None:
-        """Wake the reader, because no frame will come. `was_sent`: the call may have reached the peer."""
+        """Wake the waiting reader, because no more frames will come. `was_sent`: the call may have reached the peer."""
         self._may_have_run = self._may_have_run and was_sent
         self.wake()
 
     def wake(self) -> None:
-        """Wake the reader, because the state of the call has changed."""
+        """Wake the waiting reader, because the state of the call has changed."""
         if self._when_answered is not None:
             answered, self._when_answered = self._when_answered, None
             answered()
@@ -244,7 +242,7 @@ class PeerCall:
         return asyncio.get_running_loop().time() - self._channel.quiet_since
 
     def done(self) -> None:
-        """Forget the call: its answer is complete."""
+        """Forget the call, whose answer is complete."""
         self._channel.forget(self)
 
     def close(self) -> None:
@@ -303,8 +301,8 @@ class PeerChannel(asyncio.Protocol):
 
     @property
     def is_heard(self) -> bool:
-        """Return True if a frame of the peer came within `HEARD_S`, and the peer reads. If the peer is paused or cut
-        off, a call may take effect later, and the client cannot be told whether it did."""
+        """Return True if a frame of the peer has come within `HEARD_S`, and the peer reads what is sent. If the peer is
+        paused or cut off, a call may take effect later, and the client cannot be told whether it did."""
         return self._loop.time() - self._heard_at < HEARD_S and not self._is_paused
 
     async def hear(self) -> None:
@@ -344,7 +342,7 @@ class PeerChannel(asyncio.Protocol):
 
     def _placed(self, definition: Definition) -> tuple[int, bytes]:
         """Return the number under which the peer stores a definition, and the definition's bytes; empty if the peer has
-        them."""
+        it already."""
         if definition.place is not None:
             channel, place = definition.place
             if channel is self and self._places[place] is definition:
@@ -370,7 +368,7 @@ class PeerChannel(asyncio.Protocol):
             self.close()
 
     def cancel(self, call: PeerCall, *, has_ended: bool) -> None:
-        """Remove a call. Let the peer cancel it, unless it `has_ended` there."""
+        """Remove a call. Tell the peer to cancel it, unless it `has_ended` there."""
         if self.has(call):
             self.forget(call)
             if not has_ended:
@@ -433,7 +431,7 @@ class PeerChannel(asyncio.Protocol):
             call.lose(was_sent=number <= self._sent)
 
     def fault(self, why: str) -> None:
-        """Close the channel, because the peer has broken the protocol. Log `why`, unless such a line was written a
+        """Close the channel, because the peer has broken the protocol. Log `why`, unless such a line was logged a
         moment ago."""
         if _breaches.allows():
             what = "the replica at %s breaks the protocol between replicas, and its connection is closed: %s"

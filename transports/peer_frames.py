@@ -43,7 +43,7 @@ PIECE_BYTES: Final = 32 << 10
 """The most bytes of a piece: half of the credit, so that one is on its way while another is read."""
 
 MAX_DEFINITION_BYTES: Final = 8 << 10
-"""The most bytes of a definition (the facts that several calls share), if the answering side keeps it."""
+"""Maximum bytes of a definition (facts that several calls share) that the answering side stores."""
 
 MAX_HEAD_BYTES: Final = 1 << 20
 """The most bytes of a call without its body: headers, claims of a credential."""
@@ -52,10 +52,10 @@ MAX_CALLS: Final = 1_024
 """The most calls of one channel that have no answer."""
 
 KEPT: Final = 1_024
-"""The most definitions that the answering side keeps for one channel."""
+"""Maximum number of definitions that the answering side stores for one channel."""
 
 UNKEPT: Final = 0xFFFF
-"""The number of a definition that is for one call alone, and not kept."""
+"""The number of a definition that belongs to one call alone, and is not stored."""
 
 LOG_EVERY_S: Final = 60.0
 """The fewest seconds between two log lines about the same fault of peers."""
@@ -101,7 +101,7 @@ def credit_after(payload: bytes, credit: int) -> int:
 
 
 class Batch:
-    """Collect the frames of one turn of the event loop, and write them together."""
+    """Collect the frames of one turn of the event loop, and write them together at its end."""
 
     __slots__ = ("_frames", "_loop", "_size", "_write")
 

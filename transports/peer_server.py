@@ -47,8 +47,9 @@ IDLE_S: Final = 60.0
 """Seconds after which a silent channel is closed. The asking side sends a ping far sooner."""
 
 MOST_UNKNOWN: Final = 256
-"""The most connections that have proved nothing yet. Beyond this, the oldest is closed: of the address that has more
-than half of them, if there is one. Replicas prove themselves within a millisecond."""
+"""Maximum number of connections that have not proved to be a replica's. Beyond this, one is closed: the oldest of the
+address that has more than half of them, if there is one, else the oldest of all. Replicas prove themselves within a
+millisecond."""
 
 
 _ALIVE: Final = frame(b"p")
@@ -106,7 +107,7 @@ class PeerIncomingCall:
         return self._channel.calls.get(self.number) is self
 
     def attend(self, left: Callable[[], None]) -> None:
-        """Call `left` if the asking side cancels this call, or its connection ends."""
+        """Call `left` when the asking side cancels this call, or its connection ends."""
         self._left = left
 
     async def _change(self) -> None:
@@ -138,7 +139,7 @@ class PeerIncomingCall:
         self._wake()
 
     def leave(self) -> None:
-        """Handle the end of the asking side's wait for the answer."""
+        """Handle the fact that the asking side no longer waits for the answer."""
         self._left()
         self._wake()
 
@@ -335,7 +336,8 @@ class AnsweringChannel(asyncio.Protocol):
 
 
 class PeerServer:
-    """Listen for peers. `own` has the keys that prove this replica, newest first, and its name."""
+    """Listen for other replicas (peers). `own` has the name of this replica and the keys that prove it, newest
+    first."""
 
     def __init__(self, rules: Rules, *, own: tuple[Sequence[bytes], str], tls: PeerTls | None = None) -> None:
         self.rules = rules
@@ -361,7 +363,8 @@ class PeerServer:
             oldest.abort()
 
     def known(self, channel: AnsweringChannel) -> None:
-        """Stop counting a connection as unknown: its sender is a replica, or it is being closed."""
+        """Stop counting a connection as unknown, because its sender has proved to be a replica, or it is being
+        closed."""
         if channel in self._unknown:
             del self._unknown[channel]
             self._peers[channel.peer] -= 1
@@ -375,7 +378,8 @@ class PeerServer:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen inside the block, and yield the port (0 takes a free one). Raises `OSError`: the port is unusable."""
+        """Listen during an `async with` block, and yield the port (0 takes a free one). Raises `OSError` if the port
+        cannot be used."""
         server = await asyncio.get_running_loop().create_server(self._accept, host, port)
         checks = Tasks("listener for peers")
         checks.spawn(self._check())

@@ -1,8 +1,7 @@
-"""Serve TLS between replicas on the answering side, on connections that are counted from their beginning.
+"""Serve TLS between replicas on the answering side, so that connections are counted from their beginning.
 
-`loop.create_server(ssl=…)` reports a connection only after its handshake. Before that, the connection could neither be
-counted nor be closed to make room.
-"""
+`loop.create_server(ssl=…)` reports a connection only after its TLS handshake. Before that, the connection could neither
+be counted nor be closed to make room."""
 
 import asyncio
 import ssl
@@ -57,7 +56,8 @@ class Encrypted(Layer):
             self.close()
 
     def _read(self) -> None:
-        """Decrypt all bytes that have arrived. Raises `SSLWantReadError` if more may come; else `SSLError`."""
+        """Decrypt all bytes that have arrived. Raises `SSLWantReadError` if more bytes are needed, and `SSLError` for
+        any other failure."""
         if not self._is_encrypted:
             self._tls.do_handshake()
             self._is_encrypted = True

@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 MAX_QUEUED_BYTES: Final = 16 << 20
-"""The most bytes that wait for a client that does not read. Beyond this, its call is abandoned to save memory."""
+"""Maximum bytes that wait for a client that does not read. Beyond this, the client's call is abandoned to save
+memory."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -21,8 +22,8 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class ReplyQueue:
-    """Queue the frames of one answer, between the receiver of the server's messages and the client's connection. `size`
-    is in bytes. Once `is_closed`, the queue takes no frame."""
+    """Queue the messages (frames) of one answer, between the code that receives the server's messages and the client's
+    connection. `size` is in bytes. Once `is_closed`, the queue takes no frame."""
 
     __slots__ = ("_callback", "_frames", "_quiet_at", "_waiter", "abandoned", "is_closed", "size")
 
@@ -56,7 +57,7 @@ class ReplyQueue:
         self.size = sum(len(frame.data) for frame in self._frames)
 
     def abandon(self) -> None:
-        """Record that no reader wants the frames."""
+        """Record that nobody will read the queued messages."""
         self.abandoned = True
 
     def close(self) -> None:
@@ -91,20 +92,19 @@ class ReplyQueue:
 
     @property
     def whole(self) -> Sequence[Frame] | None:
-        """Return all remaining frames, which stay in the queue, if the final one has arrived; else None."""
+        """Return all remaining frames if the final one has arrived; else None. The frames stay in the queue."""
         return self._frames if self._frames and self._frames[-1].final else None
 
     @property
     def first(self) -> Frame | None:
-        """Return the next frame, which stays in the queue; None if it has not arrived."""
+        """Return the next frame if it has arrived; else None. The frame stays in the queue."""
         return self._frames[0] if self._frames else None
 
     def when_ready(self, callback: Callable[[bool], object], quiet_at: float) -> None:
-        """Call `callback` once, when `next` would return or raise `TimeoutError`. For a reader without a task.
+        """Call `callback` once, when `next` would return or raise `TimeoutError`. For a reader that is no asyncio task.
 
         The callback runs in its own turn of the event loop, not inside `push`, in the present context (`contextvars`).
-        Its argument is True if no frame came before `quiet_at`. A call of `next` replaces a waiting callback.
-        """
+        Its argument is True if no frame came before `quiet_at`. A call of `next` replaces a waiting callback."""
         self._quiet_at = quiet_at
         self._waiter = None
         self._callback = callback, copy_context()

@@ -1,4 +1,5 @@
-"""Read frames from a stream of bytes. A frame is a head of fixed size, with the content's size, and the content."""
+"""Read frames from a stream of bytes. A frame has a head of fixed size, which contains the content's size, and then the
+content."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 COMMENT = b": keepalive\n\n"
-"""A comment for a quiet stream, so that proxies do not close it."""
+"""A comment that is sent on a quiet event stream, so that proxies do not close it."""
 
 _MOST_RETRY_DIGITS: Final = 9
 _LONGEST_RETRY_MS: Final = 10**_MOST_RETRY_DIGITS
@@ -24,7 +24,8 @@ def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None 
 
 
 class Event(NamedTuple):
-    """A received event: its data (empty if it only sets an id), the last id of the stream, and its type."""
+    """A received event: its data (empty if the event only sets an id), the last id that the stream has set, and its
+    type."""
 
     data: bytes
     id: str = ""

@@ -1,7 +1,7 @@
-"""Test the contract of an upstream and its links, by pytest classes to inherit from. Part of the package.
+"""Pytest classes that test whether a class fulfils the contract of an `Upstream` and its links. Other packages can
+inherit from them.
 
-A subclass defines the fixture `upstream`: an `Upstream` to an MCP server of the legacy era that answers `ping`.
-"""
+A subclass defines the fixture `upstream`: an `Upstream` for an MCP server of the legacy era that answers `ping`."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 
 
 class RecordedEvents:
-    """Record the reports of a link, in order (`LinkEvents`)."""
+    """Record all reports of a link in their order (`LinkEvents`), for a test."""
 
     stderr: Callable[[str], None] | None = None
 
@@ -82,7 +82,7 @@ def ping(request_id: int | str) -> bytes:
 
 
 async def handshaken(upstream: Upstream) -> tuple[Link, RecordedEvents]:
-    """Open a link, make the handshake of the legacy era, and return the link and its events."""
+    """Open a link, make the handshake of the legacy era, and return the link and the recorded events."""
     events = RecordedEvents()
     async with asyncio.timeout(_WAIT_S):
         link = await upstream.connect(ConnectOptions(), events)
@@ -94,7 +94,7 @@ async def handshaken(upstream: Upstream) -> tuple[Link, RecordedEvents]:
 
 @pytest.mark.anyio
 class UpstreamContract:
-    """Test an `Upstream` and its links."""
+    """Test that an `Upstream` and its links do what their protocols say."""
 
     @pytest.fixture
     def upstream(self) -> Upstream:

@@ -10,7 +10,7 @@ from transports.jsonrpc import Message
 from transports.upstream.walls.wall_specification import Walls
 
 STANDALONE: Final = ""
-"""Stands in place of a request's id for the stream of a server's own messages, which belong to no request."""
+"""The value in place of a request id for messages on the server's own stream, which belong to no request."""
 
 _NOT_ABOUT_CONTENT: Final = frozenset({401, 402, 403, 407, 408, 421, 423, 425, 429, 451})
 _REFUSALS: Final = frozenset({307, 308, 501, 503, 505})
@@ -26,8 +26,8 @@ class UpstreamUnavailable(Exception):
 
 
 def is_about_content(status: int) -> bool:
-    """Return True if an HTTP status refuses a request because of its content. With any other status, the server is busy
-    or broken, a proxy has answered, or the request needs credentials."""
+    """Return True if this HTTP status means that the content of the request was refused. With any other status, the
+    server is busy or broken, a proxy has answered, or the request needs credentials."""
     return 400 <= status < 500 and status not in _NOT_ABOUT_CONTENT
 
 
@@ -55,11 +55,11 @@ class LinkFull(LinkClosed):
 
 
 async def _nothing() -> None:
-    """Renew nothing."""
+    """Do nothing before a request: the link has no credentials that are renewed."""
 
 
 async def _never(sent: Collection[str]) -> bool:
-    """Have no other headers."""
+    """Return False: there are no other header values to try after a 401."""
     return False
 
 
@@ -104,7 +104,7 @@ class LinkEvents(Protocol):
     """Receive the reports of a link. The methods are called on the event loop, one at a time, and must not block."""
 
     def log_fields(self) -> Mapping[str, Any]:
-        """Return the fields (`extra`) of a log line about what the upstream has just done."""
+        """Return the fields (`extra`) for a log line about the upstream's last action."""
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
         """Handle a message of the upstream. `stream` is the id of the request on whose stream the message came, or
@@ -163,7 +163,8 @@ class Link(Protocol):
         """Return True if the server may forget its sessions, so that a message may later be reported as `unsent`."""
 
     def send(self, frame: bytes) -> None:
-        """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed`."""
+        """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed` if the link takes no
+        messages."""
 
     async def close(self) -> None:
         """End the link as its transport prescribes. Return when all its resources are released. Idempotent."""

@@ -15,15 +15,16 @@ _NAME: Final = re.compile(r"(?<![\w.-])gateway-[0-9a-f]{16}(?![\w.-])")
 
 
 def gateway_name(digits: str) -> str:
-    """Return the name of a gateway in `Via`, made of 16 hexadecimal digits."""
+    """Return the name of a gateway in `Via` headers, made from 16 hexadecimal digits."""
     return f"gateway-{digits}"
 
 
 def gateways_in(via: str) -> tuple[str, ...]:
-    """Return the names of gateways in a `Via` header, without other proxies, of which servers must not learn."""
+    """Return the names of gateways in a `Via` header. Leave out other proxies, about which servers must not learn."""
     return tuple(_NAME.findall(via))
 
 
 def via_of(name: str) -> str:
-    """Return the `Via` header for a request from the gateway `name`: the gateways passed so far, then this one."""
+    """Return the `Via` header for a request that the gateway `name` sends: the gateways passed so far, then this
+    one."""
     return ", ".join(f"1.1 {each}" for each in (*PASSED.get(), name))

@@ -13,7 +13,7 @@ import msgspec
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 << 10
-"""The most bytes of a message that is processed without steps: one pass over it takes less time than a small call."""
+"""Maximum bytes of a message that is processed without steps: one pass over it takes less time than a small call."""
 
 
 SCANNED_AT_ONCE: Final = 1_000
@@ -23,7 +23,8 @@ PIECES_AT_ONCE: Final = 128
 """The number of parts of a stream, such as lines, that one turn of the event loop handles: some milliseconds."""
 
 SENT_AT_ONCE: Final = 64
-"""The number of commands that one step sends to a store: that takes a millisecond, and the replies take another."""
+"""The number of commands that one step sends to a store: sending them takes a millisecond, and reading the replies
+another."""
 
 
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
