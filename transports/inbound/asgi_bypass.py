@@ -1,8 +1,6 @@
-"""Serve the requests of one connection that repeat an earlier head, without parser and ASGI.
-
+"""Serve HTTP requests of one connection whose head equals an earlier one, without the HTTP parser and ASGI.
 `HttpConnection` reads everything else. If a request turns out to be unusual, the parser gets its bytes. The ASGI task
-that then starts continues from the steps that were done here. docs/adr/0012-the-http-edge.md
-"""
+that then starts continues from the steps that were done here. docs/adr/0012-the-http-edge.md"""
 
 import asyncio
 import functools
@@ -54,7 +52,7 @@ class Connection(Protocol):
     def server_state(self) -> ServerState: ...
 
     def parse(self, data: bytes) -> None:
-        """Parse data, and serve the requests in it in the usual way."""
+        """Parse data with the HTTP parser, and serve the requests in it as ASGI requests."""
 
     def is_between_requests(self) -> bool:
         """Return True if all requests were answered, no byte of another one has arrived, and the connection takes
@@ -62,7 +60,8 @@ class Connection(Protocol):
 
 
 class RepeatedRequests:
-    """Serve the requests of one connection that repeat an earlier head, one at a time. Without `memory`, serve none."""
+    """Serve the requests of one connection whose head equals an earlier one, one request at a time. Without `memory`,
+    serve none."""
 
     __slots__ = (
         *("_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known", "_memory"),
@@ -76,7 +75,7 @@ class RepeatedRequests:
         self._json = JsonHeads()
         self._stream = StreamHeads()
         self.requests = 0
-        """The number of heads that were found here, for the connection's deadlines."""
+        """The number of requests whose head was recognized here, for the connection's deadlines."""
         self._new: bytes | None = None  # data that begins with a head that is not known
         # The request that arrives or is served: its head, and its bytes.
         self._known: KnownHead[RepeatedHead] | None = None
@@ -90,7 +89,8 @@ class RepeatedRequests:
         self._resumed: StartedPost | None = None  # the POST that the next task takes over
 
     def come_from(self, where: tuple[str, ...]) -> None:
-        """Share stored heads with the other connections from `where`: the client's address, and the scheme."""
+        """Share stored heads with other connections from the same place. `where` has the client's address and the
+        scheme."""
         if self._memory is not None:
             self._heads = RememberedHeads(self._memory.heads, where)
 
@@ -107,8 +107,8 @@ class RepeatedRequests:
         return self._started is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
-        """Handle received data. Return False if the caller has to give the data to the parser, which has got all
-        earlier bytes by then."""
+        """Handle received data. Return False if the caller has to give the data to the HTTP parser. The parser then has
+        all earlier bytes."""
         if self._missing:
             return self._take_body(data)
         if self._started is not None or self._fast is not None:
@@ -152,8 +152,8 @@ class RepeatedRequests:
         return True
 
     def parsed(self, scope: Any, headers: HeaderList, *, is_last: bool) -> None:
-        """Note that the parser has read a new head. Unless the head ends its connection (`is_last`), put a `HeadOffer`
-        into the scope, with which the app can store the head."""
+        """Record that the parser has read a new head. Unless the connection ends after the request (`is_last`), put a
+        `HeadOffer` into the scope, with which the app can store the head."""
         data, self._new = self._new, None
         if data is None or self._memory is None:
             return
@@ -189,7 +189,7 @@ class RepeatedRequests:
             waiting.add_done_callback(functools.partial(self._waited, started))
 
     def _waited(self, started: StartedPost, waiting: asyncio.Task[None]) -> None:
-        """Continue when the handler has accepted or refused the request, unless an ASGI task has taken the request
+        """Continue once the handler has accepted or refused the request, unless an ASGI task has taken the request
         over."""
         if started is self._started:
             self._go_on(started)
@@ -209,7 +209,7 @@ class RepeatedRequests:
             started.answer.replies.when_ready(functools.partial(self._ready, started), started.quiet_at)
 
     def _ready(self, started: StartedPost, is_quiet: bool) -> None:  # the queue calls it
-        """Continue with an answer: a frame has come, none came in time (`is_quiet`), or no more will come."""
+        """Continue with an answer: its first frame has come, no frame came in time (`is_quiet`), or none will come."""
         if started is not self._started:
             return  # a task has taken it over
         if is_quiet:
@@ -217,7 +217,7 @@ class RepeatedRequests:
         self._answer(started)
 
     def _answer(self, started: StartedPost) -> None:
-        """Write the answer if all its frames have arrived; else finish the request with parser and ASGI."""
+        """Write the answer if all its frames have arrived; otherwise let parser and ASGI finish the request."""
         connection, parts = self._connection, None
         if started.quiet_at and not connection.flow.write_paused and not connection.transport.is_closing():
             parts = self._whole(started)
@@ -250,8 +250,8 @@ class RepeatedRequests:
     # -- on the fast path (`transports.inbound_port.WaitingConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send the response to a call on the fast path, with the body `frame`. Return False, and send nothing, if that
-        is impossible now."""
+        """Send the response to a call on the fast path (it repeats an earlier call), with the body `frame`. Return
+        False, and send nothing, if that is impossible now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -285,17 +285,17 @@ class RepeatedRequests:
         return True
 
     def goes_on(self, call: CallInFlight) -> None:
-        """Record that a call on the fast path, which had to wait, was sent."""
+        """Record that a call on the fast path was sent, after it had to wait."""
         self._fast = call
 
     def begin_general(self) -> None:
-        """Let the handler serve the request from its beginning: the fast path has not sent it."""
+        """Let the handler serve the request from its beginning, because it was not sent on the fast path."""
         self._fast = None
         self._begin_general((self._first + self._body)[self._head_bytes :])
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Finish, in the general way, a call that was sent on the fast path. It arrived at `began` (monotonic clock).
-        `become` returns the answer for its request."""
+        """Let the handler finish a call that was sent on the fast path, and that leaves it. The call arrived at `began`
+        (monotonic clock). `become` returns the answer for its request."""
         self._fast = None
         self._context = context = Context()
         body = (self._first + self._body)[self._head_bytes :]
@@ -313,7 +313,8 @@ class RepeatedRequests:
         context.run(started.answer.replies.when_ready, functools.partial(self._ready, started), started.quiet_at or 0.0)
 
     def _whole(self, started: StartedPost) -> tuple[bytes, bytes] | None:
-        """Return the head and the body of a response whose frames have all arrived; None if uvicorn has to make it."""
+        """Return the head and the body of a response whose frames have all arrived. Return None if uvicorn has to make
+        the response."""
         answer = started.answer
         frame = None if answer is None else answer.replies.first
         if answer is None or frame is None or answer.is_doubtful:
@@ -341,7 +342,7 @@ class RepeatedRequests:
     # -- the usual way
 
     def give_up(self, why: HeadUse = "interrupted") -> None:
-        """Finish the current request, if there is one, with parser and ASGI. `why` is counted (`OUTCOMES`)."""
+        """If a request is being served, let parser and ASGI finish it. `why` is counted (`OUTCOMES`)."""
         if self._missing:
             self._missing = 0
             assert self._memory is not None
@@ -354,7 +355,8 @@ class RepeatedRequests:
             self._resume(why)
 
     def _resume(self, why: HeadUse) -> None:
-        """Parse the request's bytes. The ASGI task that this starts continues from the steps that were done here."""
+        """Give the request's bytes to the parser. The ASGI task that this starts continues from the steps that were
+        done here."""
         assert self._memory is not None
         self._memory.counts[why] += 1
         self._resumed, self._started = self._started, None
@@ -375,13 +377,13 @@ class RepeatedRequests:
         self._first = self._body = b""
 
     def app(self, app: Any) -> Any:
-        """Return the ASGI app for the request that was just parsed: `app`, or one that finishes a request begun
-        here."""
+        """Return the ASGI app for the request that was just parsed: `app`, or one that finishes a request which was
+        begun here."""
         started, self._resumed = self._resumed, None
         return app if started is None else started.finish
 
     def forget(self) -> None:
-        """Drop all heads, because the connection has ended. A started request continues as if its client had left."""
+        """Drop all heads, because the connection has ended. A request in progress goes on as if its client had left."""
         if self._missing:
             self._missing = 0
             self._clear()
@@ -400,7 +402,7 @@ _OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-
 
 
 class JsonHeads:
-    """Encode the heads of JSON responses on one connection. Cache the last head, because most are the same."""
+    """Encode the HTTP heads of JSON responses on one connection. Cache the last head, because most are the same."""
 
     __slots__ = ("_after", "_before", "_defaults", "_headers", "_status")
 
@@ -427,7 +429,7 @@ class JsonHeads:
 
 
 class StreamHeads:
-    """Encode the heads of responses that are event streams. Cache the last head."""
+    """Encode the HTTP heads of event-stream responses on one connection. Cache the last head."""
 
     __slots__ = ("_defaults", "_head", "_headers")
 

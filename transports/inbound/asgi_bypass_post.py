@@ -1,7 +1,5 @@
-"""Begin to serve POSTs as soon as their bytes arrive, without parser and ASGI, and store the result of each step.
-
-If a POST has to be finished in the usual way, its endpoint uses these results and does not repeat the steps.
-"""
+"""Begin to serve POSTs when their bytes arrive, without HTTP parser and ASGI, and store the result of each step. If a
+POST has to be finished by parser and ASGI, its endpoint uses these results and does not repeat the steps."""
 
 import asyncio
 import math
@@ -33,8 +31,8 @@ from transports.reply_queue import Frame
 
 
 class PostServer(Protocol):
-    """An endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves POSTs, as an ASGI app or as they
-    arrive. `started` is a POST with some steps done."""
+    """An endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves POSTs: as an ASGI app, or as soon
+    as their bytes arrive. `started` is a POST with some steps done."""
 
     posts: Posts
 
@@ -49,23 +47,24 @@ class PostServer(Protocol):
 
 
 _MOST_PATHS: Final = 4
-"""The most fast paths of one head. Legacy clients do not name the tool in the head, so calls of several tools share
-it."""
+"""Maximum number of fast paths (each for calls like one earlier call) that are stored for one head. Legacy clients do
+not name the tool in the head, so calls of several tools share a head."""
 
 _PATH_BYTES: Final = 3_000 + MAX_KEPT_BYTES
-"""The bytes that are counted for one fast path and its template: about the most that they use."""
+"""The bytes that are counted for one fast path and its template: about the most that they need."""
 
 _MOST_CREDIT: Final = 8
-"""The most fast paths that are made for one head before a call uses one. This limits the cost of a client whose calls
-never fit."""
+"""Maximum number of fast paths that are made for one head before a call uses one. This limits the cost of a client
+whose calls never fit a path."""
 
 _CREDIT_BACK_S: Final = 10.0
-"""Seconds after which one more path may be made although none was used: earlier ones may have expired in between."""
+"""Seconds after which one more fast path may be made although none was used: earlier ones may have expired
+meanwhile."""
 
 
 class RepeatedHead:
-    """Serve the POSTs that repeat one head, which the endpoint has checked once. `shared` are headers of each response.
-    `times` are those of event streams (`PostServer.times_of`), set with the first fast path."""
+    """Serve the POSTs that repeat one request head, which the endpoint has checked once. `shared` are headers of each
+    response. `times` are those of event streams (`PostServer.times_of`), set with the first fast path."""
 
     __slots__ = (
         "__weakref__",
@@ -108,8 +107,8 @@ class RepeatedHead:
         return None
 
     def learn(self, started: "StartedPost") -> bool:
-        """Make a fast path for later calls like `started`, which was answered in one piece. Return True if one was
-        made."""
+        """Make a fast path for later calls like `started`, which was answered by a single message. Return True if one
+        was made."""
         decided, now = started.decided, monotonic()
         if now - self._learned_at >= _CREDIT_BACK_S:
             self._credit = max(1, self._credit)
@@ -135,11 +134,11 @@ class RepeatedHead:
         self._paths.clear()
 
     def holds(self, hold: Callable[[int], None]) -> None:
-        """Set the function that counts the bytes used for fast paths. A negative number releases bytes."""
+        """Set the function that counts the bytes of the fast paths. A negative number releases bytes."""
         self._hold = hold
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
-        """Return a POST that leaves the fast path, to be finished in the usual way. `head` is the POST's own head,
+        """Return a POST that leaves the fast path, to be finished by ASGI and handler. `head` is the POST's own head,
         `began` the monotonic time of its arrival. `become` returns the handler's answer for its request."""
         posts = self._endpoint.posts
         request = replace(posts.request(head, posts.read(body), len(body)), arrived_at=began)
@@ -147,7 +146,7 @@ class RepeatedHead:
 
     @classmethod
     def of(cls, endpoint: PostServer, head: Head) -> "RepeatedHead":
-        """Return a `RepeatedHead` for the head of a POST that was served."""
+        """Return a `RepeatedHead` for the head of a POST that was served by ASGI."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
         # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
@@ -158,32 +157,30 @@ class RepeatedHead:
         return cls(endpoint, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "StartedPost | None":
-        """Begin to serve a POST with this head, and with `trace`, if not empty, as its `traceparent`.
-
-        Return None, and do nothing, if the POST has to be served in the usual way. Raises nothing.
-        """
+        """Begin to serve a POST with this head. If `trace` is not empty, it is the POST's `traceparent`. Return None,
+        and do nothing, if parser and ASGI have to serve the POST. Raises nothing."""
         if is_batch(body):
             return None
         return StartedPost(self._endpoint, self.head_with(trace), body, self.shared)
 
     def head_with(self, trace: bytes) -> Head:
-        """Return the head, with `trace`, if not empty, as its `traceparent`."""
+        """Return the head. If `trace` is not empty, replace the head's `traceparent` by it."""
         head = self.head
         return replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")}) if trace else head
 
 
 def _is_like(template: CallTemplate, body: bytes) -> bool:
-    """Return True if a body fits the template, and its arguments are one JSON value. A template without a progress
-    token also fits a body with a token behind its arguments, but takes both for the arguments, which are then not one
-    value."""
+    """Return True if a body fits the template of an earlier call, and its arguments are one JSON value. A template
+    without a progress token also fits a body with a token behind its arguments, but takes both for the arguments, which
+    are then not one value."""
     values = template.fit(body)
     return values is not None and (not values[2] or is_one_value(values[2]))
 
 
 class StartedPost:
-    """Begin to serve one POST, and store the result of each step. `answer` is None until the handler returns one. If no
-    frame has come at `quiet_at` (monotonic clock), the answer becomes an event stream; 0: at once; None: there is no
-    answer yet."""
+    """Serve one POST step by step, and store the result of each step. `answer` is None until the handler returns one.
+    If no frame has come at `quiet_at` (monotonic clock), the answer becomes an event stream; 0: at once; None: there is
+    no answer yet."""
 
     __slots__ = (
         *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
@@ -237,7 +234,7 @@ class StartedPost:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if another process owns the session, and the POST was not sent there yet."""
+        """Return True if another gateway process owns the session, and the POST was not forwarded to it yet."""
         return isinstance(self._failure, OwnedByPeer)
 
     @property
@@ -288,8 +285,8 @@ class StartedPost:
 
     @property
     def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
-        """Return the request, and the function that makes a fast path for calls like it; None if the handler gave no
-        function."""
+        """Return the request, and the function that makes a fast path for calls like it. Return None if the handler has
+        given no such function."""
         request = self._request
         if request is None or request.offer is None or request.offer.path_for is None:
             return None
@@ -324,7 +321,7 @@ class StartedPost:
             del failure  # else it would refer to itself, by this frame
 
     async def finish(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Finish the POST in the usual way, as the ASGI app of its request."""
+        """Finish the POST as the ASGI app of its request."""
         await self._endpoint(scope, receive, send, self)
 
     # -- for the connection
@@ -349,7 +346,7 @@ class StartedPost:
         )
 
     def went_quiet(self) -> None:
-        """Record that no frame came in time, so that an event stream has to begin."""
+        """Record that no message came in time, so that the answer has to become an event stream."""
         self.quiet_at = 0.0
 
     def answered(self) -> None:
@@ -359,7 +356,7 @@ class StartedPost:
             answer.done()
 
     async def drop(self) -> None:
-        """Cancel and release the answer, unless `called` has returned it."""
+        """Cancel and release the answer. Do nothing if `called` has returned it."""
         if self._waiting is not None:
             await self._waiting
         answer, self.answer = self.answer, None

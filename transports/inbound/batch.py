@@ -43,7 +43,8 @@ ROOM_WITHIN_S: Final = 10.0
 """Seconds that a large answer waits until the client has read earlier messages."""
 
 _SMALL_BYTES: Final = 4_096
-"""Answers up to this size, such as refusals, are accepted even beyond `MOST`: a batch has few messages."""
+"""Maximum bytes of an answer (such as a refusal) that is accepted even beyond `MOST`. A batch has few messages, so
+these need little memory."""
 
 
 class BatchResponse:
@@ -51,7 +52,7 @@ class BatchResponse:
     a client could name the last event of only one call: the stream cannot be resumed."""
 
     MOST: Final = MAX_QUEUED_BYTES
-    """The most bytes of answers that wait: for the other answers, or for a client that does not read."""
+    """Maximum bytes of answers that wait for the other answers, or for a client that does not read."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -67,7 +68,8 @@ class BatchResponse:
             await stream.write(encode_event(message))
 
     async def answer(self, number: int, answer: bytes) -> bool:
-        """Send the answer to message `number` of the batch, now or at the end. Return False if too many bytes wait."""
+        """Send the answer to message number `number` of the batch, now or with the others at the end. Return False if
+        too many bytes wait."""
         if self._is_full(answer) and (not await self._make_room() or self._is_full(answer)):
             return False
         self._waiting += len(answer)
@@ -79,7 +81,8 @@ class BatchResponse:
         return True
 
     async def _make_room(self) -> bool:
-        """Write the waiting answers to the event stream. Return False if earlier writes block for `ROOM_WITHIN_S`."""
+        """Write the waiting answers to the event stream. Return False if the client does not read earlier ones within
+        `ROOM_WITHIN_S`."""
         try:
             # The timeout does not cover the write: a write that is cut short would lose the held answers.
             async with asyncio.timeout(ROOM_WITHIN_S):
@@ -96,7 +99,8 @@ class BatchResponse:
         return self._waiting + len(answer) > self.MOST and self._waiting > 0 and len(answer) > _SMALL_BYTES
 
     async def during(self, handling: Coroutine[None, None, None]) -> None:
-        """Run `handling` to its end, send keepalive comments meanwhile, then complete the response."""
+        """Run `handling`, which handles the batch, and send keepalive comments meanwhile. Then complete the
+        response."""
         keeper = asyncio.create_task(self._keep_alive())
         try:
             await handling
@@ -124,7 +128,7 @@ class BatchResponse:
                 await send_status(self._send, 202)
 
     async def _streaming(self) -> Stream:
-        """Return the event stream; begin it with the waiting answers if it has not begun."""
+        """Return the event stream. If it has not begun, begin it with the waiting answers."""
         if self._stream is None:
             self._stream = Stream(self._send)
             await self._stream.start([])
@@ -235,8 +239,8 @@ class Batches:
             await client.answer(number, encode_error(_id_in(part), refused.error()))
 
     async def _one(self, message: Message, request: Request, client: BatchResponse) -> bytes | None:
-        """Handle one message. Return the response to a request, after sending the client its notifications; None for
-        any other message."""
+        """Handle one message of the batch. Return the response to a request, after the notifications about it were sent
+        to the client. Return None for any other message."""
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
@@ -272,8 +276,8 @@ async def _pass_on_or_log(pass_on: Callable[[bytes], Awaitable[None]], message: 
 
 @functools.lru_cache(maxsize=4)
 def _decoder(most: int) -> msgspec.json.Decoder[Any]:
-    """Return a decoder for arrays of at most `most` messages. A decoder for lists would count only after the whole
-    array."""
+    """Return a decoder for JSON arrays of at most `most` messages. A plain decoder for lists would check the number
+    only after it had decoded the whole array."""
     fields = [(f"message_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(most)]
     return msgspec.json.Decoder(msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True))
 

@@ -18,7 +18,8 @@ from transports.inbound_port import CallValues
 from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, encode
 
 MAX_BODY_BYTES: Final = 8 << 10
-"""The most bytes of a body that can fit. Values in so short a body cannot exceed the limits on messages."""
+"""Maximum bytes of a body that is compared with a template. Values in so short a body cannot exceed the limits on
+messages."""
 
 MAX_KEPT_BYTES: Final = 2 << 10
 """The most bytes that a template stores: those of a body without its arguments."""
@@ -39,14 +40,15 @@ _PROOFS: Final = (
     b'"%b"' % _WORD_OF_PROOF,
     b'{"a":[1,{"%b":"}"}],"c":{}}' % _WORD_OF_PROOF,
 )
-"""Random test values for the holes (`_NAMES`). No client knows them, so no body has them where the parser ignores
-text."""
+"""Random test values for the holes of a template (`_NAMES`). No client knows them, so no body can have them in a place
+that the parser ignores."""
 
 _Before = tuple[bytes, int, int]
-"""A part of a template: the bytes in front of a hole, their number, and the hole."""
+"""A part of a template: the bytes in front of a hole, their number, and the hole's number."""
 
 _After = tuple[bytes, int, int, bytes]
-"""A part of a template: the bytes behind a hole, their number, the hole, and the last byte in front of the hole."""
+"""A part of a template: the bytes behind a hole, their number, the hole's number, and the last byte in front of the
+hole."""
 
 
 class CallTemplate:
@@ -131,8 +133,8 @@ class CallTemplate:
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
-    """Return (begin, end, kind) of each hole in a body, in the order of the body. Return None if a value is not plain,
-    or may be in more than one place."""
+    """Return (begin, end, number) of each hole in the body of a call, in the order of the body. Return None if a value
+    is not plain, or may stand in more than one place."""
     if message.method != "tools/call":
         return None
     spans = []
@@ -160,7 +162,8 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
 
 
 def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each `value` that follows the hole's key. Skip keys inside the span `outside`."""
+    """Return (begin, end) of each place where `value` follows the key of the hole. Skip keys inside the span
+    `outside`."""
     begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
     return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
 

@@ -1,9 +1,6 @@
-"""Hand a client's connection to the process that owns its session, if that process listens on the same port (a
-sibling).
-
-A connection moves only between requests, when nothing but its socket has to move.
-docs/adr/0028-handed-over-connections.md
-"""
+"""Hand a client's connection to the gateway process that owns its session, if that process listens on the same port (a
+*sibling*). A connection moves only between requests, when nothing but its socket has to move.
+docs/adr/0028-handed-over-connections.md"""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,20 +10,21 @@ ANSWERED_BY: Final = "mcp.answered_by"
 """The key in the ASGI scope of a request that holds the name of the process to which the request was forwarded."""
 
 MOST_MOVES: Final = 3
-"""The most times that one connection moves. A proxy's connection carries requests of many sessions: without a limit, it
-would move all the time."""
+"""How often one connection may move. A proxy's connection carries requests of many sessions: without a limit, it would
+move all the time."""
 
 GIVEN: Final = "given"
 KEPT: Final = "kept"
 TAKEN: Final = "taken"
 RETURNED: Final = "returned"
 OUTCOMES: Final = (GIVEN, KEPT, TAKEN, RETURNED)
-"""What was done with a connection: `given` to a sibling; `kept`, because it could not be sent; `taken` from a sibling;
-`returned` to that sibling, because this process has no room or is shutting down."""
+"""The outcomes for a connection, for metrics: `given` to a sibling; `kept`, because it could not be sent; `taken` from
+a sibling; `returned` to that sibling, because this process has no room or is shutting down."""
 
 
 class Siblings(Protocol):
-    """Send connections to the other processes that listen on the same port. Each has a number, its place, from 0 on."""
+    """Send connections to the other processes that listen on the same port. Each process has a number, its place, from
+    0 on."""
 
     def place_of(self, owner: str) -> int | None:
         """Return the place of the process named `owner`; None if that process is no sibling."""
@@ -46,16 +44,14 @@ class ConnectionHandover:
         self.moves = moves
 
     def place_for(self, scope: Mapping[str, Any]) -> int | None:
-        """Return the place of the sibling that has answered the request in `scope`, to which the connection moves; None
-        if it stays."""
+        """Return the place of the sibling that has answered the request in `scope`: the connection should move there.
+        Return None if it should stay."""
         owner = scope.get(ANSWERED_BY)
         return None if owner is None or self.moves >= MOST_MOVES else self._siblings.place_of(owner)
 
     def give(self, transport: asyncio.Transport, place: int) -> bool:
-        """Send the socket of a connection between requests to a sibling. Return False if the connection stays.
-
-        After True, the caller aborts the transport, which closes the descriptor here and sends nothing.
-        """
+        """Send the socket of an idle connection to a sibling. Return False if the connection stays here. After True,
+        the caller aborts the transport, which closes the descriptor here and sends nothing."""
         if transport.get_write_buffer_size() or transport.get_extra_info("sslcontext") is not None:
             return False  # the rest of the response, and the state of TLS, are in this process
         return self._siblings.give(transport.get_extra_info("socket").fileno(), place, self.moves + 1)

@@ -1,8 +1,6 @@
-"""Accept the connections of a listener, end those that exceed a deadline, and end idle ones to make room.
-
-A timer compares the state of each connection with its state at the last check, so a request costs nothing here. This
-module knows no HTTP: a connection reports the event for which it waits.
-"""
+"""Accept the connections of a listener, end those that exceed a deadline, and end idle ones to make room for others. A
+timer compares the state of each connection with its state at the last check, so a request costs nothing here. This
+module knows no HTTP: a connection reports for what it waits."""
 
 import asyncio
 import contextlib
@@ -24,8 +22,8 @@ logger = logging.getLogger(__name__)
 _MAX_CHECK_EVERY_S: Final = 1.0
 _MOST_AT_ONCE: Final = 128
 _MOST_CUT_AT_ONCE: Final = 32
-"""The most connections that are ended in one turn of the event loop; `_MOST_AT_ONCE` are checked. Either takes about a
-millisecond."""
+"""Maximum number of connections that are ended in one turn of the event loop. At most `_MOST_AT_ONCE` are checked.
+Either takes about a millisecond."""
 
 _TOLD_EVERY_S: Final = 10.0
 
@@ -37,18 +35,18 @@ _MOST_DROPPED: Final = 1 << 20
 has passed."""
 
 _MOST_DROPPED_BODY: Final = 8 << 20
-"""The same limit if the body of a refused request still arrives: some clients read no response before they have sent
-the whole body."""
+"""The same limit in bytes while the body of a refused request still arrives: some clients read no response before they
+have sent the whole body."""
 
 
 class Phase(enum.Enum):
-    """The event for which a connection waits."""
+    """What a connection is waiting for."""
 
     HEAD = enum.auto()
     """The connection waits for its first request, or for the rest of a request head."""
     BODY = enum.auto()
     BUSY = enum.auto()
-    """The connection waits for the gateway: for an answer, or until it reads on."""
+    """The connection waits for the gateway: for an answer, or until the gateway reads on."""
     IDLE = enum.auto()
     """The connection waits for the next request."""
     LEAVING = enum.auto()
@@ -59,7 +57,7 @@ class Connection(Protocol):
     """The methods of a connection that `Connections` calls."""
 
     def standing(self) -> tuple[Phase, int]:
-        """Return the event for which the connection waits, and a number that changes with any progress."""
+        """Return the phase of the connection (for what it waits), and a number that changes with any progress."""
 
     def unsent(self) -> int:
         """Return the bytes in the send buffer: written, but not yet accepted by the kernel."""
@@ -69,8 +67,8 @@ class Connection(Protocol):
         fault."""
 
     def drop(self) -> None:
-        """End the connection now, without waiting for the client, to make room or because `cut` failed. It is no longer
-        checked."""
+        """End the connection now, without waiting for the client: to make room, or because `cut` has failed. It is no
+        longer checked."""
 
 
 class Cycle(Protocol):
@@ -95,7 +93,7 @@ class CycleTransport:
 
 
 class Leaving:
-    """End a connection after its last response. Discard what the client still sends, up to a limit."""
+    """End a connection after its last response. Read and discard what the client still sends, up to a limit."""
 
     __slots__ = ("_may_drop", "has_begun")
 
@@ -129,7 +127,7 @@ class _Seen:
         self.unsent = 0
 
     def note(self, standing: tuple[Phase, int], unsent: int, now: float) -> None:
-        """Record when the connection last made progress, and when its send buffer last shrank or was empty."""
+        """Record when the connection last made progress, and when its send buffer last became smaller or was empty."""
         if not unsent or unsent < self.unsent:
             self.taken_at = now
         self.unsent = unsent
@@ -200,7 +198,7 @@ class Connections:
         return kind
 
     def swap(self, connection: Connection, successor: Connection) -> None:
-        """Replace a connection by `successor`, which takes over its transport."""
+        """Replace a connection by another object, `successor`, which takes over its transport."""
         self._open[successor] = self._open.pop(connection)
 
     def leave(self, connection: Connection) -> None:
@@ -213,8 +211,8 @@ class Connections:
             del self._peers[seen.peer]
 
     def _make_room(self) -> bool:
-        """End one connection that waits for a request: first one that never sent any, else the one idle longest. Return
-        False if none waits."""
+        """End one connection that waits for a request, to make room: first one that has never sent any, else the one
+        that has been idle longest. Return False if none waits."""
         if not self._spare:
             # So many have come at once that the last periodic check saw none: look among the oldest ones.
             now, spare = self._now(), []
@@ -245,8 +243,8 @@ class Connections:
             )
 
     def _now(self) -> float:
-        """Return the time in seconds that counts for deadlines. It excludes stalls of the event loop, during which
-        nothing that clients sent was read."""
+        """Return the time in seconds by which deadlines are measured. It stands still while the event loop is blocked,
+        because nothing that clients send is read then."""
         return asyncio.get_running_loop().time() - self._stalled_s
 
     def _check_later(self) -> None:
@@ -307,13 +305,15 @@ class Connections:
 
 
 def _in_order(spare: list[tuple[bool, float, Connection]]) -> deque[Connection]:
-    """Return connections in the order in which they are ended to make room, first those that never sent a request."""
+    """Return waiting connections in the order in which they are ended to make room: those that have never sent a
+    request come first."""
     spare.sort(key=lambda entry: entry[:2])
     return deque(connection for *_, connection in spare)
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """End a connection with a TCP reset, so that neither this process nor the kernel keeps unsent data."""
+    """End a connection with a TCP reset. Unsent data is discarded, so that neither this process nor the kernel keeps
+    it."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):

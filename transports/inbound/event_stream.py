@@ -1,4 +1,4 @@
-"""Send responses that are event streams: begin them, keep them alive, and end them if the client does not read."""
+"""Send event-stream responses: begin them, keep them alive, and end them if the client does not read."""
 
 import asyncio
 import math
@@ -19,7 +19,8 @@ RETRY_MS: Final = 500
 """Milliseconds that a client waits before it resumes a stream that was closed before its end."""
 
 MOST_TOGETHER_BYTES: Final = 64 << 10
-"""Events that wait are joined into one write until they have more bytes than this: copying large ones costs more."""
+"""Waiting events are joined into one write until they have this many bytes. Copying larger ones would cost more than it
+saves."""
 
 _PRIMING: Final = Frame(b"")
 """The first event of a stream that can be resumed: it has an id and no message."""
@@ -36,7 +37,7 @@ _HEADERS: Final[HeaderList] = [
 
 
 class Stream:
-    """Write an event stream to one client. `gone` is True once nothing more can be written."""
+    """Write an event stream to one client. `gone` is True once nothing more can be written to the client."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -61,7 +62,7 @@ class Stream:
 
 
 def stream_headers(headers: HeaderList) -> HeaderList:
-    """Return the headers of a response that is an event stream. `headers` are those of the stream's answer."""
+    """Return the headers of an event-stream response. `headers` are those of the answer."""
     return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
@@ -126,7 +127,7 @@ async def stream_answer(
 
 
 async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
-    """Return `frame` and the queued frames behind it, until they exceed `MOST_TOGETHER_BYTES`."""
+    """Return `frame` and the frames queued behind it, until they have more than `MOST_TOGETHER_BYTES`."""
     frames: list[Frame] = []
     size, following = 0, frame
     while True:
@@ -144,11 +145,9 @@ def whole_stream(
     times: StreamTimes | None,
     record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
 ) -> bytes | None:
-    """Record all frames of an answer, and return them as the events that `stream_answer` would send. `record` is
-    `Answer.record_at_hand`.
-
-    Return None, and record nothing, if the frames are too large together, or the record has to wait for the store.
-    """
+    """Store all frames of an answer for replay, and return them as the events that `stream_answer` would send. `record`
+    is `Answer.record_at_hand`. Return None, and store nothing, if the frames are too large together, or storing would
+    need waiting."""
     if sum(len(frame.data) for frame in frames) > MOST_TOGETHER_BYTES:
         return None
     recorded = frames if times is None else [_PRIMING, *frames]
@@ -204,7 +203,8 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
 
 
 def continued(send: Send) -> Send:
-    """Return an ASGI `send` for a response whose event stream has begun: it sends a JSON answer as one event."""
+    """Return an ASGI `send` for a response whose event stream has already begun: it sends a JSON answer as one
+    event."""
     is_stream = False
     parts: list[bytes] = []
 

@@ -1,7 +1,5 @@
-"""Refuse ambiguous heads of requests (RFC 9112), after the parser, because parsers differ in what they accept.
-
-Pure: no I/O. The parser has split the head into its parts.
-"""
+"""Refuse request heads that two HTTP parsers could read differently (RFC 9112). The checks come after the parser, which
+has split the head into its parts. Pure: no I/O."""
 
 import functools
 import re
@@ -29,7 +27,8 @@ _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(?::[0-9]*)?|\[[0-9A-Fa
 
 
 class BadRequest(Exception):
-    """The refusal of a request. Its connection is closed, because the end of the request is uncertain."""
+    """A request is refused because its head is ambiguous. Its connection is closed, because the end of the request is
+    uncertain."""
 
     def __init__(self, status: int, message: str, kind: Limited = Limited.FRAMING) -> None:
         super().__init__(message)

@@ -23,8 +23,8 @@ T = TypeVar("T")
 _Key = tuple[tuple[str, ...], tuple[bytes, ...]]
 
 MAX_HEADS: Final = 64
-"""The most heads that one connection stores. A 2026-07-28 client names the tool in the head, and calls several tools. A
-program with many sessions repeats the heads of all of them on each connection."""
+"""Maximum number of request heads that one connection stores. A 2026-07-28 client names the tool in the head, and calls
+several tools. A program with many sessions repeats the heads of all of them on each connection."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
 MAX_SEEN: Final = 4_096
@@ -35,7 +35,7 @@ MAX_MEMORY_BYTES: Final = 512 << 10
 (`Template.memory_bytes`)."""
 
 LEAST_MEMORY_BYTES: Final = 48 << 10
-"""The most bytes that one connection may use while all connections together use `MAX_TOTAL_BYTES` or more."""
+"""The same limit for each connection, while all connections together use `MAX_TOTAL_BYTES` or more."""
 
 MAX_TOTAL_BYTES: Final = 64 << 20
 
@@ -51,7 +51,7 @@ line or of the head (RFC 9112 §2.2, §5.2)."""
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
 _TRACE: Final = re.compile(rb"\r\n(?i:traceparent): ?(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})\r\n")
-"""A `traceparent` header. Clients with tracing send a new value with each request (W3C Trace Context §3.2)."""
+"""Matches a `traceparent` header. Clients with tracing send a new value with each request (W3C Trace Context §3.2)."""
 
 _TRACE_FORM: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_BYTES: Final = 55
@@ -104,7 +104,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
-    """A match of received bytes with the stored head `known`: the sizes of head and body in bytes, and the trace."""
+    """The stored head `known` with which received bytes begin, the sizes of head and body in bytes, and the trace."""
 
     known: "KnownHead[T]"
     head_bytes: int
@@ -142,7 +142,8 @@ def _cut(head: bytes) -> Template | None:
 
 
 class HeldBytes:
-    """Count the bytes that are used for one head. They leave the total when no connection stores the head any more."""
+    """Count the bytes that are used for one stored head. They are subtracted from the total when no connection stores
+    the head any more."""
 
     __slots__ = ("_shared", "bytes", "holders")
 
@@ -150,11 +151,11 @@ class HeldBytes:
         self._shared = shared
         self.bytes = 0
         self.holders: WeakSet[RememberedHeads[Any]] = WeakSet()
-        """The connections' memories that have the head."""
+        """The objects of the connections that store the head."""
 
     def hold(self, size: int) -> None:
-        """Add `size`, which may be negative, to the bytes. If they grow, let connections that store the head make
-        room."""
+        """Add `size`, which may be negative, to the counted bytes. If they grow, the connections that store the head
+        drop other heads to make room."""
         self.bytes += size
         self._shared.total += size
         if size > 0:
@@ -190,11 +191,11 @@ class SharedHeads(Generic[T]):
 
     @property
     def bound(self) -> int:
-        """Return the bytes that one connection may use now."""
+        """Return the maximum bytes that one connection may use for its heads now."""
         return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
 
     def is_repeated(self, seen: int) -> bool:
-        """Return True if a head with this hash (`seen`) came before. Else store the hash, and return False."""
+        """Return True if a head with the hash `seen` has come before. Otherwise store the hash, and return False."""
         if seen in self._seen:
             return True
         self._seen[seen] = None
@@ -204,11 +205,11 @@ class SharedHeads(Generic[T]):
 
 
 class RememberedHeads(Generic[T]):
-    """Find stored heads that this connection, or another one from the same place, has sent.
+    """The heads that one connection has stored. Also finds those that another connection from the same place has
+    stored.
 
-    `where` is the place: the address of the client, and the scheme. What a request means depends on nothing but its
-    bytes and its place.
-    """
+    `where` is the place: the address of the client, and the scheme. The meaning of a request depends only on its bytes
+    and its place."""
 
     __slots__ = ("__weakref__", "_has_ended", "_known", "_last", "_seen", "_shared", "_where")
 
@@ -224,7 +225,7 @@ class RememberedHeads(Generic[T]):
         return len(self._known)
 
     def match(self, data: bytes) -> HeadMatch[T] | None:
-        """Return the stored head with which `data` begins; None if the head is not stored, or has not arrived
+        """Return the stored head with which `data` begins. Return None if the head is not stored, or has not arrived
         completely."""
         last = self._last
         if last is not None and (read := last.template.read(data)) is not None:
@@ -285,7 +286,7 @@ class RememberedHeads(Generic[T]):
                 self._last = None
 
     def forget(self, template: Template) -> None:
-        """Drop a head, if it is stored. Connections that do not use it now cannot find it later."""
+        """Drop a head, if it is stored. Connections that do not store it themselves cannot find it any more."""
         key = (self._where, template.parts)
         known = self._known.pop(key, None)
         self._shared.known.pop(key, None)
@@ -317,8 +318,8 @@ OUTCOMES: Final[tuple[HeadUse, ...]] = get_args(HeadUse)
 class ConnectionMemory:
     """Share stored heads between the connections of a listener, and count in `counts` how requests were served
     (`OUTCOMES`). `may_serve` returns False while the process ends or hands over its work: each response then has to end
-    its connection, so no stored head is used. A body of more than `body_bytes` goes the usual way, which authenticates
-    the sender before it reads the rest."""
+    its connection, so no stored head is used. A request with a body of more than `body_bytes` is served by parser and
+    ASGI, which authenticate the sender before they read the rest."""
 
     def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
         self.counts = counts
@@ -332,7 +333,7 @@ REPEATS: Final = "mcp.repeats"
 
 
 class HeadOffer:
-    """Let the app that has served a POST store its head for the connection."""
+    """Lets the app that has served a POST store the POST's head for its connection."""
 
     __slots__ = ("_head", "_headers", "_heads")
 

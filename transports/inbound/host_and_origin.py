@@ -70,7 +70,7 @@ class Guard:
 
     @property
     def served_host(self) -> str:
-        """Return a host name that passes this guard, for requests from within the process."""
+        """Return a host name that this check accepts, for requests from within the process."""
         named = sorted(host for host in self.hosts if "*" not in host)
         return named[0] if named else f"gateway{self.domains[0]}" if self.domains else "localhost"
 
@@ -138,7 +138,8 @@ def _hostname(netloc: str) -> str:
 
 
 def readable_by(send: Send, origin: str) -> Send:
-    """Return an ASGI `send` whose responses web pages of `origin` may read (CORS). The guard has allowed the origin."""
+    """Return an ASGI `send` that adds the CORS headers by which web pages of `origin` may read the response. The origin
+    must have been checked."""
     shared = origin_headers(origin)
 
     async def sending(event: MutableMapping[str, Any]) -> None:

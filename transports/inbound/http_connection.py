@@ -1,8 +1,8 @@
-"""Serve one HTTP/1.1 connection, by uvicorn's httptools protocol with limits and a defined answer to each fault.
+"""Serve one HTTP/1.1 connection: uvicorn's httptools protocol, with limits and a defined answer to each fault of a
+client.
 
 httptools (llhttp, strict) parses the bytes. h11 takes over the connections that httptools cannot read correctly: a head
-with `Upgrade`, whose body httptools would take for another protocol, and HTTP/1.0. docs/adr/0012-the-http-edge.md
-"""
+with `Upgrade`, whose body httptools would take for another protocol, and HTTP/1.0. docs/adr/0012-the-http-edge.md"""
 
 import asyncio
 import functools
@@ -27,7 +27,7 @@ from transports.inbound.http_messages import Receive, Scope, Send
 from transports.inbound.unauthenticated_limits import Limited
 
 _PROGRESS_BITS: Final = 16
-"""The step in which a body makes progress: 2 ** 16 bytes (64 KiB)."""
+"""A body counts as making progress each time another 2 ** 16 bytes (64 KiB) have arrived."""
 
 
 class HeadBytes:
@@ -46,14 +46,14 @@ class HeadBytes:
         self._is_first = False
 
     def arrive(self, size: int, *, between_messages: bool) -> None:
-        """Set the size of the chunk that is parsed next. `between_messages`: no message is incomplete."""
+        """Set the size of the chunk of data that is parsed next. `between_messages`: no request is incomplete."""
         self._chunk = size
         self.at_most = self.size + size
         self._is_first = between_messages
 
     def begin(self) -> None:
-        """Record that a head begins in this chunk. It is at the start of the chunk if no message was incomplete, and no
-        head came before it in the chunk."""
+        """Record that a head begins in this chunk. It begins at the start of the chunk if no request was incomplete,
+        and no head came before it in the chunk."""
         self.copy = bytearray() if self._is_first else None
         self.size = 0
         self.at_most = self._chunk
@@ -78,11 +78,11 @@ class HeadBytes:
 
 
 class UnusualHead(Exception):
-    """A head that h11 has to parse."""
+    """A request head that has to be parsed by h11."""
 
 
 class LastRequest(Exception):
-    """A request follows one after which its connection must end (`Connection: close`)."""
+    """A request has come after the last one: the earlier request ends its connection (`Connection: close`)."""
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -114,7 +114,8 @@ class HttpConnection(HttpToolsProtocol):
         self._place = place
         self._running: RequestResponseCycle | None = None
         self._last_words: bytes | None = None
-        """A last response, to be written after those in progress, before the end. Once set, nothing is read."""
+        """A last response, which is written after those in progress, before the connection ends. Once it is set,
+        nothing is read."""
         self._of_cycles: asyncio.Transport
         self._leaving = Leaving()
         self._handover = handover
@@ -277,7 +278,7 @@ class HttpConnection(HttpToolsProtocol):
             self.loop.call_soon(self._give, sibling)
 
     def _give(self, sibling: int) -> None:
-        """Hand the connection to a sibling process if it is between requests; else read on."""
+        """Hand the connection to a sibling process, if it is between requests; otherwise go on reading."""
         if self.transport.is_closing():
             return
         if self._handover is not None and self.is_between_requests() and self._handover.give(self.transport, sibling):
@@ -293,8 +294,8 @@ class HttpConnection(HttpToolsProtocol):
         super().shutdown()
 
     def _close_after_response(self) -> None:
-        """Close the connection after a response. If the body is still arriving, first let the client read the response,
-        which a reset could overtake (RFC 9112 §9.6)."""
+        """Close the connection after a response. If the request's body is still arriving, first let the client read the
+        response: closing at once would send a reset, which could overtake the response (RFC 9112 §9.6)."""
         if self._in_body and self.cycle is self._running and self.cycle.response_complete:
             self._leave(b"", in_body=True)
         else:
@@ -388,8 +389,8 @@ def _too_long(limit: int) -> BadRequest:
 
 
 def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:
-    """Hand a connection to h11. `head` has all bytes from the beginning of the present request, which h11 parses
-    again."""
+    """Hand a connection over to the parser h11. `head` has all bytes from the beginning of the present request, which
+    h11 parses again."""
     connection._repeated.forget()
     connection.server_state.connections.discard(connection)
     config, state, app_state = connection.config, connection.server_state, connection.app_state

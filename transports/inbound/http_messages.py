@@ -1,4 +1,4 @@
-"""Read the headers and bodies of requests, and send responses, for both eras. Knows no JSON-RPC method."""
+"""Read the headers and bodies of HTTP requests, and send responses, for both eras. Knows no JSON-RPC method."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, MutableMapping
@@ -17,7 +17,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 STRANGER_BODY_BYTES: Final = SMALL_BODY_BYTES
-"""The most bytes of a body that are read before its sender is known: else anyone could fill the memory."""
+"""Maximum bytes of a body that are read before its sender is authenticated. Otherwise anyone could fill the memory."""
 
 _WATCH_AFTER_S: Final = 0.05
 _SINGLE: Final = frozenset(
@@ -89,7 +89,7 @@ async def read_body(
 
     `check_sender` raises `Refused` if the sender may not send so many bytes. It is called before more than
     `STRANGER_BODY_BYTES` are read; for a smaller body, when all of it was read. Without a declared length, it is called
-    once more for the rest. `held` counts the bytes read; the caller releases them.
+    once more for the rest. `held` counts the bytes that were read; the caller has to release them.
 
     Raises:
         Refused: 413, the body has more than `limit` bytes, and is not read on; the errors of `check_sender` and `held`.
@@ -144,7 +144,8 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 class ClientWatch:
-    """Call `on_left` when the client disconnects. The watch starts late, because most requests end sooner."""
+    """Call `on_left` when the client disconnects. The watch begins only after a while, because most requests have ended
+    by then."""
 
     def __init__(self, receive: Receive, on_left: Callable[[], None]) -> None:
         self._receive = receive

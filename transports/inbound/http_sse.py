@@ -41,7 +41,8 @@ from transports.sse import COMMENT, encode_event
 
 
 class Addresses:
-    """Make and check the addresses of event streams. `keys` are newest first: the first signs, all verify."""
+    """Make and check the addresses of event streams, to which clients post messages. `keys` are newest first: the first
+    signs, all verify."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = list(reversed(keys))  # itsdangerous signs with the last key
@@ -75,12 +76,12 @@ _NOT_PASSED_ON: Final = frozenset(
     last-event-id origin te trailer transfer-encoding upgrade
     mcp-gateway-session mcp-method mcp-name mcp-protocol-version mcp-session-id""".split()
 )
-"""Headers that are not passed on to the endpoint: they belong to one HTTP request or message, or name a session. This
-transport finds the session itself."""
+"""Headers of a posted message that are not passed on to the endpoint: they belong to one HTTP request or message, or
+name a session. This transport finds the session itself."""
 
 
 class MessageBus(Protocol):
-    """Publish short messages to the processes that now subscribe to a topic."""
+    """Publish short messages to those processes that subscribe to a topic at the moment."""
 
     async def publish(self, topic: str, data: bytes) -> None: ...
 
@@ -283,7 +284,7 @@ def _acknowledgement(data: bytes) -> str:
 
 
 def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a message by which the endpoint authenticates the sender."""
+    """Return those headers of a message by which the endpoint authenticates its sender."""
     return {
         name: value
         for name, value in headers.items()

@@ -35,7 +35,7 @@ class Reply:
         self._parts.put_nowait(None)
 
     async def send(self, event: Any) -> None:
-        """Receive an event of the response, as the `send` of ASGI that the app calls."""
+        """Receive an event of the response. The app calls this as its ASGI `send`."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             self.headers = {name.decode(): value.decode("latin-1") for name, value in event["headers"]}
@@ -64,8 +64,8 @@ class Reply:
             yield body
 
     async def leave(self, wait_s: float = 0.0) -> None:
-        """Cancel the request, like a client that closes its connection, and drop the rest of the response. `wait_s` is
-        how many seconds the app may take to notice the disconnect and cancel its work."""
+        """Cancel the request, as a client does that closes its connection, and drop the rest of the response. `wait_s`
+        is how many seconds the app has to notice that and to cancel its work."""
         self._left.set()
         if self._work is not None:
             if wait_s:
@@ -74,7 +74,7 @@ class Reply:
             await asyncio.gather(self._work, return_exceptions=True)
 
     async def disconnected(self) -> None:
-        """Wait until the request is cancelled."""
+        """Wait until `leave` has cancelled the request."""
         await self._left.wait()
 
 

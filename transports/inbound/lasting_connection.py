@@ -1,8 +1,7 @@
-"""Serve a client that has a lasting connection: one session for each connection, messages in and out.
+"""Serve a client that has a lasting connection, on which messages go both ways, and with it one session.
 
-For the gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and for the event streams of
-HTTP+SSE (MCP 2024-11-05).
-"""
+Used for the gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and for the event
+streams of HTTP+SSE (MCP 2024-11-05)."""
 
 import asyncio
 import contextlib
@@ -73,7 +72,8 @@ class LastingConnection:
         self._given = token
         self._session_key = session_key
         self.may_return = False
-        """Set once the client has named this connection's session itself, so that it may do so again later."""
+        """True once the client has sent the token of this connection's session itself, so that it may come back to the
+        session later."""
         self._version = _LATEST
         self._modern_version = ""  # the version that the last modern message named
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
@@ -203,7 +203,8 @@ class LastingConnection:
         return self._ask("POST", {**headers, **carried}, line)
 
     async def _learn_token(self, reply: Reply) -> None:
-        """Store the session's token from the response head, before a frame makes the client send its next request."""
+        """Store the session's token from the response head. This must happen before a message of the response makes the
+        client send its next request."""
         await reply.begun()
         self._token = reply.headers.get("mcp-gateway-session", self._token)
 
@@ -335,8 +336,8 @@ async def _pass_on(reply: Reply, write: Callable[[bytes], Awaitable[None]]) -> N
 
 
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
-    """Wait until the message of the task `before` is handled, then until this one is. Log a refusal of this message,
-    which has no other answer."""
+    """Wait until the message of the task `before` is handled, and then until the message of `reply` is. Log a refusal
+    of the latter, which has no other answer."""
     if before is not None:
         await before
     async for _ in reply.frames():
@@ -360,8 +361,8 @@ def _cancelled_id(message: Message) -> object:
 
 
 def _own(frame: bytes) -> Message:
-    """Parse a message of the gateway. The limits hold for what a server sends: what the gateway adds to it may be more
-    parts."""
+    """Parse a message that the gateway itself has made. The limits are those for servers' messages, because the gateway
+    adds parts to these."""
     return parse(frame, len(frame))
 
 
@@ -376,9 +377,7 @@ def _with_token(frame: bytes, key: str, token: str) -> bytes:
 
 
 def _ended(request_id: object) -> bytes:
-    """Return the cancellation that follows the result of a subscription (MCP 2026-07-28, Cancellation).
-
-    The result comes first, and means a graceful end. After a cancellation alone, SDK clients assume a lost stream.
-    """
+    """Return the cancellation that the client gets after the result of a subscription (MCP 2026-07-28, Cancellation).
+    The result comes first, and means a graceful end. After a cancellation alone, SDK clients assume a lost stream."""
     params = {"requestId": request_id, "reason": "the subscription has ended"}
     return encode_notification(_CANCELLED, encode(params))

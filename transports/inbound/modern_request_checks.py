@@ -100,12 +100,13 @@ def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, par
 
 
 def status_of(error_code: int | None) -> int:
-    """Return the HTTP status of a JSON answer, which the protocol defines for some error codes."""
+    """Return the HTTP status for a JSON answer with this error code (None: no error). MCP defines it for some codes."""
     return 200 if error_code is None else _STATUSES.get(error_code, 200)
 
 
 def _check_routing(message: Message, params: Object, version: Any, headers: Mapping[str, str]) -> None:
-    """Compare the headers that proxies route by with the body. Raises `Refused` if one differs or is missing."""
+    """Compare the headers by which proxies route a request with the request's body. Raises `Refused` if one differs or
+    is missing."""
     header = headers.get(VERSION_HEADER)
     if header is None or header != version:
         raise _mismatch(f"{VERSION_HEADER} header does not match the request envelope's protocol version")

@@ -69,7 +69,8 @@ def check_version(headers: Mapping[str, str]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _permits_both(accept: str) -> bool:
-    """Return True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Ignore quality values."""
+    """Return True if an Accept header permits both JSON and event streams as the answer (RFC 9110 §12.5.1). Quality
+    values are ignored."""
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
     return bool(kinds & {"application/json", "application/*", "*/*"} and kinds & {"text/event-stream", "text/*", "*/*"})
 
@@ -87,7 +88,7 @@ class _Meta(msgspec.Struct):
 
 
 class LengthChecks:
-    """Check the lengths of parts of messages, and count the refusals."""
+    """Check that parts of clients' messages are not too long, and count the refusals."""
 
     def __init__(self, limits: Limits, refusals: Refusals) -> None:
         self._name_chars = limits.name_chars
@@ -170,7 +171,7 @@ def _is_short(raw: msgspec.Raw, most: int) -> bool:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The head of a request, after the guard has checked Host and Origin. The fields are those of `Request`."""
+    """The head of an HTTP request whose Host and Origin were checked. The fields are those of `Request`."""
 
     headers: Mapping[str, str]
     raw_headers: HeaderList
@@ -186,7 +187,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Posts:
-    """Read the requests of one endpoint."""
+    """Turn the HTTP requests to one endpoint into `Request` objects."""
 
     def __init__(self, endpoint: str, guard: Guard, lengths: LengthChecks) -> None:
         self._endpoint = endpoint
@@ -256,7 +257,7 @@ class Posts:
         *,
         body_bytes: int = 0,
     ) -> Request:
-        """Make a request from a head and the parts of a message, without checking them again."""
+        """Make a request from a head and the parts of a message, which were checked before."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         is_modern_call = era is MODERN and message is not None and message.method == "tools/call" and message.is_request
         return Request(

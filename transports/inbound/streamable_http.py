@@ -1,7 +1,5 @@
-"""Serve Streamable HTTP of both eras on one endpoint: methods, statuses and replies. Only the handler knows sessions.
-
-MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
-"""
+"""Serve Streamable HTTP of both eras on one endpoint: its methods, statuses and responses. Only the handler knows
+sessions. MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP."""
 
 import asyncio
 import functools
@@ -54,7 +52,7 @@ store, and without the limit that clients have for an event."""
 
 _PRIMING: Final = "2025-11-25"
 _MOST_TRIES: Final = 6
-"""The most attempts at a request whose session keeps changing owners."""
+"""Maximum number of attempts at a request if the owner of its session keeps changing."""
 
 
 class StreamableHttp:
@@ -124,15 +122,16 @@ class StreamableHttp:
         await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
     async def _check_sender(self, head: Head, body_bytes: int) -> None:
-        """Authenticate the sender of a body of `body_bytes`, unless the request is forwarded: then the other replica
-        has done this. Raises `Refused`."""
+        """Authenticate the sender of a body of `body_bytes`. Do nothing for a forwarded request, whose sender the other
+        replica has authenticated. Raises `Refused`."""
         if head.forwarded is None:
             await self._handler.check_sender(self.posts.of_head(head, head.era, body_bytes=body_bytes))
 
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None
     ) -> None:
-        """Serve the request here or at the owner of its session. A forwarded request is not forwarded again."""
+        """Serve the request here, or at the replica that owns its session. A forwarded request is not forwarded
+        again."""
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
@@ -162,7 +161,7 @@ class StreamableHttp:
         await self._refuse(send, head.headers, _moved(), request_id, again=True)
 
     def _remember_head(self, scope: Scope, head: Head, *, has_succeeded: bool) -> None:
-        """Let the connection store the head of a request, if `has_succeeded`: the answer did not end with an error."""
+        """Let the connection store the request's head if `has_succeeded`: the answer did not end with an error."""
         if has_succeeded and (offer := scope.get(REPEATS)) is not None:
             offer.remember(functools.partial(RepeatedHead.of, self, head))
 
@@ -218,7 +217,7 @@ class StreamableHttp:
         return False
 
     async def _take(self, request: Request, message: Message, send: Send) -> None:
-        """Hand on a notification, or a response of the client."""
+        """Pass a notification or a response of the client to the handler."""
         if message.is_response:
             await self._handler.respond(request)
             await send_status(send, 202)
@@ -288,7 +287,7 @@ class StreamableHttp:
         parts = await self._batches.accepted(body, request)
 
         async def pass_on(message: bytes) -> None:
-            """Serve a message as a POST of its own, with a response for nobody."""
+            """Serve a message as a POST of its own, and discard the response."""
             await self._serve_somewhere({**scope}, head, message, _nothing_more, _to_nobody, None)
 
         await response.during(self._batches.handle(parts, request, response, pass_on))
@@ -316,7 +315,7 @@ async def _nothing_more() -> Any:
 
 
 async def _to_nobody(event: Any) -> None:
-    """Drop a part of a response."""
+    """Discard a part of a response."""
 
 
 def _moved() -> Refused:
@@ -325,15 +324,16 @@ def _moved() -> Refused:
 
 
 def _failed() -> Refused:
-    """Return the refusal for a fault of the gateway. The log has the details, under the call's correlation id."""
+    """Return the refusal for an unexpected error in the gateway. The log has the details, under the call's correlation
+    id."""
     return Refused(
         500, INTERNAL_ERROR, "The gateway failed to handle this request. Whether a call took effect is unknown."
     )
 
 
 def _unread_id(scope: Scope) -> bytes:
-    """Return the encoded id of a refusal before a message was read: `null` for a POST. GET and DELETE carry no message,
-    so the error has no id (MCP 2025-11-25, Transports)."""
+    """Return the encoded request id for a refusal that is sent before a message was read: `null` for a POST. GET and
+    DELETE carry no message, so the error has no id (MCP 2025-11-25, Transports)."""
     return b"null" if scope["method"] == "POST" else b""
 
 

@@ -31,7 +31,7 @@ _KEPT_BACK: Final = 128
 """File descriptors reserved for the store, logs, listeners and libraries."""
 
 _MOST: Final = 65_536
-"""The most connections of a process, however many files it may open."""
+"""Maximum number of connections that a process accepts, however many files it may open."""
 
 
 class Limited(enum.StrEnum):
@@ -51,11 +51,11 @@ class Limited(enum.StrEnum):
     URI = "uri"
     RECORD = "record"
     IN_FLIGHT = "in_flight"
-    """The bytes of the bodies of all calls that have no answer yet."""
+    """The limit on the bytes of bodies of calls that have no answer yet."""
     MEMORY = "memory"
-    """The memory of server processes."""
+    """The limit on the memory of server processes."""
     HOP = "hop"
-    """A limit of the listener between replicas."""
+    """A limit of the listener for other replicas."""
 
 
 Refusals = Counter[Limited]
@@ -98,8 +98,8 @@ def room_for_connections() -> int:
 
 
 SMALL_BODY_BYTES: Final = 64 << 10
-"""Bodies up to this size are not counted in `BodyBudget`: the limits on connections and calls bound them well
-enough."""
+"""The largest body in bytes that is not counted in `BodyBudget`: the limits on connections and calls bound small bodies
+well enough."""
 
 
 class BodyBudget:
@@ -124,7 +124,7 @@ class BodyBudget:
         """Count `size` more bytes of a request that has `mine` bytes counted. An empty `network` limits the total only.
 
         Raises:
-            Refused: 429, other bodies use up the room. A body is never refused for its own size alone.
+            Refused: 429, other bodies use up the room. A body is never refused because of its own size alone.
         """
         if self._held > mine and self._held + size > self._most:
             self._refusals[Limited.IN_FLIGHT] += 1
@@ -195,7 +195,7 @@ def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str
 
 
 def _bare(hop: str) -> str:
-    """Return an address without port and brackets; empty if `hop` is no address."""
+    """Return an address without its port and brackets; empty if `hop` is not an address."""
     if len(hop) > 64:
         return ""
     if hop.startswith("["):

@@ -23,7 +23,7 @@ OF_SOCKET: Final = "of_socket"
 """Key of `scope["state"]`: what was given to `listen` for the socket."""
 
 _OF_ONE_SOCKET: Final = 64
-"""The most connections to one socket: a child needs one or a few, and its code is not trusted."""
+"""Maximum number of connections to one socket. A child process needs one or a few, and its code is not trusted."""
 
 
 def process_behind(peer: socket.socket) -> tuple[int, int] | None:
@@ -42,7 +42,7 @@ def may_connect(uid: int) -> bool:
 
 
 class _OwnUsers(HttpConnection):
-    """Serve a connection only if a process of this user or of root has opened it; abort any other."""
+    """Accept a connection only if a process of this user or of root has opened it; abort any other."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -77,7 +77,8 @@ class UnixAppServer:
 
 @dataclass(slots=True, eq=False)
 class _Socket:
-    """One socket. Most of them never get a connection, so what serves those is made for the first one."""
+    """One listening socket. Most sockets never get a connection, so what serves connections is made for the first
+    one."""
 
     path: str
     of_socket: Any
