@@ -25,7 +25,7 @@ CONTROLLERS: Final = ("memory", "pids", "cpu")
 _MARKS: Final = ("user.delegate", "trusted.delegate")
 """Attributes of a cgroup that systemd sets for `Delegate=`: the first since its version 251, the second before."""
 _ROUNDS: Final = 50
-"""The most attempts to move all processes out of a cgroup in which others start meanwhile."""
+"""Maximum number of attempts to move all processes out of a cgroup while others start in it."""
 LOCK_WITHIN_S: Final = 5.0
 _PAUSE_S: Final = 0.01
 _OWN_WEIGHT: Final = 1_000
@@ -34,8 +34,9 @@ _OWN_WEIGHT: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegation:
-    """The result of the search for the subtree. `root` is its folder; if it is empty, `lacks` says why there is none.
-    `controllers` are those of `memory`, `pids` and `cpu` that cgroups in the subtree can have."""
+    """The result of the search for the subtree of cgroups that is delegated to the gateway. `root` is its folder; if it
+    is empty, `lacks` says why there is none. `controllers` are those of `memory`, `pids` and `cpu` that cgroups in the
+    subtree can have."""
 
     root: str = ""
     controllers: tuple[str, ...] = ()
@@ -56,8 +57,8 @@ class Delegation:
 
 
 def look(setting: str | None = None) -> Delegation:
-    """Find the subtree, and change nothing. `setting` is a folder that the operator has chosen, or `off`. None: the
-    cgroup of this process, if systemd or a container runtime has delegated it."""
+    """Find the delegated subtree of cgroups, and change nothing. `setting` is a folder that the operator has chosen, or
+    `off`. None: the cgroup of this process, if systemd or a container runtime has delegated it."""
     if setting == OFF:
         return Delegation(lacks="gateway.cgroup is off")
     try:
@@ -71,8 +72,8 @@ def look(setting: str | None = None) -> Delegation:
 
 
 def take(setting: str | None = None) -> Delegation:
-    """Find the subtree and prepare it: move the processes in its root into the leaf, and allow limits on the cgroups
-    below. May be called again, and by several processes at once."""
+    """Find the delegated subtree of cgroups and prepare it: move the processes in its root into the leaf, and allow
+    limits on the cgroups below. May be called again, and by several processes at once."""
     found = look(setting)
     if not found.root:
         return found
@@ -104,7 +105,7 @@ def writes_alone(root: str) -> Iterator[None]:
 
 
 def _vacate(root: str) -> None:
-    """Move the processes in the root of the subtree, this one among them, into the leaf."""
+    """Move all processes in the root of the subtree, including this one, into the leaf."""
     leaf = f"{root}/{LEAF}"
     for _ in range(_ROUNDS):
         with open(f"{root}/cgroup.procs", encoding="ascii") as file:
@@ -137,7 +138,7 @@ def write(folder: int | None, name: str, text: str) -> None:
 
 
 def _try(root: str) -> None:
-    """Raise `OSError` if this user may not make cgroups in the folder `root`."""
+    """Test if this user may make cgroups in the folder `root`. Raises `OSError` if not."""
     if not os.path.exists(f"{root}/cgroup.controllers"):
         raise OSError(errno.ENOENT, f"{root} is not a cgroup of version 2")
     for path in (root, f"{root}/cgroup.procs", f"{root}/cgroup.subtree_control"):
@@ -189,7 +190,8 @@ def _own_cgroup() -> str:
 
 
 def _folder_of(inside: str) -> str:
-    """Return the folder below which the file system shows the cgroup `inside`. Raises `OSError` if there is none."""
+    """Return the folder in the file system that shows the cgroup `inside` (a path in the cgroup namespace). Raises
+    `OSError` if there is none."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             fields, _, kind = line.partition(" - ")

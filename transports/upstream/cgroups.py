@@ -34,7 +34,7 @@ _EXCEEDED: Final = "its processes had more together, and were ended"
 
 
 class Groups:
-    """The cgroups of the servers of one fork server. Without a delegated subtree there are none."""
+    """The cgroups of the servers that one fork server has started. Without a delegated subtree there are none."""
 
     def __init__(self, delegation: Delegation) -> None:
         self.count = "pids" in delegation.controllers
@@ -64,7 +64,7 @@ class Groups:
             write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
 
     def belongs_to(self, reaper: int) -> None:
-        """Assign the next cgroup to this reaper, which was just forked."""
+        """Record that the next cgroup is for this reaper, which was just forked."""
         if self._folder >= 0:
             self._of[reaper] = str(self._next)
             self._next += 1
@@ -145,10 +145,8 @@ class Group:
             write(self._folder, "cpu.max", f"{max(1_000, round(limits.processors * _PERIOD_US))} {_PERIOD_US}")
 
     def fork(self) -> int:
-        """Fork like `os.fork`. The child is in the cgroup once it has called `enter`.
-
-        The child is created inside the cgroup if the kernel can do that: to move a process takes milliseconds.
-        """
+        """Fork like `os.fork`, with the child in the cgroup once it has called `enter`. If the kernel can do that, the
+        child is created inside the cgroup, because moving a process takes milliseconds."""
         # CLONE_INTO_CGROUP: struct clone_args ends with the descriptor of the folder.
         given = struct.pack("=11Q", _INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, self._folder)
         try:
@@ -167,7 +165,7 @@ class Group:
 
     def watch(self) -> int:
         """Return a descriptor on which poll(2) reports POLLPRI when the kernel refuses to start a process; -1 if there
-        is no limit. It reports only after a first call of `newly_refused`."""
+        is no limit. It reports nothing before the first call of `newly_refused`."""
         if self.most_processes is not None:
             self._pid_events = os.open("pids.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
         return self._pid_events
@@ -208,7 +206,8 @@ class Group:
         return why
 
     def _exceeded(self) -> bool:
-        """Return True if the processes were killed for the cgroup's own limit, not for that of a cgroup around it."""
+        """Return True if the processes were killed because of the cgroup's own memory limit, not because of that of an
+        enclosing cgroup."""
         events = self._memory_events()
         return self._most_mb > 0 and bool(events.get("oom_kill") and events.get("oom"))
 
@@ -220,7 +219,8 @@ class Group:
 
 
 def _remove_left(root: str) -> None:
-    """Kill the processes that killed gateways have left behind in the subtree, and remove their cgroups and folders."""
+    """Kill the processes that gateways have left behind in the subtree because they were killed. Remove these
+    processes' cgroups and folders."""
     deadline = time.monotonic() + _LEFT_WITHIN_S
     for name in os.listdir(root):
         if not name.startswith(_FOLDER):

@@ -20,16 +20,16 @@ _CHUNK_BYTES: Final = 65_536
 """The most bytes of one read: the default size of a pipe. One read in each turn of the event loop keeps a noisy child
 from delaying others."""
 _LINES_AT_ONCE: Final = 128
-"""The most lines of a chunk that are handled in one turn: tens of thousands of short ones would take half a second."""
+"""Maximum number of lines of a chunk that are handled in one turn of the event loop: tens of thousands of short lines
+would take half a second."""
 _DRAIN_CHUNKS: Final = 256  # 16 MiB: more than a pipe can hold, unless somebody still writes
 
 
 class Inbox:
-    """Read a descriptor, and own it. `data` gets every chunk; `end` is called once, at the end of the data.
+    """Read a descriptor, and own it. `data` is called with every chunk; `end` is called once, at the end of the data.
 
     asyncio's own pipe transports are not used: they open asynchronously, and close one turn of the event loop later. So
-    a start that is cancelled could leak a descriptor. This class opens and closes synchronously.
-    """
+    a start that is cancelled could leak a descriptor. This class opens and closes synchronously."""
 
     __slots__ = ("_data", "_end", "_fd", "_loop", "_rest")
 
@@ -86,7 +86,8 @@ class Inbox:
         return False
 
     def _part(self, data: bytes) -> bytes:
-        """Return the beginning of a chunk, with at most `_LINES_AT_ONCE` lines. The rest is for the next turn."""
+        """Return the beginning of a chunk, with at most `most_lines` lines. The rest is handled in the next turn of the
+        event loop."""
         size = len(data)
         while data.count(b"\n", 0, size) > _LINES_AT_ONCE:
             size //= 2
@@ -105,8 +106,8 @@ class Inbox:
 
 
 class PipeWriter:
-    """Write to a descriptor, and close it at the end if `owns`. Bytes that do not fit into the pipe are written
-    later."""
+    """Write to a descriptor. If `owns`, close the descriptor at the end. Bytes that do not fit into the pipe are
+    written later."""
 
     __slots__ = ("_fd", "_finishing", "_loop", "_owns", "pending", "taken_at")
 
@@ -115,15 +116,15 @@ class PipeWriter:
         self._fd = fd
         self._owns = owns
         self.pending = bytearray()
-        """Bytes not yet taken by the reader."""
+        """Bytes that do not fit into the pipe yet."""
         self.taken_at = 0.0
         """While bytes are pending: when the reader has last taken some, by the monotonic clock."""
         self._finishing = False
         os.set_blocking(fd, False)
 
     def write(self, data: bytes) -> bool:
-        """Write all of the data, or buffer the rest. Return False and write nothing after `finish`, or if the reader is
-        gone."""
+        """Write all of the data, or buffer what does not fit. Return False and write nothing after `finish`, or if the
+        reader is gone."""
         if self._fd < 0 or self._finishing:
             return False
         taken = 0
@@ -200,13 +201,13 @@ class ProcessFailed(Exception):
 
 
 class LineSink(Protocol):
-    """Receive the output of a child. Called on the event loop, one call at a time."""
+    """Receives the output of a child process. Called on the event loop, one call at a time."""
 
     def line(self, line: bytes) -> None:
         """Handle one line of stdout, without its line end."""
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        """Receive a line that was longer than the limit: its first and last 512 bytes. The rest is lost."""
+        """Handle a line that was longer than the limit: its first and last 512 bytes. The rest is lost."""
 
     def exited(self, code: int | None) -> None:
         """Handle the end of the child and of all its descendants. Called exactly once, after the last line."""
@@ -239,12 +240,13 @@ class Process:
         self.lacks = ""
         """The reason why the child has no namespaces or mounts of its own; empty if it has them or needs none."""
         self.prepared = False
-        """True if the start, successful or not, used walls that were prepared before (`prepared_walls.py`)."""
+        """True if the start, successful or not, used walls (sandbox restrictions) that were prepared before
+        (`prepared_walls.py`)."""
         self.returncode: int | None = None
         self.why_ended = ""
         """The reason, if known, for which the kernel ended the child: a sentence without its end."""
         self.started: asyncio.Future[str] = loop.create_future()
-        """Done when the child runs (empty), or with the reason why it does not."""
+        """A future that is set when the child runs (to an empty text), or could not be started (to the reason)."""
         self._loop = loop
         self._sink = sink
         self._done: asyncio.Future[None] = loop.create_future()
@@ -275,7 +277,7 @@ class Process:
             self._loop.call_soon(self._end, *self._ended_early)
 
     def order(self, data: bytes) -> None:
-        """Send a command to the reaper, unless it has ended."""
+        """Send a command to the child's reaper (its supervising process), unless the reaper has ended."""
         self._orders.write(data)
 
     def stderr_tail(self) -> list[str]:
@@ -289,11 +291,8 @@ class Process:
         return self.returncode
 
     async def shutdown(self, *, grace_s: float) -> int | None:
-        """End the child in the order of MCP's stdio lifecycle: close stdin, wait, SIGTERM, wait, SIGKILL.
-
-        Takes at most `2 * grace_s` and 5 seconds. May be called again and concurrently. If cancelled, kill the child at
-        once.
-        """
+        """End the child as MCP's stdio lifecycle requires: close stdin, wait, SIGTERM, wait, SIGKILL. Takes at most `2
+        * grace_s` and 5 seconds. May be called again and concurrently. If cancelled, kill the child at once."""
         self.stdin.finish()
         try:
             for order in (b"T", b"K"):
@@ -335,7 +334,8 @@ class Process:
             self._exited(report["exited"])
 
     def _exited(self, code: int | None = None) -> None:
-        """Handle the end of the server with an exit code. None: its reaper was killed, and the server with it."""
+        """Handle the end of the server with an exit code. None: its reaper (supervising process) was killed, and the
+        server with it."""
         if self._ended_early is not None:  # after the exit, the reaper itself ends
             return
         if self.started.done() and not self._listening:
@@ -368,8 +368,8 @@ class Process:
             self._sink.exited(self.returncode)
 
     def abandon(self) -> None:
-        """Close everything, whether the child has started or not. The closed control socket makes the reaper kill the
-        child."""
+        """Close all descriptors, whether the child has started or not. The reaper kills the child when its control
+        socket is closed."""
         if not self._done.done():
             self._done.set_result(None)
             for end in (self.stdin, self._stdout, self._stderr, self._orders, self._reports):

@@ -97,11 +97,12 @@ class _OomScore:
 
 
 class _Starter:
-    """Receive the requests of the gateway, and fork a reaper for each."""
+    """Receive the gateway's requests to start servers, and fork a reaper for each."""
 
     def __init__(self, requests: socket.socket, groups: Groups, oom_score: _OomScore) -> None:
         self.gateway: int | None = None
-        """A descriptor that becomes readable when the gateway dies, even if a forked copy of it keeps sockets open."""
+        """A descriptor that becomes readable when the gateway dies, even if a forked copy of the gateway keeps its
+        sockets open."""
         with contextlib.suppress(AttributeError, OSError):  # not Linux, or older than 5.3: the sockets' end has to do
             self.gateway = os.pidfd_open(os.getppid())
         self.wakeups = Wakeups()
@@ -112,7 +113,7 @@ class _Starter:
         self._oom_score = oom_score
 
     def take(self) -> bool:
-        """Handle one request. Return False at the end of the requests."""
+        """Handle one request to start a server. Return False at the end of the requests."""
         try:
             request, fds, _, _ = socket.recv_fds(self._requests, REQUEST.size, 5)
         except OSError:
@@ -211,8 +212,8 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
-    """Collect the children that have exited. Return True if one may have left orphans: each but a reaper that has ended
-    in order."""
+    """Collect the children that have exited. Return True if one of them may have left orphans: any child except a
+    reaper that has ended in order."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,4 +1,4 @@
-"""Start child processes: the gateway's side of the program `fork_server.py`."""
+"""Start child processes: the gateway's side of the connection to the program `fork_server.py`."""
 
 import asyncio
 import contextlib
@@ -30,15 +30,16 @@ _PROGRAM: Final = (sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).
 
 
 class Gates(Protocol):
-    """Serve the gates of walled processes (`walls/system_call_gate.py`) on the gateway's side: resolve names, and
-    receive refusals."""
+    """The gateway's side of the gates of sandboxed processes (`walls/system_call_gate.py`): resolve names for the
+    processes, and receive reports of what was refused to them."""
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Serve the channel of a gate until its end, and own the socket. `fields` returns the fields of log lines about
-        the gate's process: "server", and "session" and "principal" if it has them."""
+        """Serve the channel of a gate until its end, and own the socket. `reach` has the destinations that the process
+        may connect to. `fields` returns the fields of log lines about the process: "server", and "session" and
+        "principal" if it has them."""
 
     async def close(self) -> None:
-        """Stop serving, because the fork server stops. Called when all its children have ended."""
+        """Stop serving, because the fork server stops. All its children have ended by then."""
 
 
 class ForkServer:
@@ -54,7 +55,8 @@ class ForkServer:
         self.cgroup = cgroup
         self._delegation: Delegation | None = None
         self._programs: list[subprocess.Popen[bytes]] = []
-        """The last one takes requests. Earlier ones have lost their connection, and end after their last reaper."""
+        """The running fork servers. The last one gets the requests. Earlier ones have lost their connection, and end
+        after their last reaper."""
         self._requests: socket.socket | None = None
         self._announced = Announced()
         self._processes: set[Process] = set()
@@ -80,7 +82,7 @@ class ForkServer:
                 await asyncio.to_thread(self._programs.pop().wait, KILL_TIMEOUT_S)
 
     def delegation(self) -> Delegation:
-        """Return the subtree of cgroups for the children. The first call prepares it and moves this process there."""
+        """Return the subtree of cgroups for the children. The first call prepares it and moves this process into it."""
         if self._delegation is None:
             self._delegation = take(self.cgroup)
         return self._delegation
@@ -137,8 +139,8 @@ class ForkServer:
         raise ProcessFailed(reason, program, is_missing=is_missing)
 
     def _note(self, command: Command, lacks: str) -> None:
-        """Log that servers get no namespaces or mounts of their own. Repeat the line only for another reason, or after
-        a server has got some: a limit of the kernel can be reached later."""
+        """Log the reason (`lacks`) why a server gets no namespaces or mounts of its own. Repeat the line only for
+        another reason, or after a server has got some: a limit of the kernel can be reached later."""
         walls = command.walls
         if walls is None or not (walls.namespaces or walls.own_folders):
             return
@@ -262,8 +264,8 @@ def _kind_of(walls: Walls | None) -> bytes:
 
 
 def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
-    """Return the specification for the reaper, without the walls of the prototype, which the reaper has already. Behind
-    a gate, programs have to ask the resolver over streams, because datagrams do not pass."""
+    """Return the specification for the reaper, without the walls of the prototype, which the reaper has already. If
+    there is a gate, make programs ask the DNS resolver over streams, because datagrams do not pass the gate."""
     walls, env = command.walls, dict(command.env)
     if walls is not None and walls.reach is not None:
         env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too

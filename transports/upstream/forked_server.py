@@ -17,7 +17,7 @@ from transports.upstream.walls.intercepted_calls import duplicate_from, open_pro
 from transports.upstream.walls.system_calls import dumpable
 
 MOST_BYTES: Final = 4_000
-"""The most bytes of the sentence that says why a start has failed."""
+"""Maximum bytes of the sentence that says why a server could not be started."""
 
 
 def report_failure(report: int, sentence: str) -> None:
@@ -26,8 +26,8 @@ def report_failure(report: int, sentence: str) -> None:
 
 
 def hand_over(report: int, listener: int) -> None:
-    """Let the reaper copy the descriptor `listener` of this process, then close it. End this process if the reaper
-    fails."""
+    """Wait until the reaper has copied the descriptor `listener` of this process, then close it here. End this process
+    if the reaper fails."""
     # Nothing is secret in this process that will not be in the server itself.
     with dumpable():
         os.write(report, b"listener %d\n" % listener)
@@ -95,8 +95,8 @@ class LaunchReports:
 _PR_SET_PDEATHSIG: Final = 1
 _REPORT: Final = 3
 _CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
-"""The signals whose treatment a server must not inherit from this process. To reset all signals would slow each
-start."""
+"""The signals that are reset before a server starts, because this process handles or ignores them. Resetting all
+signals would slow each start."""
 
 
 def note_signals() -> None:
@@ -144,7 +144,7 @@ def become_server(
 
 
 def _place_descriptors(stdio: list[int], report: int, ruleset: int | None) -> None:
-    """Move the server's descriptors to 0, 1 and 2, and `report` to 3. Close all others but the ruleset."""
+    """Move the server's descriptors to 0, 1 and 2, and `report` to 3. Close all others except the Landlock ruleset."""
     for target, fd in enumerate(stdio):  # all are above 2: the fork server's own 0, 1 and 2 are open
         os.dup2(fd, target)
     if report != _REPORT:

@@ -1,7 +1,7 @@
-"""Read the HTTP responses of an MCP server: make messages of JSON bodies and event streams.
+"""Read the HTTP responses of an MCP server: turn JSON bodies and event streams into messages.
 
-MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. Does not know requests in flight or sessions.
-"""
+MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. This module does not know requests in flight or
+sessions."""
 
 import asyncio
 import contextlib
@@ -22,11 +22,11 @@ from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 from transports.work_steps import PIECES_AT_ONCE, Turns
 
 LEAST_S: Final = 0.1
-"""The shortest time until a stream is opened again, so that `retry: 0` does not make the gateway reconnect in a tight
-loop."""
+"""The shortest delay before a stream is opened again, so that a server's `retry: 0` does not make the gateway reconnect
+in a tight loop."""
 
 MOST_S: Final = 600.0
-"""The longest time until a stream is opened again, so that a server cannot make the gateway wait for hours."""
+"""The longest delay before a stream is opened again, so that a server cannot make the gateway wait for hours."""
 
 _MOST_ID_CHARS: Final = 1024
 """The longest event id that is sent back in a header. Few servers accept a longer header."""
@@ -36,12 +36,9 @@ _MOST_BACKOFF_S: Final = 60.0
 
 
 class StreamPlace:
-    """The place up to which an event stream was read, on all its connections. The stream is that of one request, or of
-    the server's own messages.
-
-    `last_id` is the id of the last event, empty if no event had one. `retry_s` is the last reconnection time that the
-    server has named, None if it has named none. `events` counts events, those without data included.
-    """
+    """How far an event stream was read, over all its connections. It is the stream of one request, or of the server's
+    own messages. `last_id` is the id of the last event, empty if no event had one. `retry_s` is the last reconnection
+    time that the server has named, None if it has named none. `events` counts events, those without data included."""
 
     __slots__ = ("events", "last_id", "retry_s")
 
@@ -51,8 +48,8 @@ class StreamPlace:
         self.events = 0
 
     def read(self, event_id: str) -> None:
-        """Count an event. `event_id` is empty if the event has none. If a header cannot contain the id, the stream is
-        opened again without an id: with an older id, events would come twice."""
+        """Count an event, and store its id (empty if it has none). If a header cannot contain the id, store an empty
+        one: the stream is then resumed without an id, because with an older one events would come twice."""
         self.events += 1
         if event_id:  # a header holds UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)
             is_sendable = len(event_id) <= _MOST_ID_CHARS and event_id.isprintable() and event_id == event_id.strip()
@@ -206,9 +203,10 @@ def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
 
 
 def refusal_text(response: httpx2.Response) -> str:
-    """Return a text about a response without an answer: its status, and what its headers tell the client. Of URLs and
-    challenges, only parts without credentials and without the server's address are quoted. Paths are left out: some
-    servers have secrets there. So is the server's own reason phrase, which may be any text."""
+    """Return a text about a response without a usable answer: its status, and the safe parts of its headers. Of URLs
+    and challenges, only parts without credentials and without the server's address are quoted. Paths are left out,
+    because some servers have secrets there. The server's own reason phrase is left out too, because it may be any
+    text."""
     text = f"{response.status_code} {httpx2.codes.get_reason_phrase(response.status_code)}".rstrip()
     if response.next_request is not None:
         target, own = response.next_request.url, response.request.url
@@ -225,7 +223,7 @@ def refusal_text(response: httpx2.Response) -> str:
 
 
 async def skim(response: httpx2.Response) -> None:
-    """Read and drop a body, so that its connection can be used again. A long, slow or compressed one is left unread,
+    """Read and discard a body, so that its connection can be used again. A long, slow or compressed body is not read,
     and its connection is closed."""
     if is_encoded(response):
         return
@@ -240,5 +238,5 @@ async def skim(response: httpx2.Response) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """Return the error for a log line or a reason: its class and the beginning of its text."""
+    """Return an error as text for a log line or a reason: its class and the beginning of its message."""
     return f"{type(error).__name__}: {str(error)[:_MOST_ERROR_CHARS]}" if str(error) else type(error).__name__

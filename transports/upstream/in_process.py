@@ -1,4 +1,5 @@
-"""Run an MCP server that is an object of the official SDK in this process. Each link has its own connection."""
+"""Run an MCP server that is a Python object of the official SDK, inside this process. Each link has its own connection
+to it."""
 
 import asyncio
 import logging
@@ -46,11 +47,11 @@ class InProcessUpstream:
         return InProcessLink(self._name, self._server, events, given)
 
     async def close(self) -> None:
-        """Release nothing: the links share nothing."""
+        """Do nothing, because the links share no resources."""
 
 
 class InProcessLink:
-    """One connection to the server: a task that runs it."""
+    """One connection to the server object: an asyncio task that runs it."""
 
     pid, resume, may_forget = None, "", False
     output_tail: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ _Sent = tuple[Context, SessionMessage]
 
 
 class _Stream:
-    """A stream of the SDK, whose `async with` block closes it."""
+    """Base class of the streams that the SDK gets. The stream is closed at the end of its `async with` block."""
 
     async def aclose(self) -> None:
         """Do nothing. A subclass that has something to close overrides this."""
@@ -157,7 +158,7 @@ class _Inbox(_Stream):
 
 
 class _Outbox(_Stream):
-    """The stream to which the server writes. Forwards every message at once."""
+    """The stream to which the server writes. Every message is forwarded at once."""
 
     def __init__(self, receive: Any) -> None:
         self._receive = receive

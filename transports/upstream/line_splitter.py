@@ -1,4 +1,4 @@
-"""Cut the bytes of a pipe into lines. Pure: no I/O, no encoding. Does not know what a line means."""
+"""Split the bytes of a pipe into lines. Pure: no I/O, no encoding. The meaning of a line is not known here."""
 
 import logging
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 EXCERPT_BYTES: Final = 512
-"""The bytes that are kept of the beginning, and of the end, of a line that is too long or is not a message."""
+"""How many bytes are kept of the beginning, and of the end, of a line that is too long or is not a message."""
 
 _CR: Final = 0x0D
 
@@ -117,7 +117,7 @@ class StderrTail:
         self._begun = rest[: self.max_bytes]
 
     def end(self) -> None:
-        """Keep the unfinished last line, as if it had ended."""
+        """At the end of the stream, keep the unfinished last line like a complete one."""
         line, self._begun = self._begun, b""
         self._keep(line)
 

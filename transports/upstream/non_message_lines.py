@@ -1,7 +1,7 @@
-"""Decide whether a line that is not a message was meant as an answer, and to which request. Limit log lines about it.
+"""Find out if an output line that is not a valid message was meant as an answer, and to which request. Limit the log
+lines about such lines.
 
-Pure. Decides from the text alone and never guesses: a log line on stdout must not fail a call.
-"""
+Pure. Decides from the text alone and never guesses: a log line on stdout must not fail a call."""
 
 import logging
 import re
@@ -27,8 +27,8 @@ _TAIL: Final = re.compile(rb"[}\]]" + _VERSION + rb'\s*,\s*"id"\s*:\s*(\d{1,18})
 
 
 class Meant(NamedTuple):
-    """What the sender of a line that is not a message probably meant to send. `is_answer` is None if unknown.
-    `request_id` is None if it is unknown or cannot be an id of the gateway."""
+    """The probable meaning of a line that is not a valid message. `is_answer` says if it was meant as an answer; None
+    if unknown. `request_id` is None if it is unknown or cannot be an id of the gateway."""
 
     is_answer: bool | None
     request_id: int | None = None
@@ -38,7 +38,7 @@ _UNKNOWN: Final = Meant(None)
 
 
 def meant_by(line: bytes) -> Meant:
-    """Decide whether a complete line that is not a message was meant as an answer, and to which request."""
+    """Find out if a complete line that is not a valid message was meant as an answer, and to which request."""
     try:
         found = msgspec.json.decode(line, type=Object)
     except UNREADABLE:
@@ -52,7 +52,7 @@ def meant_by(line: bytes) -> Meant:
 
 
 def answered_by(head: bytes, tail: bytes) -> Meant:
-    """Decide the same as `meant_by` from the first and last bytes of a line, which is not JSON or was too long to
+    """Find out the same as `meant_by` from the first and last bytes of a line that is not JSON or was too long to
     keep."""
     first = _HEAD.match(head)
     if first is not None and first["kind"] in (b"method", b"params"):
@@ -67,10 +67,11 @@ def answered_by(head: bytes, tail: bytes) -> Meant:
 
 EVERY_S: Final = 60.0
 MOST_KINDS: Final = 8
-"""The most different lines of one topic that are logged in `EVERY_S`. Lines with a time or a number are always
-different."""
+"""Maximum number of different lines of one topic that are logged in `EVERY_S` seconds. Lines with a time or a number
+are always different."""
 MOST_LOOKED_AT: Final = 256
-"""The most lines of one topic whose text is made in `EVERY_S`, to see if they are different: redaction takes long."""
+"""Maximum number of lines of one topic in `EVERY_S` seconds that are redacted and compared with earlier ones: redaction
+takes long."""
 
 
 class LineBudget:
@@ -84,7 +85,7 @@ class LineBudget:
         self._looked_at = Counter[str]()
 
     def is_spent(self, topic: str, *, now: float) -> bool:
-        """Count a line that may be told. Return True if it has no log line, whatever it says."""
+        """Count a line of this topic. Return True if it must not be logged, whatever its text."""
         self._looked_at[topic] = 0 if now - self._began >= EVERY_S else self._looked_at[topic] + 1
         if self._looked_at[topic] < MOST_LOOKED_AT:
             return False
@@ -92,9 +93,9 @@ class LineBudget:
         return True
 
     def add(self, topic: str, *kind: str, now: float) -> int | None:
-        """Count a line, and decide whether it is logged. Return None if not: in the last minute the same line was
-        logged, or many others of its topic. Else return how many lines of its topic were left out since the last logged
-        one."""
+        """Count a line, and decide if it is logged. Return None if it is not: the same line was logged in the last
+        minute, or many others of its topic were. Otherwise return how many lines of its topic were left out since the
+        last logged one."""
         if now - self._began >= EVERY_S:
             self._began = now
             self._told.clear()

@@ -1,4 +1,5 @@
-"""Send notifications and responses over HTTP one after another: each takes a request, and they keep their order."""
+"""Send notifications and responses to an MCP server over HTTP one after the other. Each message takes an HTTP request
+of its own, so they could otherwise arrive in another order."""
 
 import asyncio
 import logging
@@ -8,20 +9,22 @@ from typing import Any, Final
 logger = logging.getLogger(__name__)
 
 SEND_S: Final = 30.0
-"""Seconds that one of them may take, as long as a server may take to wake up. Later requests wait for it."""
+"""Seconds that sending one message may take: as long as a slow server may need to wake up. Later messages wait for
+it."""
 
 BYTES_PER_S: Final = 128 << 10
-"""The speed at which a large one may be sent: it may take so many more seconds."""
+"""The speed at which a large message has to be sent at least: the time for it is added to `SEND_S`."""
 
 MOST_WAITING_BYTES: Final = 4 << 20
-"""Bytes of those that wait, beyond which no more are taken. Each counts `_OWN_BYTES` more than it has."""
+"""Maximum bytes of waiting messages; further ones are dropped. Each message counts `_OWN_BYTES` in addition to its
+size."""
 
 _OWN_BYTES: Final = 1 << 10
 
 
 class OrderedMessages:
-    """Send messages to the server `name` in their order. `run` runs the work of one in a task, under a key. A server
-    that holds one for longer than `SEND_S` gets none of those that wait."""
+    """Send messages to the server `name` in their order. `run` starts a task, under a key, that sends a message. If the
+    server takes longer than `SEND_S` for one message, all waiting ones are dropped."""
 
     __slots__ = ("_bytes", "_drops", "_last", "_name", "_run", "_unsent")
 
@@ -34,7 +37,7 @@ class OrderedMessages:
         self._drops = False  # whether the last message was dropped: a client that sends many makes one line of the log
 
     def add(self, size: int, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Send a message of `size` bytes, with `send`, once those before it are sent."""
+        """Send a message of `size` bytes by calling `send`, once all messages before it are sent."""
         has_dropped, self._drops = self._drops, self._bytes > MOST_WAITING_BYTES
         if self._drops:
             if not has_dropped:
@@ -51,7 +54,7 @@ class OrderedMessages:
         task.add_done_callback(end)
 
     async def sent(self) -> None:
-        """Wait until no message that was added before this call waits or is in flight."""
+        """Wait until all messages that were added before this call are sent or dropped."""
         await _end_of(self._last)
 
     async def _send(

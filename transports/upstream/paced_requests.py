@@ -1,4 +1,5 @@
-"""Send requests that come by the thousand a few at a time: a subscription makes one for each of its resources."""
+"""Send many requests to a server a few at a time. A subscription to thousands of resources makes one request for
+each."""
 
 import asyncio
 from collections import OrderedDict
@@ -9,19 +10,19 @@ from transports.jsonrpc import RequestId
 from transports.upstream_port import LinkEvents
 
 AT_ONCE: Final = 16
-"""Maximum number of these requests in flight on one link. Each takes a connection."""
+"""Maximum number of these requests in flight on one link, because each takes a connection."""
 
 ANSWER_S: Final = 10.0
-"""Seconds that one of them may take."""
+"""Seconds that a server has to answer one of these requests."""
 
 MOST_WAITING: Final = 1 << 16
-"""Maximum number of those that wait."""
+"""Maximum number of requests that wait to be sent. Further ones are refused."""
 
 
 class PacedRequests:
-    """Send requests to the server `name` in their order, at most `AT_ONCE` at the same time. `run` runs the work of a
-    request in a task, under the request's id. A server that does not answer one within `ANSWER_S` gets none of those
-    that wait. `events` gets the requests that have failed."""
+    """Send requests to the server `name` in their order, at most `AT_ONCE` at the same time. `run` starts a task, under
+    the request's id, that sends a request. If the server does not answer one within `ANSWER_S`, the waiting ones are
+    given up. `events` is told of requests that have failed."""
 
     __slots__ = ("_events", "_name", "_run", "_waiting", "_workers")
 
@@ -35,7 +36,7 @@ class PacedRequests:
         self._workers = 0
 
     def add(self, request_id: RequestId, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Send a request, with `send`, as soon as fewer than `AT_ONCE` are in flight."""
+        """Send a request by calling `send`, as soon as fewer than `AT_ONCE` are in flight."""
         if len(self._waiting) >= MOST_WAITING:
             self._events.refused(request_id, f"more than {MOST_WAITING} requests wait for server {self._name!r}")
             return
@@ -45,7 +46,7 @@ class PacedRequests:
             self._run(object(), self._work())
 
     def drop(self, request_id: object) -> bool:
-        """Forget a request that waits. Return False if it does not wait."""
+        """Remove a waiting request. Return False if it does not wait."""
         return self._waiting.pop(request_id, None) is not None  # type: ignore[call-overload]  # anything can be looked up
 
     async def _work(self) -> None:

@@ -1,4 +1,5 @@
-"""Prepare the common part of the walls of a server's sessions while the fork server is idle.
+"""Prepare walls (sandbox restrictions) while the fork server is idle: the part that all sessions of a server have in
+common.
 
 This common part is a *prototype*. The gateway sends it to the fork server once. Adding its rules to Landlock takes most
 of the time in which walls are built. So the fork server keeps Landlock rulesets ready, which do not restrict any
@@ -7,8 +8,7 @@ its own session. A ruleset refers to the files that existed when it was made, so
 
 Requests to the fork server begin with `REQUEST`: the kind (`fork_server.py`) and the number of a prototype, 0 for none.
 A request of the kind `ANNOUNCES` has the walls for a new number, as JSON in a file in memory. A number always means the
-same walls. A request with a number that the fork server no longer knows fails.
-"""
+same walls. A request with a number that the fork server no longer knows fails."""
 
 import fcntl
 import json
@@ -27,7 +27,7 @@ REQUEST: Final = struct.Struct("=cI")
 ANNOUNCES: Final = b"p"
 
 MOST: Final = 64
-"""The most prototypes that are kept: the most recently used ones."""
+"""Maximum number of prototypes (common parts of walls) that are kept: the most recently used ones."""
 READY: Final = 2
 """The number of rulesets that are kept ready for each prototype."""
 IDLE_S: Final = 0.05
@@ -43,9 +43,9 @@ pages of memory."""
 
 
 class Prepared(NamedTuple):
-    """The walls for one start. Without a `ruleset`, `walls` are complete or a prototype. With one, this descriptor has
-    the rules of the prototype `walls`, and the grants in `own` have to be added. The holder of the descriptor owns
-    it."""
+    """The prepared walls for one start of a server. Without a `ruleset`, `walls` are complete or a prototype. With one,
+    this descriptor has the rules of the prototype `walls`, and the grants in `own` have to be added. The holder of the
+    descriptor owns it."""
 
     walls: Walls
     ruleset: int | None = None
@@ -155,7 +155,8 @@ class Prototypes:
         return None if due is None else max(0, int(1_000 * (due - self._clock())) + 1)
 
     def renew(self) -> None:
-        """Make one missing ruleset for one prototype that is due. A start without a prepared ruleset makes its own."""
+        """Make one missing ruleset, for one prototype that is due. A start that finds no prepared ruleset makes its
+        own."""
         now = self._clock()
         for each in self._known.values():
             if each.due is None or each.due > now:
@@ -168,7 +169,7 @@ class Prototypes:
             return
 
     def _add(self, prototype: _Prototype) -> None:
-        """Make one ruleset. More at once would delay a start that is requested meanwhile."""
+        """Make one ruleset for a prototype. Making more at once would delay a start that is requested meanwhile."""
         try:
             made = self._prepare(prototype.walls)
             if made is None:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 RESCAN_MS: Final = 20
-"""Milliseconds until the next look for processes: one that was forked during a look sends no SIGCHLD to this
-process."""
+"""Milliseconds until descendants are searched for again. A process that was forked during a search sends no SIGCHLD to
+this process."""
 
 _libc: Any = ctypes.CDLL(None)
 
@@ -130,22 +130,21 @@ class Wakeups:
 
 LOOK_MS: Final = 100
 _MANY: Final = 64
-"""The number of starts after which reapers count their processes again. A server may briefly exceed its limit by this
-number."""
+"""The number of starts on the machine after which reapers count their processes again. A server may briefly exceed its
+limit by this number."""
 _TRIES: Final = 5
 _SEES_ALL: Final = os.path.exists("/proc/1/stat")
 """False where /proc hides the processes of other users (`hidepid`): it may then hide those of servers, too."""
 
 
 class StartCounter:
-    """Notice how many processes and threads were started on this machine, or in this container. The reapers then count
+    """Count the processes and threads that were started on this machine, or in this container. The reapers then count
     the processes of their servers, and end a server that has too many.
 
     The kernel's own limit counts all processes of a user, not of a server. Reporting each start to the gate is no
     alternative: signals would interrupt starts before the gate sees them, and shells take that for a failure. So the
     fork server checks ten times a second how many processes the machine has started. After many, the reapers count if
-    one of these processes may be their descendant.
-    """
+    one of these processes may be their descendant."""
 
     def __init__(self) -> None:
         self._seen = _last_number()
@@ -188,8 +187,9 @@ def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
 
 
 def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> bool:
-    """Find the reaper that is an ancestor of a process; 0: there is none. Record it in `owners` for the process and for
-    all processes between them. Return False if one of these has just ended: its children have another parent now."""
+    """Find the reaper that is an ancestor of a process; 0 if there is none. Record it in `owners` for the process and
+    for all processes between them. Return False if one of these has just ended, because its children have another
+    parent now."""
     walked: list[int] = []
     while pid not in owners and pid not in reapers:
         above = parent(pid)

@@ -1,5 +1,5 @@
 """Start one server, end it with all its descendants, and report both to the gateway. Part of the program
-`fork_server.py`, whose docstring defines what is read and written on the control socket."""
+`fork_server.py`. The docstring of that module defines the messages on the control socket."""
 
 import contextlib
 import json
@@ -24,14 +24,13 @@ _LAST_REFUSALS_S: Final = 1.0
 
 
 class _GateOnDemand:
-    """Open a server's gate, the thread that answers system calls, when the server's filter announces its first call.
-    `walls` returns the server's walls. `channel` has at most one descriptor, of the channel to the gateway; without it,
-    refusals are not reported and names not resolved. `poller` is the reaper's, `last` is for `Gate`. Owns both
-    descriptors.
+    """Open a server's gate when its filter announces a first system call. The gate is the thread that answers such
+    calls. `walls` returns the server's walls. `channel` has at most one descriptor, of the channel to the gateway;
+    without it, refusals are not reported and names not resolved. `poller` is the reaper's, `last` is for `Gate`. Owns
+    both descriptors.
 
     A gate takes a thread and half a megabyte, and many servers never make a call that is announced. So the reaper
-    itself watches the filter's descriptor until the first call, which waits meanwhile.
-    """
+    itself watches the filter's descriptor until the first call, which waits meanwhile."""
 
     def __init__(
         self,
@@ -67,13 +66,13 @@ class _GateOnDemand:
         return self._gate is not None and self._gate.failed in ready
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Report to the gateway a refusal by the reaper itself: its kind, what was refused, and why."""
+        """Report to the gateway what the reaper itself has refused: the kind, the thing that was refused, and why."""
         self._open()
         if self._gate is not None:
             self._gate.refuse(kind, what, why)
 
     def finish(self) -> None:
-        """Wait until the last refusals have been sent. Called once every process with the filter has ended."""
+        """Wait until the last reports have been sent. Called once every process with the filter has ended."""
         if self._last is not None and self._last() is not None:
             self._open()
         if self._gate is not None:
@@ -104,9 +103,10 @@ _RESCAN_MAX_MS: Final = 1_000  # the pause grows for a process that does not die
 
 
 class Reaper:
-    """Start, watch and end one server. `gateway` is a pidfd of the gateway, or None. `lacks` says why the server has no
-    namespaces or mounts of its own. `prepared` is the part of the walls that all sessions of the server share; None:
-    the specification has all walls. `has_mounts`: this process has mounts of its own."""
+    """Start, watch and end one server. Run as a separate process beside each server. `gateway` is a pidfd of the
+    gateway, or None. `lacks` says why the server has no namespaces or mounts of its own. `prepared` is the part of the
+    walls that all sessions of the server share; None: the specification has all walls. `has_mounts`: this process has
+    mounts of its own."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Reaper:
         return self._walls if self._own is None else self._walls.with_own(self._own)
 
     def _watch(self) -> None:
-        """Obey the gateway, and watch the server's gate and limits. Return when the server has ended."""
+        """Obey the gateway's commands, and serve the server's gate and limits, until the server has ended."""
         launch = -1 if self._launch is None else self._launch.fileno()
         for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
             if fd is not None:
@@ -337,5 +337,5 @@ class Reaper:
 
 
 def _everyone() -> list[int]:
-    """Return all descendants of this process; none on a system without /proc."""
+    """Return all descendants of this process; an empty list on a system without /proc."""
     return below([os.getpid()])[1:]

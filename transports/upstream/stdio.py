@@ -29,7 +29,7 @@ def inherited() -> dict[str, str]:
 
 
 HOME: Final = "~"
-"""The value of a working directory that stands for the HOME in the child's environment."""
+"""The value of a working directory that means the folder HOME of the child's environment."""
 
 MAX_UNREAD_BYTES: Final = 16 << 20
 """The most bytes that wait for a child that does not read its stdin."""
@@ -48,16 +48,17 @@ _LOGGED_CHARS: Final = 160
 _QUOTED_CHARS: Final = 80
 """The most characters that the log quotes of a stdout line that is not a message."""
 _STOPPED: Final = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
-"""The exit codes of children that end because the gateway stops them. Java and shells exit with the last one."""
+"""The exit codes of children that the gateway has stopped, which need no warning. Java and shells exit with the last
+one."""
 _NOISY_LINES: Final = 3
-"""The most stdout lines before the first message that are kept and logged, though they are no messages. Others are only
-counted."""
+"""Maximum number of stdout lines that are no messages and come before the first message, of which the text is kept and
+logged. Further lines are only counted."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StdioUpstream:
-    """Start the child processes of one configured server. `scrubber` takes the environment of a child, and returns a
-    function that redacts credentials in the child's output."""
+    """Start the child processes of one configured server. `scrubber` returns a function that redacts the credentials of
+    a given environment in the child's output."""
 
     name: str
     command: Command
@@ -115,7 +116,7 @@ class StdioUpstream:
         return link
 
     async def close(self) -> None:
-        """Release nothing: the links share only the fork server, which has another owner."""
+        """Do nothing: the links share only the fork server, which has another owner."""
 
 
 @dataclass(eq=False, repr=False)
@@ -140,7 +141,7 @@ class StdioLink:
         self._noise: list[str] = []  # the first lines of stdout that were not messages
 
     def attach(self, process: Process) -> None:
-        """Use the process, which runs already. Its lines come after this call."""
+        """Use this process, which runs already. Its output comes after this call."""
         self._process, self._began = process, monotonic()
 
     def log_fields(self) -> Mapping[str, Any]:
@@ -162,11 +163,12 @@ class StdioLink:
 
     @property
     def is_unheard(self) -> bool:
-        """Return True if the child was prestarted, still runs and has sent nothing: it is as good as a new one."""
+        """Return True if the child was prestarted, still runs and has sent nothing, so that a session can use it like a
+        new one."""
         return isinstance(self.events, _Unheard) and not self.events.said
 
     def heard_by(self, events: LinkEvents) -> None:
-        """Report to `events` from now on."""
+        """Report messages and events of the child to `events` from now on."""
         self.events = events
 
     def send(self, frame: bytes) -> None:
@@ -195,7 +197,8 @@ class StdioLink:
         self.events.message(message)
 
     def _hear_noise(self, line: bytes) -> None:
-        """Log a stdout line that is not a message. Before the first message, also report it (`LinkEvents.noise`)."""
+        """Log a stdout line that is not a message. If no message has come yet, also report the line
+        (`LinkEvents.noise`)."""
         receive, is_first = self.events.stderr, len(self._noise) < _NOISY_LINES
         if not self._is_heard:
             self.events.noise()
@@ -215,8 +218,8 @@ class StdioLink:
         return logger.isEnabledFor(logging.DEBUG) or not self.budget.is_spent("stdout", now=monotonic())
 
     def _shown(self, line: str) -> str:
-        """Return a line as logs and clients may see it: redacted, then cut, because half a credential is not
-        recognized. If the line was cut before this call, its last word is dropped for the same reason."""
+        """Return a line as logs and clients may see it: first redacted, then cut, because half a credential would not
+        be recognized. If the line was cut before this call, drop its last word for the same reason."""
         if len(line) >= _READ_CHARS:
             line = line[:_READ_CHARS].rpartition(" ")[0]
         return self.scrub(line)[:_MOST_CHARS]
@@ -261,8 +264,8 @@ class StdioLink:
 
 
 class _Unheard:
-    """Receive the reports of a prestarted child. If it sends anything before a session uses it (`said`), it is
-    discarded."""
+    """Receive the reports of a prestarted child until a session uses it. If the child sends anything before that
+    (`said`), it is discarded."""
 
     said = False
     stderr = None
@@ -271,7 +274,7 @@ class _Unheard:
         return {"correlation": ""}  # of no request
 
     def noise(self) -> None:
-        """Ignore the line: a startup banner contains nothing that a session needs."""
+        """Ignore the line: a startup banner has nothing that a session needs."""
 
     def _note(self, *_: object, **__: object) -> None:
         self.said = True

@@ -49,16 +49,16 @@ logger = logging.getLogger(__name__)
 CONNECT_S: Final = 5.0
 _IDLE_S: Final = 4.0
 """Seconds after which an idle connection is closed. Servers (uvicorn, Node) close theirs after 5 s. A call that is sent
-at that moment is lost, and it is unknown whether the server has executed it."""
+at the moment of closing is lost, and it is unknown if the server has executed it."""
 _MOST_REDIRECTS: Final = 3
 _UNANSWERED: Final = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
-"""The errors of a connection that the server closes before it answers."""
+"""The exceptions that are raised if the server closes a connection before it answers."""
 _MOST_FAILURES: Final = 5
 _MOST_QUIET_S: Final = 3600.0
 """Seconds without an event after which a stream that was cut is no longer resumed. Calls have deadlines of their
 own."""
 _LASTING_S: Final = 5.0
-"""Seconds after which an open stream of the server's own messages counts as working, even if it was quiet."""
+"""Seconds after which an open stream of the server's own messages counts as working, even if nothing has come on it."""
 _CLOSE_S: Final = 2.0
 _SESSION: Final = "mcp-session-id"
 _GATEWAY_SESSION: Final = "mcp-gateway-session"
@@ -66,7 +66,7 @@ _NEW: Final = "new"
 _ASKS_FOR_SESSION: Final = (_GATEWAY_SESSION, _NEW)
 _KEY: Final = "mcp-gateway-session-key"
 _UNKNOWN_SESSION: Final = -32010
-"""The code with which a gateway like this one refuses a session that it does not know."""
+"""The error code with which another gateway of this kind refuses a session that it does not know."""
 _MOST_REFUSAL_BYTES: Final = 64 << 10
 _ACCEPT: Final = "application/json, text/event-stream"
 _CANCELLED: Final = "notifications/cancelled"
@@ -84,10 +84,9 @@ class HttpUpstream:
     empty: it sends none. `pause` waits for a number of seconds. `advice` ends the error of a server that cannot be
     reached.
 
-    With `MCP-Gateway-Session: new` in `headers`, the server is a gateway like this one, and modern requests of a link
-    keep the session that it hands out. Without it, each of them would get a session of its own: MCP 2026-07-28 has no
-    sessions. With a session key of such a gateway in `headers`, the session outlives the link.
-    """
+    If `headers` has `MCP-Gateway-Session: new`, the server is a gateway like this one, and all modern requests of a
+    link use the session that it gives to the first. Otherwise each request would get a session of its own, because MCP
+    2026-07-28 has no sessions. With a session key of such a gateway in `headers`, the session outlives the link."""
 
     name: str
     url: str
@@ -162,8 +161,7 @@ class HttpUpstream:
                 raise httpx2.RemoteProtocolError("its Location cannot be read") from error
 
     async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
-        """Send a message that needs no answer. Return the response with its status and headers, but without its
-        body."""
+        """Send a message that needs no answer. Return the response without its body."""
         async with self.open(method, headers, frame) as response:
             await skim(response)
         return response
@@ -206,7 +204,7 @@ class HttpLink:
 
     @property
     def resume(self) -> str:
-        """Return the state with which a later link can resume the session; empty if the server keeps no session."""
+        """Return a text with which a later link can resume the server's session; empty if the server keeps none."""
         return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
 
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
@@ -250,7 +248,8 @@ class HttpLink:
     # -- requests
 
     async def _renewed_headers(self, more: Headers) -> Headers:
-        """Return the headers of a request. Raises `UpstreamUnavailable`, if there is no credential any more."""
+        """Return the headers of a request, with current credentials. Raises `UpstreamUnavailable` if a credential is
+        not available any more."""
         await self._given.renew()
         return self._headers(more)
 
@@ -335,8 +334,9 @@ class HttpLink:
 
     @contextlib.asynccontextmanager
     async def _posted(self, frame: bytes, message: Message, headers: Headers) -> AsyncIterator[httpx2.Response]:
-        """Send a request, and return the response. At a gateway that keeps a session, the first modern call opens it;
-        calls that come meanwhile wait for the head of its response, because each would open another session."""
+        """Send a request, and yield the response. At a gateway that keeps a session, the first modern call opens the
+        session; calls that come meanwhile wait for the head of its response, because each would open another
+        session."""
         keeps_session = self._upstream.keeps_session and "mcp-method" in headers
         async with contextlib.AsyncExitStack() as opening:
             if keeps_session and not self._token and message.method not in SESSIONLESS:
@@ -355,14 +355,14 @@ class HttpLink:
                     return
 
     def _with_token(self, headers: Headers) -> Headers:
-        """Return the headers of a message. In the modern era, at a gateway, add the token of the session, or the wish
-        for a session."""
+        """Return the headers of a message. For a modern message to another gateway, add the session's token, or ask for
+        a new session."""
         if not (self._upstream.keeps_session and "mcp-method" in headers):
             return headers
         return headers | {_GATEWAY_SESSION: self._token or _NEW}
 
     def _keep_token(self, response: httpx2.Response, version: str) -> None:
-        """Keep the token of the session that the gateway hands out with a response. Log which session it is, once."""
+        """Store the token of the session that the other gateway sends with a response. Log the session's id, once."""
         token = _sendable(response.headers.get(_GATEWAY_SESSION))
         if not token or token == self._token:
             return
@@ -377,7 +377,7 @@ class HttpLink:
 
     async def _confirm(self, version: str) -> None:
         """Use the new session again at once. A gateway ends the session of an anonymous client soon after its first
-        call, if the client does not come back."""
+        call if the client does not come back."""
         meta = {VERSION_KEY: version, "io.modelcontextprotocol/clientCapabilities": {}}
         frame = encode_request(0, _LISTING, encode({"_meta": meta}))
         headers = self._with_token({"mcp-protocol-version": version, "mcp-method": _LISTING})
@@ -460,7 +460,7 @@ class HttpLink:
     # -- the end
 
     def _forgotten(self, request_id: int | str | None) -> None:
-        """Report that the server no longer knows the session, so that it did not execute this request."""
+        """Report that the server does not know the session any more, and so has not executed this request."""
         self._takes_messages = False
         stream = self._running.get("stream")
         if stream is not None and stream is not asyncio.current_task():
@@ -468,7 +468,7 @@ class HttpLink:
         self._events.unsent(self, request_id, f"server {self._upstream.name!r} has forgotten the session")
 
     async def close(self) -> None:
-        """End the requests. End the server's session too, unless it outlives the link."""
+        """Cancel the requests in flight. End the server's session too, unless it is meant to outlive the link."""
         is_first, self._is_closed = not self._is_closed, True
         session = self._session_headers() if self._session else {_GATEWAY_SESSION: self._token} if self._token else {}
         has_session, self._takes_messages = self._takes_messages and bool(session), False
@@ -505,13 +505,14 @@ def _modern_headers(
 
 
 def _has_no_session(response: httpx2.Response) -> bool:
-    """Return True if the server does not know the session that the request named (404). False if it named none."""
+    """Return True if the server does not know the session that the request named (status 404). Return False if the
+    request named none."""
     return response.status_code == 404 and _SESSION in response.request.headers
 
 
 async def _has_ended(response: httpx2.Response) -> bool:
-    """Return True if the gateway does not know the session that a modern request named. The status says the same of an
-    unknown method, so the code of the error counts."""
+    """Return True if a gateway answers that it does not know the session that a modern request named. The error's code
+    decides, because the status is the same for an unknown method."""
     named = response.request.headers.get(_GATEWAY_SESSION, _NEW) != _NEW
     length = "" if "transfer-encoding" in response.headers else response.headers.get("content-length", "")
     if (
@@ -531,7 +532,8 @@ async def _has_ended(response: httpx2.Response) -> bool:
 
 
 def _sendable(value: object) -> str:
-    """Return a value from the server that later headers repeat; empty if a header cannot contain it unchanged."""
+    """Return a value from the server, to be repeated in later headers; empty if a header cannot contain it
+    unchanged."""
     return value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
 
 
