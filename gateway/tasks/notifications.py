@@ -34,7 +34,7 @@ from transports.jsonrpc import (
 logger = logging.getLogger(__name__)
 
 _MAX_EARLY: Final = 256
-"""Maximum number of frames that wait for the acknowledgement."""
+"""Maximum number of messages (frames) to a stream that wait until its acknowledgement was sent."""
 
 _AGAIN_S: Final = 1.0
 """Seconds between a failure of the store and the next attempt."""

@@ -1,4 +1,5 @@
-"""Encode the tasks that the gateway has created, for clients of both eras. Pure: no I/O."""
+"""Encode the tasks that the gateway has created, for legacy clients (MCP 2025-11-25) and modern ones (2026-07-28).
+Pure: no I/O."""
 
 from datetime import UTC, datetime
 from typing import Any, Final

@@ -76,7 +76,7 @@ class TaskVisibility:
 
 
 async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:
-    """Return the session of a task, for a request from a client of this era.
+    """Return the session of a task, for a request from a client of this era (legacy or modern MCP).
 
     Raises:
         Refused: the session or the task is unknown, or the session cannot be used now.
