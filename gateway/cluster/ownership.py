@@ -456,9 +456,9 @@ class Cluster:
         return not self.lease.is_fresh or session_id in self._told
 
     async def trusts_soon(self, session_id: str) -> bool:
-        """Return True as soon as an answer of this session may be sent, although the store does not answer: the other
-        replicas are asked at the next beat. Return False after `_AGREED_WITHIN_S`, or if another replica has claimed
-        the session."""
+        """Return True as soon as an answer of this session may be sent, although the store does not answer: at the next
+        renewal of its lease (`beat`), this replica asks the others to claim none of its sessions. Return False after
+        `_AGREED_WITHIN_S`, or if another replica has claimed the session."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGREED_WITHIN_S):
                 while not self.lease.is_fresh and session_id not in self._told:
