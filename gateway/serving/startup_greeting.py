@@ -51,8 +51,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLine:
-    """One server in the greeting. `tools`: how many it lists; None: unknown. `about`: its era, or why it cannot be
-    used. `sandbox`: the profiles of its sandboxes; empty if it has no process."""
+    """One server in the greeting. `tools`: how many it lists; None: unknown. `about`: the era (legacy or modern MCP)
+    that it speaks, or why it cannot be used. `sandbox`: the profiles of its sandboxes; empty if it has no process."""
 
     name: str
     state: Literal["ok", "starting", "failing"]
