@@ -49,7 +49,7 @@ class Activity:
             self.figures.count(session, opened=1)
 
     def hand_on(self) -> None:
-        """Pass the collected calls to the timelines and the figures."""
+        """Pass the collected calls to the timelines and the usage figures (counts and durations)."""
         calls, self._calls = self._calls, []
         if calls:
             self.timelines.take_calls(calls)

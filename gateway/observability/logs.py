@@ -195,7 +195,8 @@ def in_ms(took_s: float) -> float:
 
 
 class CallLine(msgspec.Struct, frozen=True, gc=False):
-    """The content of a call's log line: the call, its client's era, and fields of the session's context."""
+    """The content of a call's log line: the call, its client's era (`legacy` or `modern`), and fields of the session's
+    context."""
 
     call: EndedCall
     era: str

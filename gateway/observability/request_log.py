@@ -155,7 +155,8 @@ class RequestLog:
         return False
 
     def went_well(self, call: EndedCall, era: str) -> None:
-        """Record a successful call whose log line has only the usual fields. `era`: the client's era."""
+        """Record a successful call whose log line has only the usual fields. `era`: `legacy` or `modern`, by the
+        client's protocol version."""
         self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
         self.ended(call)
         if self._left <= 0:  # as `_has_line`, written out: every call of the fast path comes here

@@ -72,7 +72,8 @@ class WhoFigures(msgspec.Struct, array_like=True):
 
 
 class FigureRecord(msgspec.Struct):
-    """The figures of one replica for one minute or ten minutes. `live`: the number of its live sessions at the end."""
+    """The usage figures (counts and durations of calls) of one replica for one minute or ten minutes. `live`: the
+    number of its live sessions at the end."""
 
     tools: list[ToolFigures] = []
     principals: list[WhoFigures] = []
@@ -84,7 +85,7 @@ _records: Final = msgspec.json.Decoder(FigureRecord)
 
 
 class _Counted:
-    """The figures of one minute or ten minutes, while they are counted."""
+    """The usage figures (counts and durations of calls) of one minute or ten minutes, while they are counted."""
 
     __slots__ = ("at", "brought", "clients", "is_written", "live", "principals", "tools")
 
@@ -126,7 +127,7 @@ class _Counted:
         return found
 
     def add(self, other: "_Counted") -> None:
-        """Add the figures of a shorter period."""
+        """Add the usage figures of a shorter period to these."""
         for tool in other.tools.values():
             self.tool((tool.server, tool.name)).add(tool)
         for who in other.principals.values():
