@@ -96,9 +96,9 @@ class PrincipalsFile:
 
 
 def opened(walls: Walls | None, files: Iterable[Path], mode: str = "r") -> Iterator[tuple[str, Path]]:
-    """Yield pairs of a grant's path and a file that the grant lets a process read, or write with the `mode` "w". Files
-    and folders are also compared by device and inode, because the kernel grants a folder at each of its mounts, and a
-    file under each of its hard links."""
+    """Yield pairs of the path of a grant in `walls` and a private file that this grant lets a process read, or write
+    with the `mode` "w". Files and folders are also compared by device and inode, because the kernel grants a folder at
+    each of its mounts, and a file under each of its hard links."""
     by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if mode in grant.mode}
     by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
     for file in files:

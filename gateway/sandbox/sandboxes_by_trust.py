@@ -58,8 +58,8 @@ class SandboxesByTrust:
         return replace(found if found.has_walls else self.sandboxes["direct"], launcher=())
 
     def enclosure(self, sandbox: Sandbox) -> Enclosure | None:
-        """Return the walls of a sandbox; None if it has none. Finding their paths takes some milliseconds. So if the
-        last result is old, return it once more, and find new walls in the background."""
+        """Return the walls (kernel restrictions) of a sandbox; None if it has none. Finding their paths takes some
+        milliseconds. So if the last result is old, return it once more, and find new walls in the background."""
         if not sandbox.has_walls:
             return None
         made_at, made = self._made.get(sandbox, (0.0, None))

@@ -95,9 +95,9 @@ class Enclosure:
         code: Iterable[str] = (),
         read: Iterable[str] = (),
     ) -> WalledProcess:
-        """Return the walls, variables and working directory of a process with the folder `own`. `folders` are other
-        folders of its session, `sockets` its Unix sockets. `code` are files and folders of its program that only this
-        start has found. `read` are further folders of its own, which it may only read."""
+        """Return the walls (kernel restrictions), variables and working directory of a process with the folder `own`.
+        `folders` are other folders of its session, `sockets` its Unix sockets. `code` are files and folders of its
+        program that only this start has found. `read` are further folders of its own, which it may only read."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach
@@ -124,8 +124,9 @@ def enclosure_of(
     closed: Sequence[str] = (),
     private: Iterable[Path] = (),
 ) -> Enclosure:
-    """Return the walls of a sandbox for a server's processes on this machine. `inherited` are the variables that the
-    processes inherit. No grant opens the addresses in `closed`, and no grant of code opens the files in `private`."""
+    """Return the walls (kernel restrictions) of a sandbox for a server's processes on this machine. `inherited` are the
+    variables that the processes inherit. No grant opens the addresses in `closed`, and no grant of code opens the files
+    in `private`."""
     here = _working_directory()
     is_own = settings.cwd == HOME or (settings.cwd is None and not _is_relative(settings, here))
     folder = here if settings.cwd in (None, HOME) else os.path.join(here, settings.cwd)
@@ -381,7 +382,7 @@ class WallsOfFetches:
         self._required = required
 
     def require(self, *, required: bool) -> None:
-        """If `required`, fetch only behind complete walls from now on."""
+        """If `required`, allow fetches from now on only if the kernel can enforce all of their walls (restrictions)."""
         self._required |= required
 
     def __call__(
@@ -394,8 +395,8 @@ class WallsOfFetches:
         write: str,
         reach: Sequence[str],
     ) -> Walls:
-        """Return the walls of a command. It may read and execute its program and the paths in `read`, write only to the
-        folder `write`, and connect to public hosts and those in `reach`."""
+        """Return the walls (kernel restrictions) of a command. It may read and execute its program and the paths in
+        `read`, write only to the folder `write`, and connect to public hosts and those in `reach`."""
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
             runtime.include(runtime_paths((program,), "", cwd, env.get("HOME", "/")))
