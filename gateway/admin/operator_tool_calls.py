@@ -79,8 +79,9 @@ MAX_BYTES: Final = 1 << 20
 
 
 class ToolCatalog:
-    """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server.
-    A reload changes `upstreams` in place. `unapproved` has the items that the lock hides."""
+    """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server. A
+    reload changes `upstreams` in place. `unapproved` has the items that are hidden because the lock file does not
+    approve them."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], unapproved: UnapprovedItems | None = None) -> None:
         self._upstreams = upstreams

@@ -482,9 +482,9 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnapprovedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool, prompt or resource template that a server lists, and that the lock hides from clients: why (`reason`),
-    and how it differs from what is approved (`difference`, as lines). `kind`: `tools`, `prompts` or `templates`.
-    `digest` is empty if it cannot be approved."""
+    """A tool, prompt or resource template that a server lists, and that is hidden from clients because the lock file
+    does not approve it: why (`reason`), and how it differs from what is approved (`difference`, as lines). `kind`:
+    `tools`, `prompts` or `templates`. `digest` is empty if it cannot be approved."""
 
     server: str
     kind: str

@@ -416,7 +416,8 @@ def about_isolation(kind: str, *, shared: bool, where: str) -> str:
 
 
 def about_era(client: str, server: Era | None) -> str:
-    """Return a sentence on the eras of server and client, and whether the gateway translates between them."""
+    """Return a sentence on the eras (legacy or modern MCP) of server and client, and whether the gateway translates
+    between them."""
     if server is None:
         return "It is not known yet in which era it speaks."
     if client == server:
