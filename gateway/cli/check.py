@@ -135,7 +135,7 @@ def _summary(
     config: Path, served: list[str], left_out: list[str], silent: list[str], offline: bool, *, has_drifted: bool
 ) -> str:
     """Return one line about the configuration. It says `ok` if no server is left out, and every contacted server has
-    answered and lists what the lock approves."""
+    answered and lists what the lock file approves."""
     names = ", ".join(served) or "no servers"
     without = [f"without {', '.join(left_out)}"] if left_out else []
     without += [f"without an answer from {', '.join(silent)}"] if silent else []
@@ -215,8 +215,8 @@ def _say_what_is_fetched(upstreams: Iterable["ConfiguredUpstream"], packages: "P
 
 
 async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list[str]]:
-    """Start the servers and compare their lists with the policy and the lock. Return the reason of each server that did
-    not answer, warnings, and how the lists differ from the lock.
+    """Start the servers and compare their lists with the policy and the lock file. Return the reason of each server
+    that did not answer, warnings, and how the lists differ from the lock file.
 
     Raises:
         ConfigurationError: the policy does not match the servers' lists.
@@ -244,7 +244,8 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
 
 
 async def _drift(gateway: "Gateway", lock: "ToolsLock | None", unasked: list[str]) -> list[str]:
-    """Return lines about what servers list that differs from the lock. Servers in `unasked` are not compared."""
+    """Return lines about tools, prompts and templates of servers that differ from the lock file. Servers in `unasked`
+    are not compared."""
     from gateway.upstreams.approval import Unlockable, differences, lists_of
 
     lines: list[str] = []
