@@ -19,7 +19,7 @@ from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.tools_lock import ToolsLock
 
 _RELOADED: Final = frozenset(
-    {"api_keys", "secrets", "policy", "admin.keys", "limits.exchanges", "limits.former_server_s"}
+    {"api_keys", "secrets", "policy", "admin.keys", "limits.exchanges"}
     | {"limits.call_timeout_s", "limits.start_timeout_s", "limits.list_timeout_s", "limits.total_memory_mb"}
 )
 """The settings of `gateway` that a reload applies."""

@@ -48,10 +48,6 @@ class LimitSettings(Frozen):
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Close the event stream of a call after this long, for load balancers that cut long responses. Clients of
     2025-11-25 continue with `Last-Event-ID`. 0: never. Only you know how long yours waits."""
-    former_server_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
-    """How long a session goes on with the process of a server whose entry has changed in a running gateway
-    ([reload](upgrading.md#reload)). It leaves the process earlier, once it has not called the server for a tenth of
-    this time, at most a minute. 0: at once; calls in flight then fail."""
     shutdown_grace_s: Seconds = 2.0
     """Time to wait for a child to exit after its stdin is closed, and again after SIGTERM. Then it is killed."""
     client_timeout_s: Seconds = 30.0
@@ -127,8 +123,6 @@ class TaskSettings(Frozen):
     call_timeout_s: Seconds = 3_600.0
     """Maximum time for a task without an answer or a progress message from the server, in place of
     `limits.call_timeout_s`. Then the call is cancelled."""
-    result_bytes: Annotated[int, Field(ge=1_024, le=64 << 20)] = 1 << 20
-    """Maximum size of a task's result. A task with a larger one fails, and its error says so."""
     max_per_session: Annotated[int, Field(ge=1)] = 100
     """Maximum number of tasks of one session that are stored. Beyond it, a slow call does not become a task, and is
     answered as usual; a call of 2025-11-25 that asks for a task is refused (-32018). One principal may have ten times

@@ -40,6 +40,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.batch_messages": "a batch has at most 64 messages",
     "gateway.limits.body_timeout_s": "it is gateway.limits.client_timeout_s",
     "gateway.limits.cached_bytes": "at most 8 MiB of results of each server are kept",
+    "gateway.limits.former_server_s": "a session goes on with the process of a former server for 600 s at most",
     "gateway.limits.head_timeout_s": "it is a third of gateway.limits.client_timeout_s",
     "gateway.limits.head_bytes": "the request line and the headers have at most 64 KiB together",
     "gateway.limits.headers": "a request has at most 128 headers",

@@ -209,7 +209,7 @@ class Reload:
         for name, upstream in former.items():
             self._parts.servers.late.forget_server(name)
             self._parts.servers.prestarted.forget_server(name)
-            self._parts.servers.former.add(upstream, made.get(name), new.gateway.limits.former_server_s)
+            self._parts.servers.former.add(upstream, made.get(name))
         if former:
             self._parts.resolution.prestart.drop()
         keys = new.gateway.api_keys

@@ -16,9 +16,11 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 
 logger = logging.getLogger(__name__)
 
-_IDLE_SHARE: Final = 0.1
-_MOST_IDLE_S: Final = 60.0
-"""A process is left once it was not called for this part of the time that it may be kept, at most so many seconds."""
+KEPT_S: Final = 600.0
+"""Seconds for which a session goes on with its process at most. Calls may take as long without a word, by default."""
+
+IDLE_S: Final = 60.0
+"""A session leaves its process once it has not called it for so many seconds."""
 
 _GRACE_S: Final = 5.0
 """Seconds for which a former server is kept in any case, because requests for it may be chosen but not sent yet."""
@@ -42,7 +44,6 @@ class _Former:
     upstream: ConfiguredUpstream
     is_removed: bool
     at: float
-    keep_s: float
     used: WeakKeyDictionary[Conversation, tuple[int, float]] = field(default_factory=WeakKeyDictionary)
 
     @property
@@ -51,7 +52,7 @@ class _Former:
 
     def is_over(self, now: float) -> bool:
         """Return True if the deadline has passed after which all sessions must leave the server."""
-        return now - self.at >= self.keep_s
+        return now - self.at >= KEPT_S
 
     def is_done(self, now: float) -> bool:
         """Return True if the server's conversations that belong to no session may be closed."""
@@ -71,7 +72,7 @@ class _Former:
         if sent != conversation.last_number:
             self.used[conversation] = (conversation.last_number, now)
             return False
-        return now - since >= min(_MOST_IDLE_S, _IDLE_SHARE * self.keep_s)
+        return now - since >= IDLE_S
 
 
 class FormerServers:
@@ -85,10 +86,10 @@ class FormerServers:
     def __len__(self) -> int:
         return len(self._former)
 
-    def add(self, upstream: ConfiguredUpstream, successor: ConfiguredUpstream | None, keep_s: float) -> None:
-        """Keep a former server for its sessions, for at most `keep_s` seconds. `successor` is the server of the same
-        name in the new configuration; None if it was removed."""
-        self._former.append(_Former(upstream, successor is None, monotonic(), keep_s))
+    def add(self, upstream: ConfiguredUpstream, successor: ConfiguredUpstream | None) -> None:
+        """Keep a former server for its sessions. `successor` is the server of the same name in the new configuration;
+        None if it was removed."""
+        self._former.append(_Former(upstream, successor is None, monotonic()))
         if successor is not None:
             successor.succeed(upstream)
 

@@ -21,8 +21,10 @@ from tests.support.mcp_clients import Legacy, Modern, error_of, messages, restar
 from tests.support.waiting import eventually
 
 ERAS = ("legacy", "modern")
-SOON = {"limits": {"former_server_s": 1}}
+SOON: dict[str, Any] = {"constants": {"gateway.upstreams.former_servers.KEPT_S": 1.0}}
 """A session leaves a former process a second after the reload at the latest."""
+IDLE: dict[str, Any] = {"constants": {"gateway.upstreams.former_servers.IDLE_S": 0.1}}
+"""A session leaves a former process that it does not call."""
 
 Client = Legacy | Modern
 
@@ -94,10 +96,10 @@ def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Cli
 @requirement("live.epoch", "proc.reset-told")
 def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
-    with edited({"probe": before}, SOON) as it:
+    with edited({"probe": before}, **IDLE) as it:
         clients = [opened(it.gateway.at("probe"), http, era) for era in ERAS]
         pids = [int(tool_text(client.tool("pid"))) for client in clients]
-        assert "servers changed: probe" in it.edit({"probe": after}, SOON)
+        assert "servers changed: probe" in it.edit({"probe": after})
         for era in ERAS:
             new = opened(it.gateway.at("probe"), http, era)
             assert json.loads(tool_text(new.tool("env")))["A"] == "2", "a new session has the new server at once"
@@ -112,13 +114,13 @@ def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: 
 @requirement("live.epoch")
 def test_a_call_in_flight_is_answered_by_the_process_that_has_it(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
-    with edited({"probe": before}, {"limits": {"former_server_s": 60}}) as it:
+    with edited({"probe": before}) as it:
         client = opened(it.gateway.at("probe"), http, "legacy")
         pid = tool_text(client.tool("pid"))
         answers: list[httpx.Response] = []
         calling = threading.Thread(target=lambda: answers.append(client.tool("sleep", {"seconds": 3})))
         calling.start()
-        it.edit({"probe": after}, {"limits": {"former_server_s": 60}})
+        it.edit({"probe": after})
         calling.join()
         assert result_of(answers[0]) and restarted(answers[0]) is None
         assert tool_text(client.tool("pid")) == pid, "it is used, so its session keeps it"
@@ -127,12 +129,12 @@ def test_a_call_in_flight_is_answered_by_the_process_that_has_it(http: httpx.Cli
 @requirement("live.epoch")
 def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) -> None:
     before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
-    with edited({"probe": before}, SOON) as it:
+    with edited({"probe": before}, **SOON) as it:
         client = opened(it.gateway.at("probe"), http, "legacy")
         answers: list[httpx.Response] = []
         calling = threading.Thread(target=lambda: answers.append(client.tool("hang")))
         calling.start()
-        it.edit({"probe": after}, SOON)
+        it.edit({"probe": after})
         calling.join(30)
         error = error_of(answers[0])
         assert error["code"] == -32014 and "configuration of the server has changed" in error["message"]
@@ -140,7 +142,7 @@ def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) ->
 
 @requirement("live.epoch")
 def test_the_deadline_ends_a_call_also_if_its_session_has_another_workspace_by_now(http: httpx.Client) -> None:
-    with edited({"probe": server(PROBE), "gone": server(PROBE)}, SOON) as it:
+    with edited({"probe": server(PROBE), "gone": server(PROBE)}, **SOON) as it:
         client = Legacy(it.gateway.at("gone"), http).open(meta={"orbit": {"workspace": "w-1"}})
         pid = int(tool_text(client.tool("pid")))
         began = Path(json.loads(tool_text(client.tool("env")))["TMPDIR"], "began")
@@ -150,7 +152,7 @@ def test_the_deadline_ends_a_call_also_if_its_session_has_another_workspace_by_n
         calling.start()
         assert eventually(began.exists)
         client.initialize(meta={"orbit": {"workspace": "w-2"}})
-        it.edit({"probe": server(PROBE)}, SOON)
+        it.edit({"probe": server(PROBE)})
         calling.join(30)
         assert error_of(answers[0])["code"] == -32014, answers[0].text
         assert eventually(lambda: not psutil.pid_exists(pid))
@@ -302,12 +304,12 @@ def test_a_server_that_could_read_the_files_of_a_new_secret_is_replaced(tmp_path
     (tmp_path / "keys").mkdir()
     entry = {"command": sys.executable, "args": ["server.py"], "cwd": str(tmp_path), "sandbox": "standard"}
     others = server(PROBE)
-    with edited({"box": entry, "other": others}, SOON) as it:
+    with edited({"box": entry, "other": others}, **SOON) as it:
         client = Legacy(it.gateway.at("box"), http).open()
         (tmp_path / "keys" / "ada").write_text("hers")
         code = {"code": "Path('keys/ada').read_text()"}
         assert tool_text(client.tool("python", code)) == "hers"
         secret = {"s": {"file": f"{tmp_path}/keys/{{subject}}"}}
-        assert "servers changed: box" in it.edit({"box": entry, "other": others}, {**SOON, "secrets": secret})
+        assert "servers changed: box" in it.edit({"box": entry, "other": others}, {"secrets": secret})
         assert eventually(lambda: "hers" not in client.tool("python", code).text)
         assert "FileNotFoundError" in client.tool("python", code).text

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.settings import Settings
+from gateway.upstreams import former_servers
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, UNLIMITED, server, with_patience
@@ -40,7 +41,7 @@ class Model:
             "policy": {**policy, "workspaces": {"*": {"tools": sorted(self.tools)}}},
         }
         entries = {name: server(PROBE, env={"VERSION": str(version)}) for name, version in self.servers.items()}
-        given = with_patience(options | {"limits": {"former_server_s": 3_600}})
+        given = with_patience(options)
         return Settings.model_validate({"mcpServers": entries, "gateway": given | more})
 
     def change(self) -> None:
@@ -100,6 +101,12 @@ class Calls:
             assert restarted(answer) is None, which
 
 
+def keep_former(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions keep their processes, however long the reloads take."""
+    monkeypatch.setattr(former_servers, "KEPT_S", 3_600.0)
+    monkeypatch.setattr(former_servers, "IDLE_S", 360.0)
+
+
 def run(http: httpx.Client, steps: int, seed: int) -> None:
     chance = random.Random(seed)
     model = Model(chance)
@@ -123,11 +130,13 @@ def run(http: httpx.Client, steps: int, seed: int) -> None:
 
 
 @requirement("live.reload")
-def test_random_reloads(http: httpx.Client) -> None:
+def test_random_reloads(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_former(monkeypatch)
     run(http, 60, 1)
 
 
 @pytest.mark.timeout(1_200)
 @requirement("live.reload", "live.epoch")
-def test_many_random_reloads(http: httpx.Client) -> None:
+def test_many_random_reloads(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_former(monkeypatch)
     run(http, 300, 2)
