@@ -73,6 +73,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.tasks.max_per_principal": "it is ten times gateway.tasks.max_per_session, and 1,000 at least",
     "gateway.tasks.poll_ms": "clients are asked to poll 2.5 times in gateway.tasks.after_s",
     "gateway.tasks.principal_bytes": "it is 256 MiB",
+    "gateway.tasks.result_bytes": "a task's result has at most 1 MiB",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
     "mcpServers.*.tools.*.slow_s": "it is gateway.policy.slow_s for all tools",
     **{

@@ -42,7 +42,7 @@ ALICE, BOB = (bearer(KEYS[name]) for name in ("alice", "bob"))
 def gateway(ledger: Path) -> Iterator[InProcessGateway]:
     """Anonymous clients, and a server of each era, which looks for files of the tests."""
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox="off") for era in ERAS}
-    tasks = {"after_s": AFTER_S, "at_once": ["*/slow_*"], "result_bytes": 4_096}
+    tasks = {"after_s": AFTER_S, "at_once": ["*/slow_*"]}
     with in_process_gateway(servers, options={"tasks": tasks}) as running:
         yield running
 
@@ -157,8 +157,8 @@ def test_what_goes_wrong_is_the_error_of_the_task(client: TaskClient, era: str, 
     wrong = client.until(begun(client, tmp_path, f"{era}__wrong"), "failed")
     assert wrong["error"]["code"] == 4711 and wrong["error"]["message"] == "there is no such thing"
     assert wrong["error"]["data"]["kind"] == "lookup" and wrong["statusMessage"] == "there is no such thing"
-    large = client.until(begun(client, tmp_path, f"{era}__large", size=5_000), "failed")
-    assert large["error"]["code"] == -32603 and "gateway.tasks.result_bytes" in large["error"]["message"]
+    large = client.until(begun(client, tmp_path, f"{era}__large", size=1 << 20), "failed")
+    assert large["error"]["code"] == -32603 and "(1048576 bytes)" in large["error"]["message"]
 
 
 @requirement("task.make")
@@ -357,8 +357,8 @@ def test_what_goes_wrong_is_the_outcome(tasked: RunningGateway, http: httpx.Clie
     task = client.begin("wrong")["taskId"]
     assert client.error("tasks/result", {"taskId": task})["code"] == 4711
     assert client.get(task) | {"status": "failed", "statusMessage": "there is no such thing"} == client.get(task)
-    large = client.begin("large", size=10_000)["taskId"]
-    assert "result_bytes" in client.error("tasks/result", {"taskId": large})["message"]
+    large = client.begin("large", size=1 << 20)["taskId"]
+    assert "(1048576 bytes)" in client.error("tasks/result", {"taskId": large})["message"]
     before = client.listed()
     nobody = client.error("tools/call", {"name": "nobody", "task": {}})
     assert (nobody["code"], nobody["message"]) == (INVALID, "Unknown tool: nobody")

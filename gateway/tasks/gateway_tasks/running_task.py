@@ -16,7 +16,7 @@ from gateway.observability.observed_call import LogFacts
 from gateway.observability.outcome import TOOL_ERROR, outcome_of
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.gateway_tasks.questions_to_client import Rounds, ServerTask
-from gateway.tasks.gateway_tasks.stored_call import FollowedCall, StoredCall, answered, following
+from gateway.tasks.gateway_tasks.stored_call import PART_BYTES, FollowedCall, StoredCall, answered, following
 from gateway.tasks.gateway_tasks.task_exchange import TaskExchange, TaskQuestions
 from gateway.tasks.gateway_tasks.task_record_writer import TaskRecordWriter
 from gateway.tasks.gateway_tasks.task_states import (
@@ -120,7 +120,7 @@ class RunningTask:
     def asks(self) -> None:
         suspended = self.exchange.suspendable()
         questions = encode(suspended.requests())
-        if len(questions) > self._settings.result_bytes:
+        if len(questions) > PART_BYTES:
             self.cancel("the server's questions are larger than a task may keep")
             return
         assert isinstance(suspended, TaskQuestions)
@@ -186,10 +186,9 @@ class RunningTask:
                 self._fail(error, text)
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
-            most = self._settings.result_bytes
-            if len(result) > most:
+            if len(result) > PART_BYTES:
                 size = f"its result of {len(result)} bytes is larger than a task may keep"
-                self._cannot_tell(f"The call was done, but {size} ({most} bytes, gateway.tasks.result_bytes).")
+                self._cannot_tell(f"The call was done, but {size} ({PART_BYTES} bytes).")
             elif not can_be_read(result):
                 self._cannot_tell("The call was done, but its result is nested deeper than a task may keep.")
             else:
@@ -202,7 +201,7 @@ class RunningTask:
         self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
 
     def _fail(self, error: bytes, text: str) -> None:
-        if len(error) > self._settings.result_bytes or not can_be_read(error):
+        if len(error) > PART_BYTES or not can_be_read(error):
             error = encode(error_of(error_code(error), text, self.exchange.correlation))
         self._end_as(TaskEvent.FAIL, text, error=error)
 
@@ -243,8 +242,7 @@ class RunningTask:
             return
         answers: dict[str, Any] = {}
         if may_run_again(self.task):  # in a second run, the server would ask the same
-            most = self._settings.result_bytes
-            answers["answers"] = answered(self.task.answers, suspended.questions, responses).encoded(most)
+            answers["answers"] = answered(self.task.answers, suspended.questions, responses).encoded()
         answer_suspended(self.exchange, responses)  # asks again for missing answers
         self._go_on(answers)
 

@@ -14,6 +14,10 @@ from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from session_store import Context
 from transports.jsonrpc import Object, encode
 
+PART_BYTES = 1 << 20
+"""Maximum bytes of a task's result, error, questions or answers. As large as the event that SDK clients take, and a
+store with thousands of tasks stays small."""
+
 MAX_BYTES = 256 << 10
 """Maximum bytes of a stored call. A larger call is not stored, so the next owner can neither send it again nor follow
 it."""
@@ -88,11 +92,11 @@ class RecordedAnswers:
         known = self._answers.get(digest)
         return bytes(known.pop(0)).decode() if known else None
 
-    def encoded(self, most_bytes: int) -> bytes:
-        """Return all answers as JSON, for the task's record. Empty if there are none, or they exceed `most_bytes`: then
+    def encoded(self) -> bytes:
+        """Return all answers as JSON, for the task's record. Empty if there are none, or they exceed `PART_BYTES`: then
         the client is asked again."""
         data = encode(self._answers) if self._answers else b""
-        return data if len(data) <= most_bytes else b""
+        return data if len(data) <= PART_BYTES else b""
 
 
 def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:

@@ -336,7 +336,7 @@ class TaskMaker:
             poll_ms=self._settings.poll_ms,
             request=call,
             is_repeatable=bool(call),
-            answers=RecordedAnswers.of(answered).encoded(self._settings.result_bytes) if call else b"",
+            answers=RecordedAnswers.of(answered).encoded() if call else b"",
             epoch=session.epoch,
         )
 

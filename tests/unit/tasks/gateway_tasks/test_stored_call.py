@@ -1,9 +1,11 @@
 """The call of a task as it is stored: with the rights that it had, no larger than it may be, each answer given once."""
 
 import msgspec
+import pytest
 
 from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
+from gateway.tasks.gateway_tasks import stored_call
 from gateway.tasks.gateway_tasks.stored_call import (
     MAX_BYTES,
     FollowedCall,
@@ -58,12 +60,13 @@ def test_each_answer_is_given_once_and_equal_questions_keep_their_order() -> Non
     recorded = RecordedAnswers.of({"early": YES.decode()})
     for answer in (YES, NO):
         recorded.add("go on?", msgspec.Raw(answer))
-    again = RecordedAnswers(recorded.encoded(1_000))
+    again = RecordedAnswers(recorded.encoded())
     assert [again.take("go on?") for _ in range(3)] == [YES.decode(), NO.decode(), None]
     assert (again.take("other"), again.take("early"), again.take("early")) == (None, YES.decode(), None)
 
 
-def test_what_is_too_large_or_of_another_version_is_asked_again() -> None:
+def test_what_is_too_large_or_of_another_version_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = RecordedAnswers.of({"q": YES.decode()})
-    assert recorded.encoded(10) == b"" and RecordedAnswers().encoded(10) == b""
+    monkeypatch.setattr(stored_call, "PART_BYTES", 10)
+    assert recorded.encoded() == b"" and RecordedAnswers().encoded() == b""
     assert [RecordedAnswers(data).take("q") for data in (b"", b"no JSON", b'{"q":"text"}')] == [None] * 3
