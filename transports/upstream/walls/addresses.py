@@ -1,5 +1,5 @@
-"""Read socket addresses (`struct sockaddr`) from untrusted bytes. Ask the kernel whether an address belongs to this
-machine, and which sockets listen there."""
+"""Read socket addresses (`struct sockaddr`) from untrusted bytes. Ask the kernel if an address belongs to this machine,
+and which sockets listen there."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ _SCOPE: Final = struct.Struct("=I")
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """An address of the family AF_UNSPEC: connecting to it dissolves the connection of a socket."""
+    """An address of the family AF_UNSPEC. Connecting a socket to it ends the socket's connection."""
 
     raw: bytes
 
@@ -112,8 +112,8 @@ _LISTEN: Final = b"0A"
 
 
 def is_local(address: Address) -> bool:
-    """Return True if packets to the address stay on this machine or go to many receivers, or if the kernel does not
-    answer."""
+    """Return True if packets to the address stay on this machine or go to many receivers. Also return True if the
+    kernel does not answer."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     packed = address.packed
     body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
@@ -149,7 +149,8 @@ def listeners(address: Address, port: int) -> set[int]:
 
 
 def _address(field: bytes) -> Address:
-    """Read `0100007F:1F90` or its long form: words of 32 bits in the machine's byte order."""
+    """Read an address as /proc/net shows it: `0100007F:1F90` or its long form, in words of 32 bits in the machine's
+    byte order."""
     packed = bytes.fromhex(field.partition(b":")[0].decode("ascii"))
     if sys.byteorder == "little":
         packed = b"".join(packed[i : i + 4][::-1] for i in range(0, len(packed), 4))

@@ -1,4 +1,5 @@
-"""Build the walls around the calling process, in an order in which each step still has the rights that it needs."""
+"""Build the walls (sandbox restrictions) around the calling process. The order of the steps leaves each step the rights
+that it needs."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -12,7 +13,8 @@ from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 
 class WallsFailed(Exception):
-    """A wall could not be built, so the server must not run. The message is a sentence for the operator."""
+    """A part of the walls could not be built, so the server must not run. The message is a sentence for the
+    operator."""
 
 
 def not_enforced(walls: Walls, missing: Iterable[str]) -> WallsFailed:
@@ -21,8 +23,8 @@ def not_enforced(walls: Walls, missing: Iterable[str]) -> WallsFailed:
 
 
 def prepare() -> None:
-    """Find out what the kernel supports, and assemble all filters that may be needed. Forked processes inherit both
-    results."""
+    """Find out what the kernel supports, and assemble all seccomp filters that may be needed. Forked processes inherit
+    both results."""
     kernel = probe()
     for reach, apart, left in product((None, Reach()), (False, True), (False, True)) if not kernel.filters else ():
         walls = Walls(profile="", grants=(), reach=reach)
@@ -30,9 +32,9 @@ def prepare() -> None:
 
 
 def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
-    """Arrange the mounts of a reaper for the walls, before it forks the server. Without namespaces and `has_mounts`, do
-    nothing. Return grants for the server's own folders. `no_namespaces` says why the reaper has no namespaces although
-    these walls want them.
+    """Arrange the mounts of this process, a reaper, as the walls require, before it forks the server. Do nothing if it
+    has neither namespaces nor mounts of its own. Return grants for the server's own folders. `no_namespaces` says why
+    the reaper has no namespaces although these walls want them.
 
     Raises:
         WallsFailed: the walls are required but cannot be enforced on this kernel, or a step failed.
@@ -59,12 +61,10 @@ def ruleset_for(walls: Walls) -> int | None:
 
 
 def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the TCP ports that Landlock lets a process bind (None: any), and True if it lets the process connect.
-
-    A gate makes connections for the process, checks its listen calls, and reports refusals, which Landlock does not.
-    But only the kernel knows a port that it has chosen itself (0 among the ports). Without a gate, Landlock refuses
-    what its rules can express: other ports, and all connections if none is granted.
-    """
+    """Return the TCP ports that Landlock lets a process bind (None: any), and True if Landlock lets it connect by TCP.
+    If there is a gate, the gate makes connections for the process, checks its listen calls, and reports refusals, which
+    Landlock does not. But only the kernel knows a port that it has chosen itself (0 among the ports). Without a gate,
+    Landlock refuses what its rules can express: other ports, and all connections if none is granted."""
     if reach is None:
         return None, True
     if has_gate:
@@ -80,11 +80,11 @@ def build(
     *,
     apart: bool,
 ) -> None:
-    """Build these walls, as far as the kernel supports them, around this process and its later descendants, for good.
+    """Build these walls around this process and its later descendants, for good, as far as the kernel supports them.
 
-    The filter announces system calls on a descriptor, which `hand_over` has to pass to the reaper, and to close.
-    `apart`: the reaper is the first process of its namespaces. `ruleset` has the rules of these walls, and is for this
-    process alone. `own` grants are added to these rules.
+    The seccomp filter announces system calls on a descriptor. `hand_over` has to pass this descriptor to the reaper,
+    and to close it. `apart`: the reaper is the first process of its namespaces. `ruleset` has the Landlock rules of
+    these walls, and is for this process alone. `own` grants are added to these rules.
 
     Raises:
         WallsFailed: a step failed. The message says which, and why.
@@ -117,7 +117,7 @@ def build(
 
 def _leave_network(walls: Walls, kernel: Kernel) -> bool:
     """Move this process, which has namespaces of its own, to an empty network. Return True if it may still use the
-    machine's network, through sockets that its gate makes. Raises `OSError`."""
+    machine's network through sockets that its gate makes. Raises `OSError`."""
     reach = walls.reach
     if reach is None:
         return False

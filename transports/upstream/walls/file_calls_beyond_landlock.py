@@ -1,9 +1,9 @@
-"""Make system calls that change or watch a file without opening it, for a walled process: chmod, utime, inotify.
+"""Make system calls for a sandboxed process that change or watch a file without opening it: chmod, utime, inotify.
 
 Landlock does not restrict these calls: they could reach every file of the user, also of other servers and of the
-gateway. So the gate opens the file, only to name it (O_PATH), checks the path of the opened file, and makes the call on
-this descriptor. If the process swaps a part of the path meanwhile, nothing changes.
-"""
+gateway. So the gate (a thread beside the process) opens the file, only to name it (O_PATH), checks the path of the
+opened file, and makes the call on this descriptor. If the process swaps a part of the path meanwhile, nothing
+changes."""
 
 import contextlib
 import ctypes
@@ -38,7 +38,7 @@ _WITHOUT_A_PATH: Final = ("pipe:", "socket:", "anon_inode:", "/memfd:")  # as re
 
 
 class FileCalls:
-    """Decide system calls of one server that change or watch a file without opening it, by the server's grants.
+    """Allow or refuse one server's system calls that change or watch a file without opening it, by the server's grants.
     `numbers` are the system calls that are decided here."""
 
     def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused, inotify: "InotifyCalls") -> None:
@@ -64,11 +64,10 @@ class FileCalls:
         self.numbers = self._handlers.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer a system call. An error never ends the gate.
+        """Decide on a system call, make it if it is allowed, and answer it. No error ends the gate.
 
         The thread may have ended, and its id may belong to another thread. Then that one's memory is read, but only a
-        file that this server may change anyway is changed, and the answer is discarded.
-        """
+        file that this server may change anyway is changed, and the answer is discarded."""
         try:
             value = self._handlers[made.number](made)
         except OSError as error:
@@ -167,10 +166,7 @@ class FileCalls:
 
     def _check(self, target: int, granted: Sequence[str], *, is_named: bool = True) -> None:
         """Raise `OSError` unless the file is within the granted paths. If `is_named` is False, a file without a path is
-        allowed, too.
-
-        A device is refused even if it may be written: others use it as well, so the server must not change it.
-        """
+        also allowed. A device is refused even if the server may write to it, because others use the device as well."""
         path = os.readlink(_by_descriptor(target))
         kind = os.fstat(target).st_mode
         if not (stat.S_ISCHR(kind) or stat.S_ISBLK(kind)) and (
@@ -193,8 +189,8 @@ class FileCalls:
 
 
 def is_descriptor(path: bytes, own: bytes) -> bool:
-    """Return True if the path is exactly that of a descriptor in the folder `own`. A `..` behind it would lead
-    elsewhere."""
+    """Return True if the path is exactly that of a descriptor in the folder `own` of /proc. With a `..` behind it, the
+    path would lead elsewhere."""
     return path.startswith(own) and path[len(own) :].isdigit()
 
 
@@ -207,8 +203,8 @@ _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 
 
 class Instance:
-    """An inotify instance. `watches` is at least the number of its watches. `used` is the thread, and its descriptor,
-    with which the instance was last used."""
+    """An inotify instance of a server. `watches` is at least the number of its watches. `used` is the thread, and its
+    descriptor, with which the instance was last used."""
 
     __slots__ = ("used", "watches")
 
@@ -217,7 +213,8 @@ class Instance:
         self.used: tuple[int, int] | None = None
 
     def count(self, fd: int) -> None:
-        """Count the watches anew. `fd` is this process's own descriptor for the instance. Raises `OSError`."""
+        """Count the instance's watches again. `fd` is this process's own descriptor for the instance. Raises
+        `OSError`."""
         with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
             self.watches = sum(line.startswith(b"inotify wd:") for line in file)
 
@@ -239,7 +236,7 @@ class Instances:
         self._last = 0
 
     def present(self) -> list[Instance]:
-        """Return the instances that still exist, and forget the others."""
+        """Return the instances that still exist, and forget those that do not."""
         there = self._there()
         self._known = {number: instance for number, instance in self._known.items() if number in there}
         return [*self._known.values()]
@@ -297,7 +294,7 @@ class _PackedEvent(ctypes.Structure):
 _ALWAYS: Final = 16
 _ALWAYS_WATCHES: Final = 1_024
 _SHARE: Final = 8
-"""Divisor: one server may have an eighth of its user's limit."""
+"""One server may use the user's limits of inotify divided by this number."""
 
 
 class InotifyCalls:
@@ -319,7 +316,7 @@ class InotifyCalls:
         self.numbers = self._flags.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer a system call. An error never ends the gate."""
+        """Decide on a system call of inotify, and answer it. No error ends the gate."""
         try:
             self._make(made, self._flags[made.number](made))
         except OSError as error:
@@ -351,8 +348,8 @@ class InotifyCalls:
             return added
 
     def _count_again(self) -> None:
-        """Count the watches of all instances anew: some have ended with their files, or were removed. An instance keeps
-        its count if it cannot be found by its last use."""
+        """Count the watches of all instances again, because some have ended with their files or were removed. An
+        instance keeps its count if it cannot be found by its last use."""
         for instance in self._instances.present():
             if instance.used is not None:
                 with contextlib.suppress(OSError), closing_fd(duplicate(*instance.used)) as ours:

@@ -1,9 +1,8 @@
-"""Watch which files a walled process opens, executes, makes and removes, and report uses that its walls refuse.
+"""Watch which files a sandboxed process opens, executes, makes and removes, and report uses that its walls refuse.
 
 This module decides nothing: Landlock decides, but does not report. So the gate looks at each system call, and then the
 kernel executes it. If a process changes an argument meanwhile, only a report is wrong. Each of these calls costs a
-notification, so files are only watched if the walls say so (`Walls.watch`).
-"""
+notification, so files are only watched if the walls say so (`Walls.watch`)."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,12 +18,12 @@ _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _O_PATH, _O_TMPFILE = 0x20_0000, 0x40_0000
 _MOST_REMEMBERED: Final = 4_096
 _UNWATCHED: Final = ("/proc/", "/dev/fd/", "/dev/std")
-"""Prefixes of paths that mean something else in each process. They are not watched."""
+"""Prefixes of paths that are not watched, because they mean another file in each process."""
 
 _WHY: Final = {"r": "not granted", "w": "not granted to be written", "x": "not granted to be executed"}
 
 Use = tuple[str, str]
-"""A path without links, and its use: a letter of `Grant.mode`."""
+"""The use of a file: its path without symlinks, and a letter of `Grant.mode`."""
 
 
 def watches(walls: Walls, landlock: int) -> bool:
@@ -125,7 +124,8 @@ def _existing(made: InterceptedCall, folder: int, pointer: int, letter: str) -> 
 
 
 def _made(made: InterceptedCall, folder: int, pointer: int) -> Iterator[Use]:
-    """Yield a write to the folder in which a file is made. Yield nothing if the call fails because the file exists."""
+    """Yield the use of a folder for a call that makes a file: a write to the folder. Yield nothing if the file exists,
+    because the call then fails."""
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
     if path and not os.path.lexists(path) and os.path.isdir(os.path.dirname(path)):
         yield os.path.dirname(path), "w"
@@ -144,8 +144,8 @@ def _moved(made: InterceptedCall, source: Sequence[int], target: Sequence[int]) 
 
 
 def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
-    """Return the path that a process means, with symlinks resolved; empty if it is not watched. Raises `OSError`,
-    `ValueError`."""
+    """Return the path that a process means, with symlinks resolved; empty if such paths are not watched. Raises
+    `OSError`, `ValueError`."""
     path = os.fsdecode(raw)
     if not path or path.startswith(_UNWATCHED):
         return ""

@@ -1,14 +1,12 @@
-"""Collect what a gate reports to the gateway until it can be sent: refusals, and what a watched process touches.
-
-So a flood of system calls causes a limited number of messages.
-"""
+"""Collect the reports of a gate to the gateway until they can be sent: of refused system calls, and of what a watched
+process uses. So even a flood of system calls causes a limited number of messages."""
 
 import os
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 MAX_KINDS: Final = 64
-"""The most different refusals between two messages. All others are counted as one more, without details."""
+"""Maximum number of different refusals between two messages. All further ones are counted together, without details."""
 
 _EVERY_S: Final = 1.0
 _MAX_CHARS: Final = 300
@@ -46,7 +44,7 @@ class RefusalQueue:
         return [{"kind": kind, "what": what, "why": why, "count": n} for (kind, what, why), n in taken.items()]
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until the next message is due; None if there are no refusals."""
+        """Return the seconds until the next refusals are to be sent; None if there are none."""
         return max(0.0, self._next - now) if self._counts else None
 
 
@@ -58,7 +56,7 @@ _EVERY_THING_S: Final = 0.1
 
 
 class Touched:
-    """Collect what a watched process touches (paths, addresses, ports), until it can be sent. Each is sent once, as
+    """Collect the files, addresses and ports that a watched process uses, until they can be sent. Each is sent once, as
     `(kind, what)`, and at most `MAX_THINGS` are."""
 
     def __init__(self) -> None:
@@ -67,8 +65,8 @@ class Touched:
         self._next = 0.0
 
     def add(self, kind: str, what: str) -> None:
-        """Add an entry to the next report. `kind` is a letter of `Grant.mode` for a path, or `connect`, `socket` or
-        `listen`."""
+        """Add something that the process has used to the next report. `kind` is a letter of `Grant.mode` for a path, or
+        `connect`, `socket` or `listen`."""
         thing = (kind, _text(what[:_MAX_THING_CHARS]))
         if thing not in self._known and len(self._known) < MAX_THINGS:
             self._known.add(thing)
@@ -93,12 +91,13 @@ class Touched:
         del self._waiting[:count]
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until the next report is due; None if nothing waits."""
+        """Return the seconds until the next report is to be sent; None if there is nothing to report."""
         return max(0.0, self._next - now) if self._waiting else None
 
 
 def _text(what: str) -> str:
-    """Return the path. If it has bytes that are no text, return a folder above it, because a configuration is text."""
+    """Return the path as text. If it has bytes that are no valid text, return a folder above it, because a
+    configuration, for which the report is meant, is text."""
     while True:
         try:
             what.encode()

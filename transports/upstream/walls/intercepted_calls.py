@@ -65,8 +65,8 @@ class Listener:
         return InterceptedCall(number, thread, system_call, tuple(arguments))
 
     def is_valid(self, made: InterceptedCall) -> bool:
-        """Return True if the thread still waits in this call. Then the thread id has belonged to this thread all the
-        time."""
+        """Return True if the thread still waits in this call. If so, its id has not been given to another thread
+        meanwhile."""
         try:
             fcntl.ioctl(self.fd, _IS_VALID, struct.pack("=Q", made.id))
         except OSError:
@@ -82,8 +82,8 @@ class Listener:
         self._respond(made, value, 0, 0)
 
     def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
-        """Complete the call: give the process a duplicate of our descriptor `fd`, and its number as the result. Raises
-        `OSError`."""
+        """Complete the call by giving the process a duplicate of our descriptor `fd`. The call's result is the
+        duplicate's number. Raises `OSError`."""
         self._place(made, _AND_ANSWER, fd, 0, closes_on_exec)
 
     def replace(self, made: InterceptedCall, fd: int, number: int) -> None:
@@ -91,8 +91,8 @@ class Listener:
         self._place(made, _AT_NUMBER, fd, number, True)
 
     def proceed(self, made: InterceptedCall) -> None:
-        """Let the kernel execute the call. Only for calls without pointers, whose arguments cannot change, and for
-        calls that something else decides."""
+        """Let the kernel execute the call. Allowed only for calls without pointers, whose arguments cannot change, and
+        for calls on which something else decides."""
         self._respond(made, 0, 0, _CONTINUE)
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Find out, by trying, which parts of the walls the kernel supports, and say what is not enforced without them."""
+"""Find out, by trying, which sandbox mechanisms the kernel supports. Say which parts of walls are not enforced without
+them."""
 
 import ctypes
 import errno
@@ -21,28 +22,29 @@ _NOT_TRIED: Final = "namespaces were not tried"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """The parts of walls that this kernel supports, and the reasons why it lacks others."""
+    """The sandbox mechanisms that this kernel supports, and the reasons why it lacks others."""
 
     landlock: int
-    """The version of Landlock (its ABI); 0 if there is none."""
+    """The version of Landlock (its ABI) that the kernel has; 0 if none."""
     filters: str
     """The reason why seccomp filters cannot be used; empty if they can."""
     gate: str
-    """The reason why no gate can run: no user notification, or no access to a server's memory. Empty if one can."""
+    """The reason why no gate can run (a thread that answers system calls of a server): no user notification, or no
+    access to a server's memory. Empty if one can."""
     namespaces: str
     """The reason why user, process, mount and IPC namespaces cannot be used; empty if they can."""
     mounts: str
     """The reason why a process can have no mounts of its own without the other namespaces; empty if it can."""
 
     def shared(self, walls: Walls) -> tuple[str, ...]:
-        """Return a sentence if /tmp and /dev/shm are closed to the server, because it cannot have its own. This never
-        prevents a start."""
+        """Return a sentence if the server cannot use /tmp and /dev/shm, because it cannot have its own and the
+        machine's are closed to it. This never prevents a start."""
         if walls.own_folders and not walls.namespaces and self.mounts:
             return (f"The server has no /tmp and /dev/shm of its own, and the machine's are closed: {self.mounts}.",)
         return ()
 
     def missing(self, walls: Walls) -> tuple[str, ...]:
-        """Return a sentence for each part of these walls that is not enforced on this kernel."""
+        """Return a sentence for each part of these walls that this kernel cannot enforce."""
         return tuple(self._missing(walls))
 
     def _missing(self, walls: Walls) -> Iterator[str]:
@@ -71,8 +73,8 @@ class Kernel:
 
 
 def probe(*, namespaces: bool = False) -> Kernel:
-    """Find out once what the kernel supports, and return it. Try namespaces only if asked: that forks, so this process
-    must not have other threads."""
+    """Find out what the kernel supports, and return it. Later calls return the same result. Try namespaces only if
+    asked: that forks, so this process must not have other threads."""
     found = _without_namespaces()
     if not namespaces or found.namespaces != _NOT_TRIED:
         return found
@@ -111,7 +113,7 @@ def _try_action(action: int) -> None:
 
 
 def _try_access() -> None:
-    """Try to copy memory and a descriptor of a process: this one. Raises `OSError`."""
+    """Test if the memory and a descriptor of a process can be copied, with this process. Raises `OSError` if not."""
     source, copy = ctypes.create_string_buffer(b"?", 1), ctypes.create_string_buffer(1)
     remote = struct.pack("=QQ", ctypes.addressof(source), 1)
     local = struct.pack("=QQ", ctypes.addressof(copy), 1)

@@ -32,7 +32,7 @@ _ALLOWED: Final = {
     | _MAKE_FIFO | _MAKE_SYM | _REFER,
     "x": _EXECUTE,
 }  # fmt: skip
-"""The Landlock rights for each letter of a mode. No letter allows making devices."""
+"""The Landlock rights for each letter of a grant's mode. No letter allows making devices."""
 _RIGHTS: Final = {mode: sum(_ALLOWED[letter] for letter in mode) for mode in MODES}
 
 _VERSION: Final = 1  # a flag of landlock_create_ruleset

@@ -27,14 +27,14 @@ _FOLLOWING: Final = 1 << 19  # MS_SLAVE
 _READ_ONLY, _HERE, _EMPTY_PATH, _BELOW_TOO = 0x1, -100, 0x1000, 0x8000  # of mount_setattr
 
 OWN_FOLDERS: Final = ("/dev/shm", "/tmp")
-"""The folders of which a server gets its own: empty, and in memory."""
+"""The folders that a server gets as its own: empty, and in memory."""
 
 _OWN_BYTES: Final = 256 << 20
 _OWN_FILES: Final = 65_536
 
 
 def is_apart() -> bool:
-    """Return True if this process is the first one of its namespaces, as a reaper may be."""
+    """Return True if this process is the first process of its own namespaces, as a reaper may be."""
     return os.getpid() == 1
 
 
@@ -56,7 +56,7 @@ def fork_apart() -> int:
 
 
 def _settle(user: int, group: int) -> None:
-    """Keep the ids of the user and the group in the new user namespace."""
+    """Make the ids of the user and the group the same in the new user namespace as outside."""
     with dumpable():  # this process knows no secrets yet
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             file = os.open(f"/proc/self/{name}", os.O_WRONLY)
@@ -71,7 +71,7 @@ def leave_network() -> None:
 
 
 def own_mounts() -> None:
-    """Give this process mounts of its own. Make a user namespace for that only if it is necessary: in one, root could
+    """Give this process mounts of its own. Make a user namespace for that only if necessary, because in one, root could
     no longer use the files of others.
 
     Raises:
@@ -114,8 +114,8 @@ def place_folders(walls: Walls) -> tuple[Grant, ...]:
 
 
 def _is_wanted(walls: Walls, folder: str) -> bool:
-    """Return True if the machine's folder has to stay: it is granted, or it has a folder whose sockets may be used. All
-    that is mounted below a server's own folder can be read, but in a folder of sockets only the sockets may be used."""
+    """Return True if the machine's folder has to stay: it is granted, or contains a folder whose sockets may be used. A
+    folder of sockets cannot be mounted below a server's own folder, because all that is mounted there can be read."""
     above = ("/", os.path.dirname(folder), folder)
     sockets = [path for path in _ungranted_sockets(walls, (folder,)) if os.path.isdir(path)]
     return bool(sockets) or any(grant.path in above and grant.mode != "l" for grant in walls.grants)
@@ -136,8 +136,9 @@ def _mount_processes() -> None:
 def _cover(
     walls: Walls, folders: list[str], targets: Iterable[tuple[str, str, int]], *, all_read_only: bool
 ) -> tuple[Grant, ...]:
-    """Mount the server's own folders, and the targets. Targets that may only be read are mounted read-only, because
-    Landlock lets the server write everything below its own folders. Return grants for the folders."""
+    """Mount the server's own folders over the machine's, and the targets in them. Targets that may only be read are
+    mounted read-only, because Landlock lets the server write everything below its own folders. Return grants for the
+    folders."""
     memory = f"mode=1777,size={_OWN_BYTES},nr_inodes={_OWN_FILES}"
     temporary = None if walls.temporary is None else open_path(walls.temporary)
     mode = "rw"
@@ -162,9 +163,9 @@ def _cover(
 
 
 def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator[tuple[str, str, int]]:
-    """Yield what has to be mounted (path, mode, descriptor): granted files that own folders would cover, and with
-    `written` those that may be written. Files that may only be listed are left out: below an own folder, everything
-    that is mounted can be read. Sockets come last, if they exist."""
+    """Yield the files and folders to mount (path, mode, descriptor): granted ones that the server's own folders would
+    cover, and with `written` those that may be written. Files that may only be listed are left out, because everything
+    that is mounted below an own folder can be read. Sockets come last, if they exist."""
     wanted = [
         grant
         for grant in walls.grants
@@ -193,7 +194,8 @@ def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator
 
 
 def _ungranted_sockets(walls: Walls, folders: Iterable[str]) -> list[str]:
-    """Return the sockets in `walls.reach` that own folders would cover, and that no granted folder contains."""
+    """Return the sockets in `walls.reach` that the server's own folders would cover, and that no granted folder
+    contains."""
     sockets = () if walls.reach is None else walls.reach.sockets
     covered = [path for path in sockets if path in ("/", *folders) or _is_covered(path, folders)]
     granted = [grant.path for grant in walls.grants if grant.mode != "l"] if covered else ()
@@ -237,18 +239,18 @@ def _set_read_only(at: int, path: str, *, on: bool, flags: int) -> None:
 
 _known: Final[dict[str, str]] = {}
 _PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Errors that mean that a limit is reached, perhaps only for a moment."""
+"""Errors that mean that a limit of the system is reached, perhaps only for a moment."""
 
 
 def why_not() -> str:
-    """Return why namespaces cannot be used here; empty if they can. A forked process tries them once. A failure that
-    may pass is tried again at the next call."""
+    """Return the reason why namespaces cannot be used here; empty if they can. A forked process tries them once. A
+    failure that may pass is tried again at the next call."""
     return _once("namespaces", fork_apart, lambda: separate(_NO_WALLS))
 
 
 def why_shared() -> str:
-    """Return why a process cannot have its own mounts (for /tmp and /dev/shm) without other namespaces; empty if it
-    can. Tried as in `why_not`."""
+    """Return the reason why a process cannot have its own mounts (for /tmp and /dev/shm) without other namespaces;
+    empty if it can. Tried as `why_not` does."""
 
     def work() -> None:
         own_mounts()
@@ -270,7 +272,8 @@ def _once(what: str, fork: Callable[[], int], work: Callable[[], object]) -> str
 
 
 def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tuple[int, str]:
-    """Run `work` in a forked process. Return its errno (0: success), and a sentence about the failure."""
+    """Run `work` in a process that `fork` makes. Return its errno (0: success), and a sentence about the failure of
+    `what`."""
     try:
         pid = fork()
     except OSError as error:

@@ -44,16 +44,17 @@ _KIND: Final = 0xF  # of socket(2)'s second argument, without flags
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64
 _QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
-"""Sockets that the C library tries before it asks a resolver. Their refusal is not reported."""
+"""Sockets whose refusal is not reported, because the C library tries them before it asks a DNS resolver."""
 
 _RESETS: Final = struct.pack("@ii", 1, 0)  # struct linger: close(2) ends the connection at once
 _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 
 
 class NetworkCalls:
-    """Answer the network calls of one server. `resolve` gets the socket of a program that asks a resolver, and returns
-    an errno or 0. If `touched` is given, connections are not refused: it is called with each address, Unix socket and
-    port. `kernel_binds`: where the kernel may choose a port for the server, it also refuses to bind other ports."""
+    """Decide and answer the network calls of one sandboxed server. `resolve` gets the socket of a program that asks a
+    resolver, and returns an errno or 0. If `touched` is given, connections are not refused: it is called with each
+    address, Unix socket and port. `kernel_binds`: where the kernel may choose a port for the server, it also refuses to
+    bind other ports."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class NetworkCalls:
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer a system call, now or when its connection has been made. An error never ends the gate."""
+        """Decide on a system call, and answer it now or when its connection has been made. No error ends the gate."""
         if made.number == self._socket:
             self._make(made)
             return
@@ -108,7 +109,7 @@ class NetworkCalls:
             self._listener.answer(made, error)
 
     def _tell_of_bind(self, made: InterceptedCall) -> None:
-        """Report a port that the kernel is about to refuse, because the kernel does not report it."""
+        """Report that the kernel is about to refuse a port, because the kernel itself does not report it."""
         if not self._kernel_binds:
             return
         _, pointer, size, *_ = made.arguments
@@ -201,7 +202,8 @@ class NetworkCalls:
         return found if found <= self._own_listeners.keys() else set()
 
     def _connect_resolver(self, theirs: socket.socket) -> int:
-        """Connect the program's socket to one of ours on loopback, and give the accepted end to the resolver."""
+        """Connect the program's socket to one of ours on loopback, and give the accepted end to the gateway's resolver.
+        Return an errno, or 0."""
         with socket.socket(theirs.family) as meeting:
             meeting.bind(("127.0.0.1" if theirs.family == socket.AF_INET else "::1", 0))
             meeting.listen(1)
@@ -281,8 +283,8 @@ class NetworkCalls:
 
 
 def _attempt_unix(theirs: socket.socket, path: str) -> int:
-    """Connect to the socket at a path. Open the path first, and connect through the descriptor: a moment later, the
-    path may name another file."""
+    """Connect to the Unix socket at a path. Open the path first, and connect through the descriptor: a moment later,
+    the path may name another file. Return an errno, or 0."""
     try:
         named = open_path(path)
     except OSError as error:  # ELOOP: there is a link by now

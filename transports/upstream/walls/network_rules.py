@@ -15,7 +15,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_LEARNT: Final = 2_048
-"""The most addresses that are reachable because a name was resolved to them. A new one replaces the oldest."""
+"""Maximum number of addresses that are reachable because an allowed name was resolved to them. A new one replaces the
+oldest."""
 
 _KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     # Metadata services first: some of them have addresses within wider networks, some have public ones.
@@ -34,18 +35,18 @@ _KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 )
 _SPECIAL: Final = tuple((kind, ipaddress.ip_network(n)) for kind, networks in _KINDS for n in networks)
 _GLOBAL_V6: Final = ipaddress.ip_network("2000::/3")
-"""The only part of IPv6 that is assigned for public use."""
+"""The only part of the IPv6 address space that is assigned for public use."""
 
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _LOOPBACK: Final = {4: ipaddress.ip_address("127.0.0.1"), 6: ipaddress.ip_address("::1")}
 _ONLY_BY_NAME: Final = {"metadata", "loopback", "link-local", "multicast"}
-"""Kinds of addresses that a wide network does not include: "0.0.0.0/0" is hardly meant to reach the metadata
+"""Kinds of addresses that an entry with a wide network does not open: "0.0.0.0/0" is hardly meant to reach the metadata
 service."""
 
 
 def unwrapped(address: Address) -> Address:
-    """Return the address that a connection finally reaches: the IPv4 address inside an IPv6 address; loopback for the
-    unspecified address."""
+    """Return the address that a connection to this one finally reaches: the IPv4 address inside an IPv6 address;
+    loopback for the unspecified address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
@@ -58,8 +59,8 @@ def unwrapped(address: Address) -> Address:
 
 
 def kind_of(address: Address) -> tuple[str, Network | None]:
-    """Return the kind of an unwrapped address ("loopback", "private", ...) and its special network; "public" has no
-    network."""
+    """Return the kind of an unwrapped address ("loopback", "private", "public", ...), and the special network that
+    contains the address; None if there is none."""
     for kind, network in _SPECIAL:
         if address in network:
             return kind, network
@@ -232,7 +233,7 @@ class NameRules:
         self._entries = tuple(entry for entry in map(destination, reach.hosts) if entry.name or entry.is_everything)
 
     def is_resolved(self, name: str) -> bool:
-        """Return True if the process may resolve the name, given in its ASCII form."""
+        """Return True if DNS queries of the process for this name are answered. The name is in its ASCII form."""
         return self._all or any(entry.has_name(canonical(name)) for entry in self._entries)
 
     def ports(self, name: str) -> frozenset[int] | None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 
 MAX_WAITING: Final = 128
-"""The most blocking sockets of one server on which a connection is being made. Each costs a descriptor."""
+"""Maximum number of blocking sockets of one server that are being connected. Each costs a descriptor."""
 
 _RETRY_S: Final = 0.02
 _SWEEP_S: Final = 1.0
@@ -30,7 +30,8 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(slots=True)
 class _Waiting:
-    """A system call that waits for its connection. `again` retries a Unix socket until it no longer returns EAGAIN."""
+    """A system call that is answered when its connection is made. `again` retries a Unix socket until it no longer
+    returns EAGAIN."""
 
     made: InterceptedCall
     socket: socket.socket
@@ -44,8 +45,8 @@ def connect(fd: int, address: bytes) -> int:
 
 
 def _attempted(fd: int, attempt: Callable[[], int]) -> int:
-    """Run `attempt` on this socket, and return its errno or 0. Make the socket non-blocking first, in any case: its
-    process can change the flag at any time, and must not make the gate wait."""
+    """Run `attempt`, which connects this socket, and return its errno or 0. Always make the socket non-blocking first:
+    its process can change the flag at any time, and must not make the gate wait."""
     os.set_blocking(fd, False)
     return attempt()
 
@@ -58,7 +59,7 @@ def _retried(fd: int, attempt: Callable[[], int]) -> int:
 
 
 class PendingConnections:
-    """Manage the connections that are being made. The sockets to wait for are registered with `poller`."""
+    """The connections that are being made for one server. The sockets to wait for are registered with `poller`."""
 
     def __init__(self, listener: Listener, poller: select.poll) -> None:
         self._listener = listener
@@ -68,7 +69,8 @@ class PendingConnections:
         self._next_sweep = 0.0
 
     def make(self, made: InterceptedCall, theirs: socket.socket, attempt: Callable[[], int]) -> None:
-        """Run `attempt`, which returns an errno or 0. Answer now, or when the socket is ready. Owns `theirs`."""
+        """Begin a connection on the socket `theirs` by running `attempt`, which returns an errno or 0. Answer the
+        system call now, or when the socket is ready. Owns `theirs`."""
         fd = theirs.fileno()
         if (earlier := self._inodes.get(os.fstat(fd).st_ino)) is not None:
             self._repeat(made, theirs, self._waiting[earlier])
@@ -107,8 +109,8 @@ class PendingConnections:
             self._finish(fd, waiting.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def sweep(self) -> float | None:
-        """Retry attempts, and end those whose time is over. Return the seconds until the next sweep; None if nothing
-        waits."""
+        """Try again those Unix sockets that were busy, and end connections whose time is over. Return the seconds until
+        the next sweep; None if nothing waits."""
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S

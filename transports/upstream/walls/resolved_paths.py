@@ -1,8 +1,6 @@
-"""Resolve paths as a walled process means them, and open files by a path only to name them.
-
-The gate and the reaper may open more files than the process may. So they resolve a path first, and then open the
-resolved path without following symlinks. If the process puts a symlink there in between, opening fails.
-"""
+"""Resolve paths in the way that a sandboxed process sees them, and open files by a path only to name them (O_PATH). The
+gate and the reaper may open more files than the process may. So they resolve a path first, and then open the resolved
+path without following symlinks. If the process puts a symlink there in between, opening fails."""
 
 import errno
 import os
@@ -28,11 +26,11 @@ _OWN: Final = tuple(
         (b"dev/stderr", b"fd/2"),
     )
 )
-"""Paths that mean another file in each process, and where to find them in the process's folder in /proc."""
+"""Paths that mean another file in each process, with the place in the process's folder in /proc where each is found."""
 
 
 def as_meant(thread: int, path: bytes) -> bytes:
-    """Return a path that means, for this process, the same file as `path` means for that thread. Symlinks are not
+    """Return a path that means the same file for this process as `path` does for the thread. Symlinks are not
     resolved."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")] if path.startswith(b"/") else []
     for own, place in _OWN:

@@ -1,4 +1,4 @@
-"""Limit the resources that a server's processes may use up, and their privileges: rlimits and capabilities."""
+"""Limit the resources that a server's processes may use up (rlimits), and their privileges (capabilities)."""
 
 import contextlib
 import ctypes
@@ -16,8 +16,9 @@ _OF_THIS_THREAD: Final = struct.pack("=Ii", 0x2008_0522, 0)  # struct cap_user_h
 _CapabilitySets: Final = ctypes.c_char * 24
 _KEPT: Final = 1 << 1  # DAC_OVERRIDE: the walls decide which files there are, not their owners
 _MOST_TIMERS: Final = 16_384
-"""The most timers and queued signals. The kernel counts them for a whole user, but compares the count with the limit of
-the process that asks. Servers have a lower limit, so that some remain for other processes."""
+"""The limit of timers and queued signals for servers. The kernel counts them for a whole user, but compares the count
+with the limit of the process that asks. Servers have a lower limit than others, so that some remain for other
+processes."""
 
 
 def limit(limits: Limits) -> None:
@@ -44,7 +45,8 @@ def limit(limits: Limits) -> None:
 
 
 def forbid_new_privileges() -> None:
-    """Let no program that this process executes gain rights: setuid bits and file capabilities are ignored."""
+    """Prevent all programs that this process executes from gaining rights: setuid bits and file capabilities are
+    ignored."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

@@ -24,7 +24,8 @@ _FAR: Final = 255  # a conditional jump goes no farther
 _MOST: Final = 4_096  # instructions that the kernel takes
 
 Code: TypeAlias = list[tuple[int, int, int, int]]
-"""Instructions: (operation, jump if true, jump if false, constant). Jumps are relative, so code can be joined."""
+"""Instructions of a filter: (operation, jump if true, jump if false, constant). Jumps are relative, so that code can be
+joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,34 +133,34 @@ _SHARED_MEMORY: Final = (
 IPC namespace."""
 
 CONNECTIONS: Final = ("bind", "connect", "listen")
-"""Calls that the gate answers: what they do depends on memory that the process may change, or on the state of a socket.
-Of bind(2), the gate only reports what the kernel is about to refuse."""
+"""System calls that the gate answers, because their effect depends on memory that the process may change, or on the
+state of a socket. Of bind(2), the gate only reports what the kernel is about to refuse."""
 
 ATTRIBUTES: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
     "inotify_init", "inotify_init1",
 )  # fmt: skip
-"""Calls that the gate answers: with them, the owner of a file can change or watch it without opening it, and Landlock
-does not restrict that."""
+"""System calls that the gate answers: with them, the owner of a file can change or watch it without opening it, and
+Landlock does not restrict that."""
 
 FILES: Final = (
     "open", "openat", "creat", "execve", "execveat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat",
     "symlink", "symlinkat", "unlink", "unlinkat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat",
 )  # fmt: skip
-"""Calls that Landlock decides. The gate sees them only if `Walls.watch` asks for it (`file_watch.py`)."""
+"""System calls on which Landlock decides. The gate sees them only if `Walls.watch` asks for it (`file_watch.py`)."""
 
 _OWNERS: Final = ("chown", "lchown", "fchown", "fchownat")
 _EXTENDED: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
 _LABELS: Final = ("getxattr", "lgetxattr", "listxattr", "llistxattr")
-"""Calls that read attributes of files that the server may not open. With a descriptor of an open file, reading is
-allowed."""
+"""System calls that read attributes of files which the server may not open. With a descriptor of an open file, reading
+is allowed."""
 _NEW: Final = ("setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_setattr")
-"""Newer variants of calls that are restricted. Servers do not need them, and programs that copy files expect file
-systems without them."""
+"""Newer variants of restricted system calls. Servers do not need them, and programs that copy files expect file systems
+without them."""
 
 _SCARCE: Final = ("io_setup",)
-"""Calls for asynchronous I/O. The kernel has 65,536 places for them on the whole machine, and no limit for a process.
-Programs work without them, because some kernels lack them."""
+"""System calls for asynchronous I/O. The kernel has 65,536 places for them on the whole machine, and no limit for a
+process. Programs work without them, because some kernels lack them."""
 
 OTHERS: Final[Mapping[str, int]] = {
     "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0, "prlimit64": 0,
@@ -181,37 +182,40 @@ _NEW_NAMESPACES: Final = 0x7E02_0000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterKind:
-    """The properties that a filter depends on. There are few combinations, so each filter is assembled once."""
+    """The properties on which a filter depends. There are few combinations, so each filter is assembled once."""
 
     connections: bool = False
-    """True if `CONNECTIONS` go to the gate. Sockets that can send without connect(2) are then not available."""
+    """True if the gate answers the calls in `CONNECTIONS`. Sockets that can send without connect(2) are then not
+    available."""
     sockets: bool = False
     """True if the gate makes the sockets for the Internet and for reading routes, because the process has another
     network."""
     attributes: bool = False
-    """True if `ATTRIBUTES` go to the gate. Else they are allowed."""
+    """True if the gate answers the calls in `ATTRIBUTES`. Otherwise they are allowed."""
     others: bool = False
-    """True if `OTHERS` go to the gate. Else they are refused, unless they name the caller itself."""
+    """True if the gate decides on the calls in `OTHERS`. Otherwise they are refused, unless they name the caller
+    itself."""
     apart: bool = False
     """True if the process has its own namespaces. It then shares memory with no other process, and cannot name
     another."""
     files: bool = False
-    """True if `FILES` are announced to the gate, which only looks at them."""
+    """True if the calls in `FILES` are announced to the gate, which only looks at them."""
     signals: bool = False
-    """True if `SIGNALS` go to the gate, because the kernel does not keep signals within the server (Landlock before ABI
-    6)."""
+    """True if the gate decides on the calls in `SIGNALS`, because the kernel does not keep signals within the server
+    (Landlock before ABI 6)."""
     truncation: bool = False
-    """True if truncate(2) goes to the gate, because the kernel allows it for all files (Landlock before ABI 3)."""
+    """True if the gate decides on truncate(2), because the kernel allows it for all files (Landlock before ABI 3)."""
 
     @property
     def asks(self) -> bool:
-        """Return True if the filter sends any call to the gate."""
+        """Return True if a filter of this kind sends any system call to the gate."""
         asked = (self.connections, self.attributes, self.others, self.files, self.signals, self.truncation)
         return any(asked)
 
 
 def decisions(kind: FilterKind) -> dict[str, Decision]:
-    """Return the decisions of a filter, by the name of the system call. All other calls are allowed."""
+    """Return the decisions of a filter of this kind, by the name of the system call. All calls without a decision are
+    allowed."""
     found: dict[str, Decision] = dict.fromkeys(_NEVER, _EPERM)
     if not kind.apart:
         found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
@@ -279,7 +283,7 @@ def _of_modes(found: Mapping[str, Decision], but: Collection[str]) -> dict[str, 
 
 
 def _of_others(kind: FilterKind) -> dict[str, Decision]:
-    """Return the decisions on system calls that name another process by its id."""
+    """Return the decisions on the system calls in `OTHERS` and `SIGNALS`, which name another process by its id."""
     if kind.apart:
         return {}
     beyond = NOTIFY if kind.others else _EPERM

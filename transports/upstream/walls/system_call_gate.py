@@ -96,19 +96,20 @@ class Gate:
         }
         self._ended = _thread.allocate_lock()
         self.failed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable once the gate has failed and answers no more. Then the server must be ended."""
+        """A descriptor that becomes readable once the gate has failed and answers no more. The server must then be
+        ended."""
 
     def start(self) -> None:
-        """Start a thread that serves until no process with the filter exists."""
+        """Start the gate's thread, which serves until no process with the filter exists."""
         self._ended.acquire()
         _thread.start_new_thread(self._run, ())
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the last refusals have been sent. Called once every process with the filter has ended."""
+        """Wait until the last reports have been sent. Called once every process with the filter has ended."""
         self._ended.acquire(timeout=timeout_s)
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Report a refusal by the reaper itself. Called in the reaper's main thread."""
+        """Report to the gateway what the reaper itself has refused. Called in the reaper's main thread."""
         self._refusals.add(kind, what, why)
         os.eventfd_write(self._told, 1)
 
@@ -133,8 +134,8 @@ class Gate:
             self._ended.release()
 
     def _hold(self) -> None:
-        """Tell the reaper to end the server, and wait until it has ended. The notification descriptor stays open:
-        without it, a process could install a filter with a descriptor of its own, and let its calls pass."""
+        """Tell the reaper to end the server, and wait until it has ended. Keep the notification descriptor open
+        meanwhile: without it, a process could install a filter with a descriptor of its own, and let its calls pass."""
         os.eventfd_write(self.failed, 1)
         ended = select.poll()
         ended.register(self._listener.fd, 0)
@@ -214,8 +215,9 @@ class Gate:
 
 
 class ProcessCalls:
-    """Decide which processes a walled process may change or signal. These system calls have numbers as arguments only,
-    so the kernel executes them itself once they are allowed. `numbers` are the system calls that are decided here."""
+    """Decide on system calls by which a sandboxed process changes or signals other processes. These calls have numbers
+    as arguments only, so the kernel executes them itself once they are allowed. `numbers` are the system calls that are
+    decided here."""
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
         self._listener = listener

@@ -65,7 +65,7 @@ NUMBERS: Final = {"x86_64": _X86_64 | _BOTH, "aarch64": _AARCH64 | _BOTH}
 """The numbers of the system calls that these modules use, by machine architecture as in `uname`. From asm/unistd.h."""
 
 LAST: Final = _BOTH["file_setattr"]
-"""The highest number of a system call when these tables were made: Linux 6.17, on every machine."""
+"""The highest system call number when these tables were made (Linux 6.17), the same on every machine architecture."""
 
 AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 """The number by which a seccomp filter recognizes each machine architecture. From linux/audit.h."""

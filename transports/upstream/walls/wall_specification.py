@@ -19,8 +19,7 @@ class Grant(_GrantFields):
 
     `path` is absolute, and no part of it is a symlink, because the server could have made that: the gateway resolves
     symlinks when it reads its configuration. `mode` is one of `MODES`. If the path does not exist, an `optional` grant
-    is left out; otherwise the server is not started.
-    """
+    is left out; for any other grant, the server is not started."""
 
     __slots__ = ()
 
@@ -40,7 +39,7 @@ class Reach:
     public: bool = False
     """True if every address is reachable that is neither private, link-local, loopback, multicast nor reserved."""
     names: bool = False
-    """True if every name is resolved. Else only the names in `hosts` are."""
+    """True if every DNS name is resolved for the process. If False, only the names in `hosts` are."""
     hosts: tuple[str, ...] = ()
     """Names, wildcards, addresses and networks, with a port or without: "*.example.com", "10.1.0.0/16:5432"."""
     refused: tuple[str, ...] = ()
@@ -82,12 +81,12 @@ class Walls:
     """The walls around one server's process: the files, destinations and resources that it may use."""
 
     profile: str
-    """The name of the profile that the walls were made from, for messages."""
+    """The name of the configured sandbox profile from which the walls were made, for messages."""
     grants: tuple[Grant, ...]
     """The files that the process may use. All others are closed to it."""
     common: int = 0
-    """The number of grants, from the first on, that every process of this server has. These can be prepared before
-    there is a session."""
+    """How many grants, counted from the first, are the same for every process of this server. These can be prepared
+    before there is a session."""
     reach: Reach | None = None
     """The destinations that the process may connect to. None: all."""
     limits: Limits = Limits()
