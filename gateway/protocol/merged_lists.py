@@ -3,7 +3,7 @@ and cursors. Pure, and without policy."""
 
 import base64
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
@@ -303,12 +303,12 @@ def _cursor(more: Mapping[str, str]) -> str:
     return base64.urlsafe_b64encode(encode(more)).decode()
 
 
-def cursor_of(params: Object) -> dict[str, str] | None:
+def cursor_of(params: Object, known: Collection[str]) -> dict[str, str] | None:
     """Return the cursor of each upstream (at least one) in a request's combined cursor. Return None if the request has
     no cursor, because it asks for the first page.
 
     Raises:
-        Refused: `next_cursor` has not made the cursor.
+        Refused: `next_cursor` has not made the cursor, or it has an upstream that is not in `known`.
     """
     if "cursor" not in params:
         return None
@@ -317,6 +317,6 @@ def cursor_of(params: Object) -> dict[str, str] | None:
         more = msgspec.json.decode(base64.urlsafe_b64decode(text), type=dict[str, str])
     except (msgspec.MsgspecError, ValueError):
         more = {}
-    if not more:
+    if not more or not more.keys() <= {*known}:
         raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor")
     return more

@@ -135,9 +135,8 @@ class MergedServers:
         Raises:
             Refused: the cursor is not one of the gateway's.
         """
-        start, servers = cursor_of(call.params), self._servers.to(call.exchange.context)
-        if start is not None and not start.keys() <= servers.keys():
-            raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor")
+        servers = self._servers.to(call.exchange.context)
+        start = cursor_of(call.params, servers)
         asked = [upstream for name, upstream in servers.items() if start is None or name in start]
         found, missing = await self._pages(asked, call, start)
         if call.method == SKILLS_LIST:

@@ -33,7 +33,7 @@ from gateway.tasks.task_handles import TaskHandle
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
+from transports.jsonrpc import METHOD_NOT_FOUND, Object, encode, encode_result
 
 _LIST_S: Final = 10.0
 """Seconds that a server may take to list its tasks."""
@@ -122,10 +122,8 @@ class LegacyTasks:
             Refused: no server lists its tasks, or the gateway did not issue the cursor.
         """
         live, used = resolved.live, self._listing(request.endpoint, resolved)
-        [(name, cursor), *others] = (cursor_of(request.params) or {_MADE: ""}).items()
         names = [_MADE, *used]
-        if name not in names or others:
-            raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor")
+        name, cursor = next(iter((cursor_of(request.params, names) or {_MADE: ""}).items()))
         tasks: list[Any] = []
         for each in names[names.index(name) :]:
             after = cursor if each == name else ""

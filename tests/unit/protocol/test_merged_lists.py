@@ -103,12 +103,12 @@ def test_lists_are_merged_in_the_order_of_the_upstreams() -> None:
 
 @given(more=st.dictionaries(st.text(max_size=20), st.text(max_size=20), min_size=1, max_size=4))
 def test_a_cursor_says_whose_pages_come_next(more: dict[str, str]) -> None:
-    assert merged_lists.cursor_of(raw(cursor=merged_lists.next_cursor(more))) == more
-    assert merged_lists.cursor_of({}) is None, "without one a list begins at the start"
+    assert merged_lists.cursor_of(raw(cursor=merged_lists.next_cursor(more)), more) == more
+    assert merged_lists.cursor_of({}, []) is None, "without one a list begins at the start"
 
 
 def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> None:
-    assert merged_lists.cursor_of(raw(cursor=merged_lists.next_cursor({"one": "c" * 4_000, "two": "2"}))) == {
+    assert merged_lists.cursor_of(raw(cursor=merged_lists.next_cursor({"one": "c" * 4_000, "two": "2"})), ["two"]) == {
         "two": "2"
     }
     assert merged_lists.next_cursor({"one": "c" * 4_000}) is None
@@ -127,8 +127,8 @@ def test_a_cursor_is_a_text_and_in_the_modern_era_also_an_empty_one(page: dict[s
     assert merged_lists.has_more(page) is more
 
 
-@pytest.mark.parametrize("cursor", ["", "nonsense", "WzFd", 7, None, "\u00fc", "W10=", "e30="])
+@pytest.mark.parametrize("cursor", ["", "nonsense", "WzFd", 7, None, "\u00fc", "W10=", "e30=", "eyJ0d28iOiIyIn0="])
 def test_a_cursor_of_somebody_else_is_refused(cursor: object) -> None:
     with pytest.raises(Refused, match="Invalid cursor") as refused:
-        merged_lists.cursor_of(raw(cursor=cursor))
+        merged_lists.cursor_of(raw(cursor=cursor), ["one"])
     assert refused.value.code == INVALID_PARAMS
