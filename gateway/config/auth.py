@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from gateway.config.settings_base import Frozen, fault_of_header
 
@@ -43,8 +43,6 @@ class JwtSettings(Frozen):
     """Accepted signature algorithms."""
     scopes: tuple[str, ...] = ()
     """Scopes that every token must have."""
-    clock_skew_s: Annotated[float, Field(ge=0, le=300)] = 30.0
-    """Maximum difference between its clock and the gateway's."""
     claims: ClaimNames = ClaimNames()
     """Which claims set facts of a session."""
 

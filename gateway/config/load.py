@@ -26,6 +26,7 @@ _GONE_OF_SANDBOXES: Final = {"cpu_s": "processors limits the processor time of a
 GONE: Final[Mapping[str, str]] = {
     "gateway.audit.arguments": "give names or values as gateway.audit.calls",
     "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
+    "gateway.auth.jwt.*.clock_skew_s": "the clocks of issuers may differ by 30 s",
     "gateway.auth.proxies.trust_header": "give the principals of the proxies their trust by policy.rules",
     "gateway.auth.proxies.workspace_header": "give the principals of the proxies their workspace by policy.rules",
     "gateway.context.env.*.empty_for_anonymous": 'a default, such as "", is also the value for anonymous clients',

@@ -11,7 +11,7 @@ import jwt
 from cachetools import FIFOCache
 
 from gateway.config.auth import JwtSettings
-from gateway.identity.credential_claims import InsufficientScope, InvalidToken, subject_fault
+from gateway.identity.credential_claims import CLOCK_SKEW_S, InsufficientScope, InvalidToken, subject_fault
 from session_store import Principal
 from transports.background_tasks import Tasks
 
@@ -140,7 +140,7 @@ class _Issuer:
                 algorithms=list(settings.algorithms),
                 audience=settings.audience,
                 issuer=settings.issuer,
-                leeway=settings.clock_skew_s,
+                leeway=CLOCK_SKEW_S,
                 options=options,  # type: ignore[arg-type]  # a plain dict of the options it takes
             )
         except jwt.ExpiredSignatureError:
@@ -149,7 +149,7 @@ class _Issuer:
             raise InvalidToken("its audience is another service") from None
         except jwt.PyJWTError as error:
             raise InvalidToken(f"its signature or claims are invalid ({type(error).__name__})") from None
-        if isinstance(issued := claims.get("iat"), int | float) and issued > now + settings.clock_skew_s:
+        if isinstance(issued := claims.get("iat"), int | float) and issued > now + CLOCK_SKEW_S:
             raise InvalidToken("it was issued in the future: compare the clocks of its issuer and this machine")
         if claims.get("cnf") is not None:
             # Valid only with a proof of possession of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3),

@@ -118,7 +118,6 @@ class Identity:
         auth = auth or AuthSettings()
         self._tokens = tokens if auth.jwt else None
         self._claims = {entry.issuer: entry.claims for entry in auth.jwt}
-        self._skew_s = {entry.issuer: entry.clock_skew_s for entry in auth.jwt}
         self._scope = " ".join(dict.fromkeys(scope for entry in auth.jwt for scope in entry.scopes))
         self._metadata_url = metadata_url
         self.proxies = TrustedProxies(auth.proxies)
@@ -211,7 +210,7 @@ class Identity:
         `until`. The result contains `token`, the token itself, if servers get other tokens in exchange for it."""
         granted = claims_in_token(claims, self._claims[principal.issuer], self._claim_fields)
         if token and self._keeps_tokens:
-            granted = replace(granted, token=CallerToken.of(token, claims, self._skew_s[principal.issuer]))
+            granted = replace(granted, token=CallerToken.of(token, claims))
         return Authenticated(principal, granted, until)
 
     def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:

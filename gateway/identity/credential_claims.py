@@ -24,6 +24,9 @@ class InsufficientScope(InvalidToken):
         self.needed = " ".join(needed)
 
 
+CLOCK_SKEW_S: Final = 30.0
+"""Largest difference in seconds between the clocks of an issuer and of this machine: what synchronized clocks may miss,
+and short beside the minutes for which tokens are valid."""
 MAX_SUBJECT_CHARS: Final = 256
 """Maximum number of characters of a subject. RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
 
@@ -71,11 +74,11 @@ class CallerToken(msgspec.Struct, frozen=True, eq=False):
     rights: str
 
     @classmethod
-    def of(cls, token: str, claims: Mapping[str, Any], skew_s: float) -> "CallerToken":
-        """Return the `CallerToken` of a verified token. It is accepted until `skew_s` seconds after its expiry."""
+    def of(cls, token: str, claims: Mapping[str, Any]) -> "CallerToken":
+        """Return the `CallerToken` of a verified token. It is accepted until `CLOCK_SKEW_S` after its expiry."""
         lasting = {name: value for name, value in claims.items() if name not in _NO_RIGHTS}
         digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:32]
-        return cls(token, float(claims["exp"]) + skew_s, digest)
+        return cls(token, float(claims["exp"]) + CLOCK_SKEW_S, digest)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CallerToken) and other.rights == self.rights

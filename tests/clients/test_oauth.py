@@ -20,10 +20,12 @@ from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
+from gateway.identity import access_tokens
 from tests.clients.test_other_sdks import TYPESCRIPT
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, server
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy
 from tests.support.openid_provider import log_in, running_provider
 from tests.tools.obtain import node, npm_packages
@@ -35,16 +37,17 @@ TOKEN_TTL_S = 4
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[RunningGateway]:
-    """A gateway that trusts a provider, which runs as well."""
+def gateway() -> Iterator[str]:
+    """The URL of a gateway that trusts a provider, which runs as well. Tokens are good for no longer than they say."""
     ours = free_port()
     resource = f"http://localhost:{ours}/mcp"
     with running_provider((resource, TOKEN_TTL_S)) as issuer:
         entry = {"issuer": issuer, "audience": resource, "jwks_url": f"{issuer}/jwks", "scopes": ["mcp"]}
-        options = {"auth": {"resource": resource, "jwt": [{**entry, "clock_skew_s": 0}]}}
-        with running_gateway({"demo": server(DEMO)}, options=options, port=ours) as running:
-            running.url = resource
-            yield running
+        options = {"port": ours, "auth": {"resource": resource, "jwt": [entry]}}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(access_tokens, "CLOCK_SKEW_S", 0.0)
+            with in_process_gateway({"demo": server(DEMO)}, options=options):
+                yield resource
 
 
 def logged_in(url: str, name: str) -> dict[str, str]:
@@ -95,11 +98,11 @@ def authorized(url: str, kept: Kept, name: str) -> OAuthClientProvider:
 
 @requirement("pol.auth", "id.refresh", "id.bound", "life.affinity")
 @pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
-async def test_a_python_client_finds_its_way_and_goes_on_with_a_new_token(gateway: RunningGateway, era: Any) -> None:
+async def test_a_python_client_finds_its_way_and_goes_on_with_a_new_token(gateway: str, era: Any) -> None:
     kept = Kept()
     async with (
-        httpx2.AsyncClient(timeout=30, auth=authorized(gateway.url, kept, f"ada-{era}")) as http,
-        Client(streamable_http_client(gateway.url, http_client=http), mode=era) as client,
+        httpx2.AsyncClient(timeout=30, auth=authorized(gateway, kept, f"ada-{era}")) as http,
+        Client(streamable_http_client(gateway, http_client=http), mode=era) as client,
     ):
 
         async def text(tool: str) -> str:
@@ -112,18 +115,18 @@ async def test_a_python_client_finds_its_way_and_goes_on_with_a_new_token(gatewa
         await anyio.sleep(max(0.0, claims["exp"] - time.time()) + 0.2)  # the token itself says until when it is good
         assert await text("count") == "2", "the same session"
         assert kept.seen[-1] != first and json.loads(await text("whoami")) == who
-    old = Legacy(gateway.url, httpx.Client(), headers={"Authorization": f"Bearer {first}"})
+    old = Legacy(gateway, httpx.Client(), headers={"Authorization": f"Bearer {first}"})
     with old.http:
         refused = await anyio.to_thread.run_sync(old.initialize)
     assert refused.status_code == 401 and "expired" in refused.text, "the old token is good no more"
 
 
 @requirement("pol.auth")
-def test_a_typescript_client_finds_its_way(gateway: RunningGateway) -> None:
+def test_a_typescript_client_finds_its_way(gateway: str) -> None:
     folder = npm_packages(TYPESCRIPT)
     script = folder / "oauth_ts.mjs"
     shutil.copy(HERE / "oauth_ts.mjs", script)
-    command = [str(node()), str(script), gateway.url]
+    command = [str(node()), str(script), gateway]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as client:
         where = client.stdout.readline().strip()  # type: ignore[union-attr]  # it is a pipe

@@ -80,7 +80,7 @@ def issued(issuer: Issuer) -> Iterator[RunningGateway]:
         "secret": server(DEMO, permissions=["read.secrets"]),
     }
     options = {
-        "auth": issuer.settings(claims=CLAIMS, clock_skew_s=20),
+        "auth": issuer.settings(claims=CLAIMS),
         "api_keys": API_KEYS,
         "session": {"trust": "sandboxed"},
         "policy": {"rules": [{"workspaces": ["team-*"], "permissions": ["notes.write"]}]},

@@ -154,10 +154,11 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
 def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
     setting: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, names = setting.replace("*", "x"), setting.replace("*", "x").split(".")
+    given = setting.replace("jwt.*", "jwt.0").replace("*", "x")
+    names = given.split(".")
     document: Any = 7
     for name in reversed(names):
-        document = {name: document}
+        document = [document] if name == "0" else {name: document}
     if "mcpServers" in document:
         document["mcpServers"]["x"]["command"] = "x"
     assert refusal(document).endswith(f"{given}: this setting is gone: {GONE[setting]}")

@@ -88,10 +88,10 @@ def test_a_name_that_deceives_its_reader_is_not(why: str, subjects: list[object]
 @requirement("cred.exchange")
 def test_tokens_are_equal_if_they_differ_in_times_and_ids_only() -> None:
     claims = {"sub": "ada", "scope": "read", "groups": ["a"], "exp": 100, "iat": 1, "jti": "x"}
-    one = CallerToken.of("one", claims, 30.0)
+    one = CallerToken.of("one", claims)
     assert one.expires == 130.0 and "one" not in repr(one)
-    assert one == CallerToken.of("two", {**claims, "exp": 900, "iat": 800, "jti": "y", "sid": "z"}, 0.0)
-    assert one == CallerToken.of("one", dict(reversed(claims.items())), 30.0)
+    assert one == CallerToken.of("two", {**claims, "exp": 900, "iat": 800, "jti": "y", "sid": "z"})
+    assert one == CallerToken.of("one", dict(reversed(claims.items())))
     others: list[dict[str, Any]] = [{"scope": "write"}, {"groups": []}, {"act": {"sub": "bot"}}, {"sub": "ben"}]
     for other in others:
-        assert CredentialClaims(token=one) != CredentialClaims(token=CallerToken.of("one", claims | other, 30.0))
+        assert CredentialClaims(token=one) != CredentialClaims(token=CallerToken.of("one", claims | other))
