@@ -31,6 +31,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.auth.proxies.workspace_header": "give the principals of the proxies their workspace by policy.rules",
     "gateway.context.env.*.empty_for_anonymous": 'a default, such as "", is also the value for anonymous clients',
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
+    "gateway.context.workspace_pattern": "a workspace in a variable is a slug, or an absolute path without `..`",
     "gateway.discovery.cards.*.title": "clients show the name that the server gives",
     "gateway.discovery.cards.*.website": "a card has no website",
     "gateway.discovery.home_page": "browsers always get the page, which names no server and no session",

@@ -29,16 +29,6 @@ def expression(*words: str) -> Any:
     return _compiled("|".join(f"(?:{word})" for word in words), ignore_case=True)
 
 
-@functools.lru_cache(maxsize=_MOST)  # by what the configuration says
-def whole(word: str) -> Any:
-    """Return a compiled RE2 expression, to be matched with a whole UTF-8 text (`fullmatch`).
-
-    Raises:
-        ValueError: the expression is invalid.
-    """
-    return _compiled(word, ignore_case=False)
-
-
 def matches(pattern: str, name: str) -> bool:
     """Return whether a name matches a shell pattern with `*`, `?`, `[abc]` and `[!abc]`.
 

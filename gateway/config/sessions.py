@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.patterns import Pattern, whole
+from gateway.config.patterns import Pattern
 from gateway.config.settings_base import Frozen, Seconds, Trust, fault_of_header, or_says
 from session_store.session import checked_metadata, merged_metadata
 
@@ -234,12 +234,6 @@ def _field_names(fields: dict[str, FieldSettings]) -> dict[str, FieldSettings]:
     return fields
 
 
-def _whole_pattern(pattern: str) -> str:
-    if pattern:
-        whole(pattern)
-    return pattern
-
-
 class ContextSettings(Frozen):
     """The context of sessions: fields beside those that every session has, and how servers get them. Fields inform and
     never grant."""
@@ -252,15 +246,15 @@ class ContextSettings(Frozen):
     workspace_ids: dict[Pattern, str] = Field(default={})
     """Pattern of what clients announce as workspace, for example a path → the workspace that is meant. The first match
     applies. `{name}` is replaced by the last part of the announced path. The workspace is still only announced."""
-    workspace_pattern: Annotated[str, AfterValidator(_whole_pattern)] = ""
-    """Regular expression (RE2) that a whole workspace has to match if servers get it in an environment variable. Empty:
-    a slug (letters, digits and `_ . @ : + -`), or an absolute path without `..`."""
 
 
-def is_usable_workspace(workspace: str, pattern: str) -> bool:
-    """Return whether a workspace may be put into servers' environment variables. `pattern` is `workspace_pattern`."""
-    if pattern:
-        return whole(pattern).fullmatch(workspace.encode("utf-8", "replace")) is not None
+USABLE_WORKSPACE: Final = "a slug (letters, digits and _ . @ : + -) or an absolute path without .."
+"""What `is_usable_workspace` asks for, for messages."""
+
+
+def is_usable_workspace(workspace: str) -> bool:
+    """Return whether a workspace may be put into servers' environment variables: a slug, or an absolute path without
+    `..`."""
     if _SLUG.fullmatch(workspace):
         return ".." != workspace
     return _ABSOLUTE.match(workspace) is not None and ".." not in re.split(r"[\\/]", workspace)

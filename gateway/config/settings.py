@@ -46,6 +46,7 @@ from gateway.config.secrets import (
 from gateway.config.sessions import (
     BOUND,
     BUILT_IN,
+    USABLE_WORKSPACE,
     ContextSettings,
     EnvironmentValue,
     SessionSettings,
@@ -424,12 +425,11 @@ class Settings(Frozen):
     def _workspaces_are_usable(self) -> Self:
         if not self._some_server_gets_workspaces:
             return self
-        pattern = self.gateway.context.workspace_pattern
         for number, rule in enumerate(self.gateway.policy.rules):
-            if rule.workspace and not is_usable_workspace(rule.workspace, pattern):
+            if rule.workspace and not is_usable_workspace(rule.workspace):
                 raise ValueError(
                     f"gateway.policy.rules[{number}].workspace: {rule.workspace!r} would become an environment "
-                    "variable of servers, and does not match gateway.context.workspace_pattern"
+                    f"variable of servers, so it must be {USABLE_WORKSPACE}"
                 )
         return self
 

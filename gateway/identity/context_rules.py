@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gateway.config.patterns import any_matches
 from gateway.config.policy import RuleSettings
-from gateway.config.sessions import FIELD_CHARS, FieldSettings
+from gateway.config.sessions import FIELD_CHARS, USABLE_WORKSPACE, FieldSettings
 from gateway.errors import bad_context
 from gateway.identity.credential_claims import SANDBOXED, CallerToken, CredentialClaims
 from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source
@@ -119,7 +119,7 @@ class ContextRules:
         matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)
         if workspace and not self._is_usable(workspace):
-            raise bad_context(f"workspace {_cut(workspace)!r} does not match gateway.context.workspace_pattern")
+            raise bad_context(f"servers get the workspace, and {_cut(workspace)!r} is not {USABLE_WORKSPACE}")
         counts, applied = self._counts(source), self._applied(matching, workspace, source)
         reasons = [Reason("workspace", why)]
         trust, trust_source = self._trust(granted, matching, applied, source, reasons)

@@ -69,5 +69,5 @@ class SessionParts:
 
 def is_usable_for(settings: Settings) -> Callable[[str], bool]:
     """Return a function that takes a name, and returns True if a workspace may have that name."""
-    pattern, is_checked = settings.gateway.context.workspace_pattern, settings.workspaces_become_variables
-    return lambda workspace: not is_checked or is_usable_workspace(workspace, pattern)
+    is_checked = settings.workspaces_become_variables
+    return lambda workspace: not is_checked or is_usable_workspace(workspace)

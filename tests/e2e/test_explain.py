@@ -194,7 +194,7 @@ def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
         (Caller(principal="nobody:x"), "begins with no configured issuer: api-key:"),
         (Caller(principal="api-key:x"), "has no key 'x'"),
         (Caller(credential="wrong"), "refused: The API key is not valid"),
-        (Caller(principal="api-key:bob", workspace="../x"), "workspace_pattern"),
+        (Caller(principal="api-key:bob", workspace="../x"), "is not a slug"),
         (Caller(principal="api-key:bob", header=["x"]), "NAME:VALUE"),
     ],
     ids=str,
