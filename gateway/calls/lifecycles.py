@@ -52,7 +52,7 @@ class ExchangeState(StrEnum):
 
 
 class ExchangeEvent(StrEnum):
-    """An event in the life of an exchange, which is a client's request."""
+    """An event that changes the state of an exchange, which is a client's request."""
 
     SEND = "send"
     ASK = "ask"
@@ -143,7 +143,7 @@ class LinkState(StrEnum):
 
 
 class LinkEvent(StrEnum):
-    """An event in the life of a link, the connection to a server."""
+    """An event that changes the state of a link, the connection to a server."""
 
     OPEN = "open"
     OPENED = "opened"
@@ -208,7 +208,7 @@ class LiveState(StrEnum):
 
 
 class LiveEvent(StrEnum):
-    """An event in the life of a session on this replica."""
+    """An event that changes the state of a session on this replica."""
 
     RECOVER = "recover"
     UNRECOVERED = "unrecovered"

@@ -59,7 +59,7 @@ _NOTHING: Final = _Greeting(None, Declared(), server_info_of(None))
 
 
 class LinkSession(Protocol):
-    """The part of a session (`gateway.calls.live_session.LiveSession`) that the connections to its servers use."""
+    """The parts of a session (`gateway.calls.live_session.LiveSession`) that the connections to its servers use."""
 
     @property
     def session(self) -> Session: ...
@@ -151,7 +151,8 @@ class LinkSource(Protocol):
 
 
 class LinkUser(LinkEvents, Protocol):
-    """The part of a conversation (`gateway.calls.conversation.Conversation`) that its connection to the server uses."""
+    """The methods of a conversation (`gateway.calls.conversation.Conversation`) that its connection to the server
+    calls."""
 
     @property
     def has_calls(self) -> bool: ...

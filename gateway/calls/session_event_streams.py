@@ -71,7 +71,8 @@ def id_in_log(name: str) -> str:
 
 
 def call_of_event(name: str) -> RequestId | None:
-    """Return the request id in an event id that a client has sent, perhaps forged; None if there is none."""
+    """Return the request id that is part of an event id from a client, which may have forged it; None if there is
+    none."""
     encoded = name.partition(".")[2]
     try:
         call = decode_id(msgspec.Raw(base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)))

@@ -56,7 +56,7 @@ def read_leniently(arguments: Any, path: Sequence[str | int], kind: Any) -> bool
 SCHEMA_BYTES: Final = 128 << 10
 """Maximum number of bytes of a schema that is used: compiling one of this size blocks the event loop for 20 ms."""
 MOST_VISITS: Final = 20_000
-"""Maximum number of parts of a schema, with its references followed: a schema of forty lines could have 2^30."""
+"""Maximum number of parts of a schema, with its references followed. A schema of forty lines could have 2^30."""
 MOST_DEPTH: Final = 128
 MOST_PATTERNS: Final = 64
 SCAN_NS: Final = {512: 20, 4 << 10: 600, 16 << 10: 1_500, 64 << 10: 15_000}
@@ -151,7 +151,7 @@ class _Weight:
 
     def _move_unbounded(self, value: dict[str, Any]) -> None:
         """Move the `pattern` of a schema to `unchecked` if it does not run in linear time, or is large. Raises
-        `UnusableSchema` for such a key of `patternProperties`."""
+        `UnusableSchema` if a key of `patternProperties` is such a pattern."""
         for pattern in tuple(_patterns(value)):
             if self._count_pattern(pattern):
                 continue
@@ -162,7 +162,8 @@ class _Weight:
 
     def _count_pattern(self, pattern: str) -> bool:
         """Add the memory and the time of a pattern to those of the schema, and return True. Return False if the pattern
-        is large or has look-around, and is not counted. Raises `UnusableSchema`: too many patterns, or not one."""
+        is large or has look-around, and is not counted. Raises `UnusableSchema` if the schema has too many patterns, or
+        the text is no regular expression."""
         self._patterns += 1
         if self._patterns > MOST_PATTERNS:
             raise UnusableSchema(f"it has more than {MOST_PATTERNS} patterns")

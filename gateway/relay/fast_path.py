@@ -62,8 +62,8 @@ logger = logging.getLogger(__name__)
 _METHOD: Final = "tools/call"
 
 _USUAL_S: Final = 1.0
-"""Seconds without an answer after which a call leaves the fast path for the general way. If the call has a shorter
-limit of its own, that one counts."""
+"""Seconds without an answer after which a call leaves the fast path, and is continued by the usual steps. If the call
+has a shorter limit of its own, that one counts."""
 
 
 class CallDecision(NamedTuple):
@@ -118,9 +118,9 @@ class FastPaths:
         request: Request,
         quiet_after_s: float,
     ) -> "FastPath | None":
-        """Return a fast path for calls like this request. Return None if such calls must take the general way.
-        `decision` was made on the request, whose params `accepted` were sent to `target`. `quiet_after_s` is how many
-        seconds without an answer may pass before the reply must become an event stream."""
+        """Return a fast path for calls like this request. Return None if such calls must pass through all usual steps
+        (the general way). `decision` was made on the request, whose params `accepted` were sent to `target`.
+        `quiet_after_s` is how many seconds without an answer may pass before the reply must become an event stream."""
         if accepted != request.params:
             return None  # part of the client's params was removed, and would have to be each time
         if request.again or "traceparent" in request.meta:
@@ -184,8 +184,9 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
 
 
 def _must_wait(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
-    """Return True if a call must take the general way: it has to wait for its server, or another client may have sent
-    it. `used` has the ids that were used before in a session that several clients share by default."""
+    """Return True if a call must take the general way (all usual steps): it has to wait for its server, or another
+    client may have sent it. `used` has the ids that were used before in a session that several clients share by
+    default."""
     return (used is not None and request_id in used) or (waits is not None and waits())
 
 
@@ -286,8 +287,9 @@ class FastPath:
         *,
         arrived_at: float = 0.0,
     ) -> "FastCall | _CallBehindRead | None":
-        """Send a call to the server. Return None, and do nothing, if the call must take the general way. `arrived_at`
-        is the monotonic time of the call's arrival if the call had to wait for its session's record; else 0."""
+        """Send a call to the server. Return None, and do nothing, if the call must pass through all usual steps (the
+        general way). `arrived_at` is the monotonic time of the call's arrival if the call had to wait for its session's
+        record; else 0."""
         if self.is_over:
             return None
         live, paths, now = self.live, self.paths, monotonic()
@@ -349,8 +351,8 @@ class FastPath:
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
         """Return the correlation id of a call, and the `traceparent` for its server. `trace` is the call's
         `traceparent`; `correlation` is the id from the replica that has forwarded the call. Both results are empty if
-        the call must take the general way: an id is invalid, the trace is sampled, or only one of this call and the
-        first has a trace."""
+        the call must pass through all usual steps: an id is invalid, the trace is sampled, or only one of this call and
+        the first has a trace."""
         if self._is_forwarded:
             is_alike = bool(trace) is self._has_trace and (not trace or trace_id_of(trace.decode()) != "")
             # The id goes into the frame between quotation marks, without escaping.
@@ -361,7 +363,7 @@ class FastPath:
         return ("", b"") if unsampled is None else (unsampled.correlation, unsampled.parent)
 
     def as_answer(self, request: Request, call: "FastCall") -> Answer:
-        """Make the exchange of this sent call, as the general way would have made it. Return the reply of the
+        """Make the exchange of this sent call, as the usual steps would have made it. Return the reply of the
         exchange."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
         params = request.params
@@ -418,7 +420,7 @@ class _CallBehindRead:
             connection.goes_on(call)
 
     def fall_back(self) -> None:
-        """Let the general way handle the request, which was not sent yet."""
+        """Let the usual steps handle the request, which was not sent yet."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.begin_general()
@@ -448,15 +450,15 @@ class FastCall(msgspec.Struct, eq=False):
 
     def emit(self, frame: bytes) -> None:
         """Send the client a message of the server that belongs to this call. If the answer comes in the same iteration
-        of the event loop, send both together; otherwise let the call fall back to the general way."""
+        of the event loop, send both together; otherwise let the call leave the fast path (`fall_back`)."""
         if self.progress is None:
             self.progress = []
             self.path.loop.call_soon(self.fall_back)
         self.progress.append(frame)
 
     def answer(self, result: msgspec.Raw) -> bool:
-        """Answer the client with the server's result. Return False if the call had to fall back to the general way,
-        which then handles the result."""
+        """Answer the client with the server's result. Return False if the call had to leave the fast path
+        (`fall_back`): the usual steps then handle the result."""
         path, now, data = self.path, monotonic(), bytes(result)
         is_answered = False
         try:
@@ -501,8 +503,8 @@ class FastCall(msgspec.Struct, eq=False):
         return record_whole(path.events, path.live.session, self.number, self.conversation.name, self.values[0], frames)
 
     def fall_back(self) -> None:
-        """Let the general way continue this call, as the exchange that it would have made. Do nothing if the call has
-        ended or has fallen back already."""
+        """Take the call off the fast path, and continue it as the exchange that the usual steps would have made. Do
+        nothing if the call has ended or has fallen back already."""
         path = self.path
         if self.conversation.calls.fast.pop(self.number, None) is not self:
             return
@@ -510,7 +512,8 @@ class FastCall(msgspec.Struct, eq=False):
         self.connection.fall_back(self.began, self._as_answer)
 
     def _as_answer(self, request: Request) -> Answer:
-        """Return the reply of this call on the general way. Must run in the context variables of the call's request."""
+        """Return the reply of this call after it has left the fast path. Must run in the context variables of the
+        call's request."""
         CLIENT.set(request.client)
         CORRELATION.set(self.correlation)
         return self.path.as_answer(request, self)

@@ -189,7 +189,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
 
 
 def _meta_for(conversation: Conversation, call: Call) -> Object:
-    """Return the `_meta` of a request of the gateway, in the form of the server's era."""
+    """Return the `_meta` for a request that the gateway itself sends, in the form of the server's era."""
     meta, exchange = call.meta, call.exchange
     if conversation.era is Era.LEGACY:
         return legacy_meta(meta)
