@@ -15,8 +15,8 @@ VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 
 class Era(StrEnum):
-    """A way to speak MCP. Legacy (MCP up to 2025-11-25): a handshake at the beginning. Modern (2026-07-28): each
-    request has all facts."""
+    """A way to speak MCP. Legacy (up to 2025-11-25): a handshake tells version and capabilities. Modern (2026-07-28):
+    each request tells them."""
 
     LEGACY = "legacy"
     MODERN = "modern"

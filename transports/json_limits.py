@@ -9,11 +9,11 @@ import re
 from typing import Final
 
 REQUEST_PARTS: Final = 32_768
-"""The most parts of a client's message. The whole message may be decoded, which takes 5 ms for this number of parts."""
+"""Maximum number of parts of a client's message. The whole message may be decoded, which takes 5 ms for this number."""
 
 ANSWER_PARTS: Final = 262_144
-"""The most parts of a server's message. Large results have more parts than arguments, and are passed on without being
-decoded."""
+"""Maximum number of parts of a server's message. Large results have more parts than arguments, and are passed on
+without being decoded."""
 
 META_BYTES: Final = 32 << 10
 """The most bytes of a `_meta`, decoded for each request. W3C limits its largest known member, `baggage`, to 8 KiB."""

@@ -36,10 +36,11 @@ TIMED_OUT_AFTER_S: Final = 1.0
 """Seconds without a frame after which the asking side counts a peer as timed out."""
 
 CHECKED_S: Final = 0.25
-"""Seconds between the checks for missing frames."""
+"""Seconds between two checks if frames of the peer are missing."""
 
 HEARD_S: Final = 1.0
-"""Seconds without a frame after which a peer has to answer a ping (frame `p`) before it gets another call."""
+"""Seconds after the last frame of a peer, after which it has to answer a ping (frame `p`) before it gets another
+call."""
 
 MAX_NUMBER: Final = (1 << 32) - 1
 """The largest number of a call, which is sent as four bytes."""
@@ -70,8 +71,8 @@ _TLS: Final = "or only one of the two has gateway.peer_tls, or they have differe
 
 
 class PeerUnproven(PeerConnectionLost):
-    """The process at the address has not proved that it is the replica, so no call was sent to it. The replica may
-    still work, if something in between has dropped the connection. `why` is a text for operators."""
+    """The process at the address has not proved that it is the replica, so no call was sent to it. The replica itself
+    may still work: something in between may have dropped the connection. `why` is a text for operators."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -96,7 +97,7 @@ class Definition(Protocol):
 
 
 _LAST: Final = b"amrex"
-"""The kinds of frames that end an answer."""
+"""The kinds of frames that are the last of an answer."""
 
 _AT_FIRST: Final = b"nSwamrhx"
 _AGREED: Final = b"wamrhx"

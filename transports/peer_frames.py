@@ -34,22 +34,23 @@ HEARTBEAT_S: Final = 0.5
 """Seconds between the heartbeats of the answering side while it has calls."""
 
 SMALL_BYTES: Final = 64 << 10
-"""The most bytes of a body that is sent with its call, and of an answer in one frame."""
+"""Maximum bytes of a body that is sent in the same frame as its call, and of an answer that is sent in one frame."""
 
 CREDIT_BYTES: Final = 64 << 10
-"""The most bytes of one body, or of one answer in pieces, that were sent and not read yet."""
+"""Maximum bytes of one body, or of one answer in pieces, that may be sent before the reader has read them."""
 
 PIECE_BYTES: Final = 32 << 10
-"""The most bytes of a piece: half of the credit, so that one is on its way while another is read."""
+"""Maximum bytes of one piece of a body or an answer: half of the credit, so that one piece is on its way while another
+is read."""
 
 MAX_DEFINITION_BYTES: Final = 8 << 10
 """Maximum bytes of a definition (facts that several calls share) that the answering side stores."""
 
 MAX_HEAD_BYTES: Final = 1 << 20
-"""The most bytes of a call without its body: headers, claims of a credential."""
+"""Maximum bytes of a call without its body. These are its headers, and the claims of its sender's credential."""
 
 MAX_CALLS: Final = 1_024
-"""The most calls of one channel that have no answer."""
+"""Maximum number of unanswered calls on one channel."""
 
 KEPT: Final = 1_024
 """Maximum number of definitions that the answering side stores for one channel."""

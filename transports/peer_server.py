@@ -56,7 +56,7 @@ _ALIVE: Final = frame(b"p")
 
 
 class CallLeft(Exception):
-    """The asking side has cancelled the call, or its connection has ended."""
+    """The asking side has cancelled the call, or its connection has ended, so that nobody waits for an answer."""
 
 
 class Rules(NamedTuple):
@@ -98,7 +98,8 @@ class PeerIncomingCall:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Return the unique name of the call. A copy of the call has another name, and this one in its facts."""
+        """Return the unique name of this call. A copy of the call has its own name, and contains this one among its
+        facts."""
         return self._channel.name, self.number
 
     @property

@@ -31,12 +31,12 @@ _LEAVING_S: Final = 2.0
 """Seconds that a client has to read the last response. Closing at once could lose the response (RFC 9112 §9.6)."""
 
 _MOST_DROPPED: Final = 1 << 20
-"""The most bytes that are read and discarded after the last response. Beyond this, reading pauses until `_LEAVING_S`
+"""The most bytes that are read and discarded after the last response. If more arrive, reading pauses until `_LEAVING_S`
 has passed."""
 
 _MOST_DROPPED_BODY: Final = 8 << 20
-"""The same limit in bytes while the body of a refused request still arrives: some clients read no response before they
-have sent the whole body."""
+"""Maximum bytes that are read and discarded while the body of a refused request still arrives: some clients read no
+response before they have sent the whole body."""
 
 
 class Phase(enum.Enum):

@@ -35,7 +35,8 @@ MAX_MEMORY_BYTES: Final = 512 << 10
 (`Template.memory_bytes`)."""
 
 LEAST_MEMORY_BYTES: Final = 48 << 10
-"""The same limit for each connection, while all connections together use `MAX_TOTAL_BYTES` or more."""
+"""Maximum bytes that one connection may use for its heads while all connections together use `MAX_TOTAL_BYTES` or
+more."""
 
 MAX_TOTAL_BYTES: Final = 64 << 20
 

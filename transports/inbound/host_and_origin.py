@@ -40,9 +40,10 @@ class Guard:
     proxies: Container[str] = ()
     single: frozenset[str] = frozenset()
     hops: frozenset[str] = frozenset()
-    """The names of this gateway in `Via` headers (RFC 9110 §7.6.3)."""
+    """The names under which this gateway may stand in `Via` headers (RFC 9110 §7.6.3): a request with one of them has
+    passed it before."""
     head_bytes: int = Limits().head_bytes
-    """The most bytes of all headers. Checked here too, because the app may be mounted in another HTTP server."""
+    """Maximum bytes of all headers. Checked here too, because the app may run in another HTTP server."""
 
     def headers(self, scope: Scope) -> dict[str, str]:
         """Return the request's headers, by lower-case name.

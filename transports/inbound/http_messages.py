@@ -138,7 +138,7 @@ def check_is_json(headers: Mapping[str, str]) -> None:
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Wait until the client is gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -35,7 +35,7 @@ BATCHES: Final = "2025-03-26"
 """The only protocol version with batches. A legacy request without a version header has this version, too."""
 
 VOUCHED_FOR: Final = "mcp.vouched_for"
-"""The key in the ASGI scope that holds the authenticated caller of a request from within the process."""
+"""The key in the ASGI scope that holds the caller of a request from within the process, who needs no authentication."""
 
 
 def era_of(headers: Mapping[str, str]) -> Era:

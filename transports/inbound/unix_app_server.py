@@ -17,10 +17,10 @@ from transports.inbound.http_connection import HttpConnection
 from transports.inbound.unauthenticated_limits import Limits, Refusals
 
 PEER_PID: Final = "peer_pid"
-"""Key of `scope["state"]`: the process id of the client, if the system reports it."""
+"""Key in `scope["state"]` for the process id of the client. It is missing if the system does not report the id."""
 
 OF_SOCKET: Final = "of_socket"
-"""Key of `scope["state"]`: what was given to `listen` for the socket."""
+"""Key in `scope["state"]` for the value that was passed to `listen` for the socket on which the request came."""
 
 _OF_ONE_SOCKET: Final = 64
 """Maximum number of connections to one socket. A child process needs one or a few, and its code is not trusted."""

@@ -23,7 +23,8 @@ LEAF: Final = "mcp-gateway"
 
 CONTROLLERS: Final = ("memory", "pids", "cpu")
 _MARKS: Final = ("user.delegate", "trusted.delegate")
-"""Attributes of a cgroup that systemd sets for `Delegate=`: the first since its version 251, the second before."""
+"""Attributes of a cgroup by which systemd shows that it is delegated (`Delegate=`): the first since systemd 251, the
+second before."""
 _ROUNDS: Final = 50
 """Maximum number of attempts to move all processes out of a cgroup while others start in it."""
 LOCK_WITHIN_S: Final = 5.0
@@ -43,8 +44,8 @@ class Delegation:
     lacks: str = ""
 
     def missing(self, limits: Limits) -> Iterator[str]:
-        """Yield a sentence for each of these limits that cannot be enforced here. Defaults of a profile are left
-        out."""
+        """Yield a sentence for each of these limits that cannot be enforced here. Limits that are only defaults of a
+        profile are left out."""
         if limits.total_memory_bytes is not None and limits.total_is_set and "memory" not in self.controllers:
             most = f"{limits.total_memory_bytes >> 20} MiB of memory"
             yield f"Its processes may have more than {most} together (total_memory_mb): {self._without('memory')}."

@@ -61,8 +61,8 @@ class LaunchReports:
         return self._reports.fileno()
 
     def read(self) -> bool:
-        """Read the reports that have arrived, or wait for one. Return False at the end: exec(2) was called, or the
-        start has failed."""
+        """Read the reports that have arrived, or wait for one. Return False if no more will come: the server runs
+        (exec(2) was called), or its start has failed."""
         with contextlib.suppress(OSError):
             if received := self._reports.recv(MOST_BYTES):
                 *lines, self._line = (self._line + received).split(b"\n")

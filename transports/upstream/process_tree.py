@@ -45,7 +45,7 @@ def _children_of_all() -> dict[int, list[int]]:
 
 
 def parent(pid: int) -> int | None:
-    """Return the parent of a process or thread: None if the process has ended, 0 for the first process."""
+    """Return the id of the parent of a process or thread: None if the process has ended, 0 for the first process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command name may hold spaces and brackets; state and parent follow the last bracket.
@@ -108,7 +108,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 class Wakeups:
-    """Turn SIGCHLD into a readable descriptor, so that one poll() waits for both children and sockets."""
+    """Turn the signal SIGCHLD into a readable descriptor, so that one poll() waits for children and for sockets."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -134,7 +134,7 @@ _MANY: Final = 64
 limit by this number."""
 _TRIES: Final = 5
 _SEES_ALL: Final = os.path.exists("/proc/1/stat")
-"""False where /proc hides the processes of other users (`hidepid`): it may then hide those of servers, too."""
+"""False if /proc hides the processes of other users (`hidepid`), because it may then hide those of servers too."""
 
 
 class StartCounter:

@@ -266,7 +266,8 @@ class Reaper:
         return True
 
     def _tell_refused(self) -> None:
-        """Report to the gateway if the kernel has refused to start a process or thread."""
+        """Check if the kernel has refused to start a process or thread of the server. If so, report it to the
+        gateway."""
         refused = None if self._group is None else self._group.newly_refused()
         if refused is not None and self._gate is not None:
             self._gate.refuse(*refused)
@@ -319,8 +320,8 @@ class Reaper:
             return False
 
     def _is_launching(self) -> bool:
-        """Read the launch reports of the process that becomes the server. Once it runs or has failed, report this to
-        the gateway, and return False."""
+        """Read the reports of the process that becomes the server. Once it runs or has failed, report this to the
+        gateway, and return False."""
         launch = self._launch
         if launch is None or launch.read():
             return launch is not None

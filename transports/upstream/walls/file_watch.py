@@ -27,7 +27,7 @@ Use = tuple[str, str]
 
 
 def watches(walls: Walls, landlock: int) -> bool:
-    """Return True if system calls on files are announced to the gate. `landlock` is the kernel's version of Landlock:
+    """Return True if the gate is informed of system calls on files. `landlock` is the kernel's version of Landlock:
     before 3, the gate itself decides some of these calls."""
     return walls.watch == "everything" or (walls.watch == "refused" and landlock >= 3)
 

@@ -46,7 +46,7 @@ class InterceptedCall(NamedTuple):
 
 
 class Listener:
-    """Receive and answer the calls that a filter announces on a descriptor. Owns the descriptor."""
+    """Receive and answer the system calls that a seccomp filter announces on a descriptor. Owns the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -166,10 +166,12 @@ OTHERS: Final[Mapping[str, int]] = {
     "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0, "prlimit64": 0,
     "setpriority": 1, "ioprio_set": 1,
 }  # fmt: skip
-"""Calls that change another process of the user → the index of the argument with its id. The id 0 is the caller."""
+"""System calls that change another process of the user, each with the index of the argument that has the process's id.
+The id 0 is the caller."""
 
 SIGNALS: Final[Mapping[str, int]] = {"kill": 0, "tkill": 0, "tgkill": 0, "rt_sigqueueinfo": 0, "rt_tgsigqueueinfo": 0}
-"""Calls that send a signal → the index of the argument that names the target. 0 is the caller, or its group."""
+"""System calls that send a signal, each with the index of the argument that names the target. 0 is the caller, or its
+group."""
 
 _ONE_PROCESS: Final = {"setpriority": 0, "ioprio_set": 1}  # the first argument that means one process, no group or user
 
