@@ -123,20 +123,11 @@ class TaskSettings(Frozen):
     call_timeout_s: Seconds = 3_600.0
     """Maximum time for a task without an answer or a progress message from the server, in place of
     `limits.call_timeout_s`. Then the call is cancelled."""
-    max_per_session: Annotated[int, Field(ge=1)] = 100
-    """Maximum number of tasks of one session that are stored. Beyond it, a slow call does not become a task, and is
-    answered as usual; a call of 2025-11-25 that asks for a task is refused (-32018). One principal may have ten times
-    as many, and 1,000 in any case; anonymous clients are counted by their network."""
 
     @property
     def poll_ms(self) -> int:
         """Return the interval in milliseconds at which clients are asked to poll."""
         return max(100, round(400 * self.after_s))
-
-    @property
-    def max_per_principal(self) -> int:
-        """Return the maximum number of stored tasks of one principal."""
-        return max(1_000, 10 * self.max_per_session)
 
     def outcome_ttl_s(self, asked_s: float) -> float:
         """Return the seconds for which a task's outcome is kept. `asked_s` are the seconds that its client has asked

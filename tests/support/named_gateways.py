@@ -124,7 +124,9 @@ def tasked(ledger: Path) -> Iterator[RunningGateway]:
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox=seen) for era in ("legacy", "modern")}
     servers |= {"extension": server((*TASKS, "modern")), "own": server((*TASKS, "legacy")), "demo": server(DEMO)}
     offered = ["legacy/*", "own/*"]
-    tasks = {"max_per_session": 8, "ttl_s": 600, "offered": offered}
+    tasks = {"ttl_s": 600, "offered": offered}
     options = {"tasks": tasks, "api_keys": {name: sha256(KEYS[name]) for name in ("alice", "bob")}}
-    with running_gateway(servers, options=options | {"policy": {"check_arguments": True}}) as gateway:
+    few = {"gateway.tasks.gateway_tasks.quotas.MAX_PER_SESSION": 8}
+    options["policy"] = {"check_arguments": True}
+    with running_gateway(servers, options=options, constants=few) as gateway:
         yield gateway

@@ -32,11 +32,17 @@ LEFT: Final = "left"
 _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
 
+MAX_PER_SESSION: Final = 100
+"""Maximum number of stored tasks of one session: more than a client follows, and a client in a loop fills no store."""
+
+MAX_PER_PRINCIPAL: Final = 1_000
+"""Maximum number of stored tasks of one principal, or of the anonymous clients of one network."""
+
 _PRINCIPAL_BYTES: Final = 256 << 20
 """Maximum number of bytes that the tasks of one principal have stored, about."""
 
 _UNITS: Final = 1_024
-"""Units of bytes per principal. A task's bytes beyond whole units are not counted: `max_per_principal` limits them."""
+"""Units of bytes per principal. A task's bytes beyond whole units are not counted: `MAX_PER_PRINCIPAL` limits them."""
 
 _REMEMBERED: Final = 4_096
 """Maximum number of tasks whose units are cached, because a task is written many times."""
@@ -89,16 +95,15 @@ class TaskQuotas:
     """Counts the stored tasks of each session and principal, and limits them."""
 
     def __init__(self, settings: TaskSettings, quotas: Quotas, store: TaskStore) -> None:
-        self._settings = settings
         self._quotas = quotas
         self._places = Places(quotas, store, names_kept_s(settings))
 
     async def hold(self, task: Task) -> bool:
         """Count a task that is about to be stored. Return False if a limit is reached. Raises `StoreUnavailable`."""
         session, principal = _keys(task)
-        if not await self._places.hold(session, task.name, self._settings.max_per_session):
+        if not await self._places.hold(session, task.name, MAX_PER_SESSION):
             return False
-        if await self._places.hold(principal, task.name, self._settings.max_per_principal):
+        if await self._places.hold(principal, task.name, MAX_PER_PRINCIPAL):
             return True
         await self._places.give_back(session, [task.name])
         return False

@@ -115,8 +115,8 @@ def test_documents_have_what_receivers_of_tasks_are_to_document() -> None:
     tasks, settings = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tuning.md"))
     assert "Among anonymous clients, whoever has the id has the task." in tasks
     assert "which the gateway keeps between one minute and `ttl_s`" in tasks
-    assert "has `max_per_session` tasks already, or its\n  principal ten times as many" in tasks
-    assert "| `ttl_s` |" in settings and "| `max_per_session` |" in settings
+    assert "has 100 tasks already, or its\n  principal 1,000," in tasks
+    assert "| `ttl_s` |" in settings
 
 
 def test_a_state_lapses() -> None:

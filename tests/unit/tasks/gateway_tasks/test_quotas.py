@@ -39,8 +39,9 @@ def tasks(many: int, **fields: Any) -> list[Task]:
 @requirement("task.make")
 async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryBackend(clock=FakeClock(NOW))
-    monkeypatch.setattr(TaskSettings, "max_per_principal", 3)
-    quotas = quotas_in(backend, max_per_session=2)
+    monkeypatch.setattr("gateway.tasks.gateway_tasks.quotas.MAX_PER_PRINCIPAL", 3)
+    monkeypatch.setattr("gateway.tasks.gateway_tasks.quotas.MAX_PER_SESSION", 2)
+    quotas = quotas_in(backend)
     one, two, three = tasks(3)
     elsewhere = [replace(task, session_id="other") for task in (one, two)]
     for task in (one, two, *elsewhere):
@@ -57,7 +58,7 @@ async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire(mo
 @requirement("task.make")
 async def test_anonymous_clients_are_counted_by_their_network(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryBackend(clock=FakeClock(NOW))
-    monkeypatch.setattr(TaskSettings, "max_per_principal", 1)
+    monkeypatch.setattr("gateway.tasks.gateway_tasks.quotas.MAX_PER_PRINCIPAL", 1)
     quotas = quotas_in(backend)
     one, two, other = tasks(3, principal=ANONYMOUS, origin="network")
     other = replace(other, origin="another")
@@ -84,19 +85,19 @@ async def test_the_names_of_a_replica_are_found_by_others() -> None:
 
 
 @requirement("task.make")
-async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
+async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.tasks.gateway_tasks.quotas.MAX_PER_SESSION", 2)
     month, clock = 30 * 86_400.0, FakeClock(1_700_000_000.0)
-    so_many = {"ttl_s": month, "max_per_session": 2}
     async with opened(SqliteBackend(tmp_path / "tasks.db", clock=clock)) as sqlite:
         for backend in (MemoryBackend(clock=clock), sqlite):
-            quotas = quotas_in(backend, **so_many)
+            quotas = quotas_in(backend, ttl_s=month)
             for task in tasks(2, created_at=clock(), ttl_s=month):
                 assert await quotas.hold(task)
                 await backend.tasks.create(task)
             clock.pass_time(month - 10)
             assert not await quotas.hold(replace(task, id="t9")), "both are stored still"
             clock.pass_time(20)
-            assert await quotas_in(backend, **so_many).hold(replace(task, id="t9"))
+            assert await quotas_in(backend, ttl_s=month).hold(replace(task, id="t9"))
 
 
 @requirement("task.durable")

@@ -134,9 +134,12 @@ async def test_a_forwarded_call_becomes_a_task_once_its_sender_has_agreed(agrees
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreFull("full"), None], ids=["away", "full", "too many"])
-async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception | None) -> None:
-    parts = Parts(max_per_session=1)
+async def test_a_call_stays_a_call_if_the_store_takes_no_task(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts()
     if error is None:
+        monkeypatch.setattr("gateway.tasks.gateway_tasks.quotas.MAX_PER_SESSION", 1)
         assert await parts.replica.quotas.hold(await parts.store.task())
     else:
         parts.store.tasks.failures = [error]

@@ -30,7 +30,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.store = Store()
-        replica = Replica(self.store, max_per_session=1_000)
+        replica = Replica(self.store)
         self.quotas = replica.quotas
         self.made = replica.made(self, lambda task, *_: task.tool != "hidden")
 
