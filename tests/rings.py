@@ -132,6 +132,15 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/proof/test_model.py": _CLUSTER,
 }
 """Suite (a folder, a file, or a beginning of test ids) → what touches it beside itself: folders and files."""
+_LONGEST: Final = (
+    "tests/simulation",
+    "tests/proof/test_model.py",
+    "tests/cluster/test_kills.py",
+    "tests/cluster/test_person_tokens.py",
+    "tests/test_wheel.py",
+    "tests/test_image.py",
+)
+"""Files that take minutes. A run begins with them, so that no worker is left with one at the end."""
 
 
 def is_of_the_second_ring(test: str) -> bool:
@@ -183,7 +192,8 @@ def main(arguments: list[str]) -> None:
     named = {
         path for start in begun for path in ([ROOT / start] if (ROOT / start).exists() else ROOT.glob(f"{start}*"))
     }
-    print(*sorted(path.relative_to(ROOT).as_posix() for path in named), sep="\n")  # noqa: T201  # a command
+    found = sorted((path.relative_to(ROOT).as_posix() for path in named), key=lambda path: (path not in _LONGEST, path))
+    print(*found, sep="\n")  # noqa: T201  # a command
 
 
 if __name__ == "__main__":

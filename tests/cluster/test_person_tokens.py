@@ -34,7 +34,7 @@ from tests.support.waiting import eventually
 
 logger = logging.getLogger(__name__)
 
-CALLS: Final = int(os.environ.get("PERSON_TOKEN_CALLS", "10000"))
+CALLS: Final = int(os.environ.get("PERSON_TOKEN_CALLS", "4000"))
 PEOPLE: Final = ("ada", "ben")
 LIVES_S: Final = 2
 USED_S: Final = 0.9 * LIVES_S - 0.01

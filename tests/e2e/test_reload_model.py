@@ -139,4 +139,4 @@ def test_random_reloads(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> 
 @requirement("live.reload", "live.epoch")
 def test_many_random_reloads(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_former(monkeypatch)
-    run(http, 300, 2)
+    run(http, 150, 2)

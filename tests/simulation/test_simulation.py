@@ -9,7 +9,7 @@ import pytest
 
 from tests.rings import ROOT
 
-SEEDS: Final = 200
+SEEDS: Final = 100
 
 
 def _simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
