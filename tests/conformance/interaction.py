@@ -29,7 +29,7 @@ PACKAGES = {
     "trio": ">=0.26.2",
 }
 """What the tests of the SDK import beyond the packages of this project's tests."""
-TIMEOUT_S = 600
+TIMEOUT_S = 1_800
 DIFFERENCES: Sequence[Mapping[str, Any]] = tomllib.loads((HERE / "interaction.toml").read_text(encoding="utf-8"))[
     "difference"
 ]
