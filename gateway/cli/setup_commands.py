@@ -25,7 +25,6 @@ from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.configuration_errors import did_you_mean
-from gateway.config.discovery import DiscoverySettings
 from gateway.config.hosts.client_files import (
     FoundServers,
     add_entry,
@@ -237,7 +236,7 @@ def _gateway_of(config: Path) -> GatewaySettings:
     try:
         found = gathered(config if config.exists() else None, {}, GatewaySettings)
         options = GatewaySettings.model_validate(found.document.get("gateway", {}))
-        options = options.model_copy(update={"discovery": DiscoverySettings()})  # whose cards are of other servers
+        options = options.model_copy(update={"cards": {}})  # they are of other servers
         return Settings.model_validate({"gateway": options}).gateway
     except (ConfigurationError, ValidationError):
         return GatewaySettings()

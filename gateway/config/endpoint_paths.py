@@ -18,7 +18,7 @@ HOME: Final = frozenset({"/", ""})
 HEALTH: Final = "/healthz"
 READY: Final = "/readyz"
 CATALOG: Final = "/.well-known/ai-catalog.json"
-"""The catalog of the servers that have a card (`gateway.discovery`)."""
+"""The catalog of the servers that have a card (`gateway.cards`)."""
 
 JWKS: Final = "/.well-known/jwks.json"
 """The public keys that verify assertions (RFC 7517)."""

@@ -29,14 +29,12 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.auth.jwt.*.clock_skew_s": "the clocks of issuers may differ by 30 s",
     "gateway.auth.proxies.trust_header": "give the principals of the proxies their trust by policy.rules",
     "gateway.auth.proxies.workspace_header": "give the principals of the proxies their workspace by policy.rules",
+    "gateway.cards.*.title": "clients show the name that the server gives",
+    "gateway.cards.*.website": "a card has no website",
     "gateway.context.env.*.empty_for_anonymous": 'a default, such as "", is also the value for anonymous clients',
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
     "gateway.context.workspace_pattern": "a workspace in a variable is a slug, or an absolute path without `..`",
-    "gateway.discovery.cards.*.title": "clients show the name that the server gives",
-    "gateway.discovery.cards.*.website": "a card has no website",
-    "gateway.discovery.home_page": "browsers always get the page, which names no server and no session",
-    "gateway.discovery.publisher": "identifiers begin with the domain in the card's name",
-    "gateway.discovery.url": "it is gateway.public_url",
+    "gateway.discovery": "give the cards as gateway.cards; nothing else of it is left",
     "gateway.issuer": "it is gateway.public_url, or mcp-session-gateway if that is not set",
     "gateway.limits.all_in_flight_bytes": "it is an eighth of the memory (limits.total_memory_mb), 512 MiB at most",
     "gateway.limits.batch_messages": "a batch has at most 64 messages",
@@ -112,7 +110,7 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
         if not variable.upper().startswith(PREFIX) or first in known:
             continue
         candidates = below if "__" in name else known.keys() | below
-        found = meant(name, sorted(candidates)) or meant(first, sorted(known))
+        found = meant(name, sorted(candidates)) or meant(first, sorted(known.keys() | gone.keys()))
         if found in gone:
             faults.append(f"the variable {variable}: {PREFIX}{found} is gone: {gone[found]}")
         elif found:

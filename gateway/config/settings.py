@@ -26,8 +26,8 @@ from gateway.config.addresses import (
 )
 from gateway.config.admin import AdminSettings, AuditSettings
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
+from gateway.config.cards import ALL_SERVERS, Cards
 from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault
-from gateway.config.discovery import ALL_SERVERS, DiscoverySettings
 from gateway.config.hosts.file_formats import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
@@ -143,8 +143,10 @@ class GatewaySettings(Frozen):
     """How long sessions live, and how clients name their session."""
     limits: LimitSettings = LimitSettings()
     """What one client or one server may cost."""
-    discovery: DiscoverySettings = DiscoverySettings()
-    """What clients without a credential may find out ([discovery](configuration.md#discovery))."""
+    cards: Cards = Field(default={})
+    """Name of a server → its card, by which clients without a credential find it
+    ([discovery](configuration.md#discovery)). `*` is the card of `/mcp`, which serves all of them. A server without a
+    card is not listed. Cards need `public_url`."""
     tasks: TaskSettings = TaskSettings()
     """Tasks made of calls ([tasks](tasks.md))."""
     packages: PackageSettings = PackageSettings()
@@ -257,7 +259,7 @@ class GatewaySettings(Frozen):
 
     @model_validator(mode="after")
     def _cards_have_addresses(self) -> Self:
-        if self.discovery.cards and not ((self.public_url or self.auth.resource) and self.browser_url):
+        if self.cards and not ((self.public_url or self.auth.resource) and self.browser_url):
             raise ValueError(
                 f"public_url is {self.public_url!r}: cards need the address at which clients reach the gateway, with "
                 "https, or http on this machine"
@@ -392,9 +394,9 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _cards_are_of_servers(self) -> Self:
-        for name in self.gateway.discovery.cards:
+        for name in self.gateway.cards:
             if name != ALL_SERVERS and name not in self.mcpServers:
-                raise ValueError(f"gateway.discovery.cards: there is no server {name!r} in mcpServers")
+                raise ValueError(f"gateway.cards: there is no server {name!r} in mcpServers")
         return self
 
     @model_validator(mode="after")

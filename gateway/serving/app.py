@@ -140,7 +140,7 @@ def create_app(
     routes: list[BaseRoute] = [*_health(gateway, names_servers=False), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
     routes += gateway.consent_routes
-    routes += card_routes(Documents(options.discovery.cards, options.browser_url), gateway.rates, gateway.guard)
+    routes += card_routes(Documents(options.cards, options.browser_url), gateway.rates, gateway.guard)
     if not options.admin.listen:
         routes += gateway.operator_routes
     has_console = is_loopback(options.host) and gateway.has_console and not options.admin.listen

@@ -15,7 +15,7 @@ import annotated_types
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.config import admin, auth, discovery, limits, policy, sandbox, secrets, sessions, settings, upstreams
+from gateway.config import admin, auth, cards, limits, policy, sandbox, secrets, sessions, settings, upstreams
 from gateway.config.tools_lock import ToolsLock
 
 _DOCS = Path(__file__).parents[2] / "docs"
@@ -33,8 +33,7 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway.context", sessions.ContextSettings),
     ("gateway.context.fields.NAME", sessions.FieldSettings),
     ("gateway.context.env.NAME, mcpServers.NAME.context_env.NAME", sessions.EnvironmentValue),
-    ("gateway.discovery", discovery.DiscoverySettings),
-    ("gateway.discovery.cards.NAME", discovery.CardSettings),
+    ("gateway.cards.NAME", cards.CardSettings),
     ("gateway.admin", admin.AdminSettings),
     ("gateway.audit", admin.AuditSettings),
     ("gateway.auth", auth.AuthSettings),

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.config.discovery import ALL_SERVERS, CardSettings
+from gateway.config.cards import ALL_SERVERS, CardSettings
 from gateway.config.endpoint_paths import ALL, CATALOG, path_of
 from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, StoreError

@@ -133,9 +133,9 @@ def test_add_says_what_is_wrong_and_writes_nothing(here: Path, arguments: tuple[
 @requirement("first.init")
 def test_add_refuses_the_gateway_itself_though_all_other_servers_have_faults(here: Path) -> None:
     file = here / "mcp.json"
-    discovery = {"cards": {"far": {"name": "example.a/far", "description": "Far."}}}
+    cards = {"far": {"name": "example.a/far", "description": "Far."}}
     far = {"url": "ftp://a.example"}
-    options = {"port": 9999, "public_url": "https://a.example", "discovery": discovery}
+    options = {"port": 9999, "public_url": "https://a.example", "cards": cards}
     file.write_text(json.dumps({"mcpServers": {"far": far}, "gateway": options}))
     before = file.read_text()
     assert "the address of the gateway itself" in refused("add", "self", "--url", "http://127.0.0.1:9999/mcp")

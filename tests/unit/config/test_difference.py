@@ -107,8 +107,8 @@ def test_a_reload_never_decides_whether_callers_need_a_credential(before: Any, a
 def test_the_mixture_is_validated_whole() -> None:
     old = settings({"one": ONE, "two": ONE}, public_url="https://a.example")
     cards = {"two": {"name": "com.example/two", "description": "two"}}
-    with_card = settings({"one": ONE, "two": ONE}, public_url="https://a.example", discovery={"cards": cards})
-    assert applied(old, with_card).gateway.discovery == old.gateway.discovery
+    with_card = settings({"one": ONE, "two": ONE}, public_url="https://a.example", cards=cards)
+    assert applied(old, with_card).gateway.cards == old.gateway.cards
     with pytest.raises(ConfigurationError, match=r"there is no server 'two'(.|\n)*need a restart"):
         applied(with_card, settings({"one": ONE}, public_url="https://a.example"))
 

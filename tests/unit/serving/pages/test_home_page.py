@@ -176,7 +176,7 @@ CARD = "application/mcp-server-card+json"
 
 def settings(cards: Any = None, **gateway: Any) -> Settings:
     found: dict[str, Any] = {"mcpServers": {"search": {"command": "search"}, "secret": {"command": "secret"}}}
-    published = {"public_url": f"{BASE}/", "discovery": {"cards": cards}} if cards else {}
+    published = {"public_url": f"{BASE}/", "cards": cards} if cards else {}
     return Settings.model_validate({**found, "gateway": published | gateway})
 
 

@@ -1,8 +1,8 @@
-"""Define the settings of discovery: what clients without a credential may find out."""
+"""Define the cards of servers: what clients without a credential may find out."""
 
 from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from gateway.config.settings_base import Frozen
 
@@ -30,18 +30,11 @@ class CardSettings(Frozen):
         return f"urn:air:{'.'.join(reversed(domain.lower().split('.')))}:mcp:{name}"
 
 
-class DiscoverySettings(Frozen):
-    """What clients without a credential may find out. Nothing about servers, unless there are cards."""
+def _have_own_names(cards: dict[str, CardSettings]) -> dict[str, CardSettings]:
+    if len({card.identifier for card in cards.values()}) < len(cards):
+        raise ValueError("two cards have the same name, which identifies a server; case does not count in its domain")
+    return cards
 
-    cards: dict[str, CardSettings] = Field(default={})
-    """Name of a server → its card. `*` is the card of `/mcp`, which serves all of them. A server without a card is not
-    listed. Cards need `public_url`."""
 
-    @field_validator("cards")
-    @classmethod
-    def _have_own_names(cls, cards: dict[str, CardSettings]) -> dict[str, CardSettings]:
-        if len({card.identifier for card in cards.values()}) < len(cards):
-            raise ValueError(
-                "two cards have the same name, which identifies a server; case does not count in its domain"
-            )
-        return cards
+Cards = Annotated[dict[str, CardSettings], AfterValidator(_have_own_names)]
+"""Name of a server → its card."""
