@@ -61,8 +61,8 @@ def features(place: Place) -> list[Row]:
         return Row(name=name, subject=subject, load=Load(**{"tools": tools, "arguments": ARGUMENTS, **load}))
 
     origin = {"Origin": ORIGIN}
-    web, traces = {"allowed_origins": [ORIGIN]}, {"tracing": True}
-    everything = (_KEYS, {"policy": {**RATES, **_RULES}}, _AUDIT, web, traces)
+    web = {"allowed_origins": [ORIGIN]}
+    everything = (_KEYS, {"policy": {**RATES, **_RULES}}, _AUDIT, web)
 
     def full(name: str, *more: Mapping[str, Any], **load: Any) -> Row:
         load |= {"tools": many, "key": "key", "traced": True, "headers": origin}
@@ -77,8 +77,8 @@ def features(place: Place) -> list[Row]:
         row("calls audited", _AUDIT),
         row("a traceparent on each call", traced=True),
         row("an Origin on each call", web, headers=origin),
-        row("spans, 1 trace of 100", traces, ratio=0.01),
-        row("spans, all traces", traces, ratio=1.0),
+        row("spans, 1 trace of 100", ratio=0.01),
+        row("spans, all traces", ratio=1.0),
         full("everything, spans of 1 trace of 100"),
         full("the same, modern client", era="modern"),
         full("the same, sqlite", {"store": f"sqlite:///{place.folder / 'everything.db'}"}),

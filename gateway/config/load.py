@@ -75,6 +75,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.tasks.poll_ms": "clients are asked to poll 2.5 times in gateway.tasks.after_s",
     "gateway.tasks.principal_bytes": "it is 256 MiB",
     "gateway.tasks.result_bytes": "a task's result has at most 1 MiB",
+    "gateway.tracing": "spans are sent if OTEL_EXPORTER_OTLP_ENDPOINT is set",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
     "mcpServers.*.tools.*.slow_s": "it is gateway.policy.slow_s for all tools",
     **{

@@ -118,8 +118,6 @@ class GatewaySettings(Frozen):
     """Lowest level of log lines that are written."""
     log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
     """Format of the log on stderr. `auto` is `pretty` on a terminal, else `logfmt`."""
-    tracing: bool = False
-    """Send OpenTelemetry spans to `OTEL_EXPORTER_OTLP_ENDPOINT`. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()
     """The operators' console, REST interface and metrics."""
     secrets: dict[str, SecretSettings] = Field(default={})

@@ -6,6 +6,8 @@ The trace context is the one of W3C: `traceparent`, `tracestate` and `baggage` i
 
 import asyncio
 import contextlib
+import logging
+import os
 import random
 import re
 import threading
@@ -26,6 +28,8 @@ from session_store import Session
 from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
+
+logger = logging.getLogger(__name__)
 
 RANDOM_TRACE_ID: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
 """The flag for a random trace id (W3C Trace Context level 2); 0 if this version of OpenTelemetry does not have it."""
@@ -391,17 +395,30 @@ def _end(span: Span, outcome: Outcome) -> None:
     span.end()
 
 
+_COLLECTORS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _FLUSH_MS: Final = 2_000
 
 
-def tracing(version: str) -> Tracing:
-    """Return a `Tracing` for the tracer provider of this program. If the program has none, set up one that sends spans
-    by OTLP over HTTP.
+def collector_variable(environ: Mapping[str, str]) -> str:
+    """Return the name of the variable that names a collector of spans; empty if none does, or if OpenTelemetry's
+    variables say that no spans are sent."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return ""
+    if environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        return ""
+    return next((name for name in _COLLECTORS if environ.get(name, "").strip()), "")
 
-    Raises:
-        ConfigurationError: the packages for OTLP are not installed.
+
+def tracing(version: str, environ: Mapping[str, str] = os.environ) -> Tracing | None:
+    """Return a `Tracing` for the tracer provider of this program, if the environment names a collector. If the program
+    has no provider, set up one that sends spans by OTLP over HTTP.
+
+    If the packages for that are missing, log how to install them and return None: a variable that a platform gives to
+    all its programs must not keep the gateway from starting.
     """
-    ids = None
+    variable, ids = collector_variable(environ), None
+    if not variable:
+        return None
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -409,7 +426,8 @@ def tracing(version: str) -> Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            raise missing_extra("gateway.tracing", "tracing") from None
+            logger.warning("no spans are sent: %s", missing_extra(variable, "tracing"))
+            return None
         named = Resource({"service.name": "mcp-session-gateway", "service.version": version})
         ids = GivenIds()
         provider = TracerProvider(

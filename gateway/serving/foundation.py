@@ -87,7 +87,7 @@ class Foundation:
         self.loop_watch = LoopWatch(self.metrics)
         self.request_log = RequestLog(
             self.metrics,
-            tracing=tracing(__version__) if options.tracing else None,
+            tracing=tracing(__version__),
             fields=self.facts.logged,
             lines=call_lines(),
             ended=self.activity.add_call,

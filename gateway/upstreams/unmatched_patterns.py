@@ -61,10 +61,10 @@ class Reviewed:
 
 
 def settings_for_asking(settings: Settings) -> Settings:
-    """Return the settings without tracing, and with unmatched patterns allowed. For commands that only ask servers for
+    """Return the settings with unmatched patterns allowed. For commands that only ask servers for
     their lists, and report the findings themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
-    options = settings.gateway.model_copy(update={"tracing": False, "policy": policy})
+    options = settings.gateway.model_copy(update={"policy": policy})
     return settings.model_copy(update={"gateway": options})
 
 

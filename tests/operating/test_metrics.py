@@ -159,7 +159,7 @@ def test_one_call_is_one_trace_across_client_two_replicas_and_server(
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
         program = (sys.executable, "-m", "tests.support.traced_programs")
         servers = {"features": server((*program, "server"), cwd=str(ROOT), env={**endpoint, "PYTHONPATH": str(ROOT)})}
-        options = {"store": redis_server.url, "tracing": True}
+        options = {"store": redis_server.url}
         here, there = (
             stack.enter_context(running_gateway(servers, options=options, env=SIGNED | endpoint | named))
             for named in ({"OTEL_RESOURCE_ATTRIBUTES": f"service.instance.id=replica {name}"} for name in "AB")
@@ -200,7 +200,7 @@ def test_a_trace_goes_on_to_the_server_and_spans_say_how_a_call_failed(
     assert "traceparent" not in meta(url, headers={"traceparent": "00-no-good"})
     with collecting() as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-        with running_gateway({"probe": server(PROBE)}, options={"tracing": True}, env=env) as gateway:
+        with running_gateway({"probe": server(PROBE)}, env=env) as gateway:
             told = meta(gateway.url, headers=CONTEXT)
             _, trace, parent, _ = told["traceparent"].split("-")
             assert trace == TRACE and parent != PARENT and told["tracestate"] == "vendor=1"

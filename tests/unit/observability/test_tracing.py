@@ -1,6 +1,8 @@
 """The trace context of requests is what the SDK reads of it, and whether it is recorded what its sampler decides."""
 
+import logging
 import random
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,7 +26,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.observability.outcome import OK
-from gateway.observability.tracing import GivenIds, Sampling, Tracing, carried_on
+from gateway.observability.tracing import GivenIds, Sampling, Tracing, carried_on, collector_variable, tracing
 from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Request
@@ -162,3 +164,38 @@ def test_the_parent_of_a_request_is_what_the_propagator_reads(parent: str, state
     assert ("traceparent" in carried_on({}, headers)) is read.is_valid
     if span is not None:
         span.dropped()
+
+
+ENDPOINT, OF_TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+COLLECTOR = {ENDPOINT: "http://127.0.0.1:9"}
+
+
+@requirement("ops.health")
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [
+        ({}, ""),
+        ({ENDPOINT: ""}, ""),
+        (COLLECTOR, ENDPOINT),
+        ({OF_TRACES: "http://127.0.0.1:9/v1/traces"}, OF_TRACES),
+        ({**COLLECTOR, "OTEL_SDK_DISABLED": "True"}, ""),
+        ({**COLLECTOR, "OTEL_SDK_DISABLED": "false"}, ENDPOINT),
+        ({**COLLECTOR, "OTEL_TRACES_EXPORTER": "none"}, ""),
+        ({**COLLECTOR, "OTEL_TRACES_EXPORTER": "otlp"}, ENDPOINT),
+    ],
+)
+def test_the_variables_of_opentelemetry_say_whether_spans_are_sent(environ: dict[str, str], variable: str) -> None:
+    assert collector_variable(environ) == variable
+    if not variable:
+        assert tracing("1", environ) is None
+
+
+@requirement("ops.health")
+def test_a_collector_without_the_packages_for_it_is_one_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with caplog.at_level(logging.INFO):
+        assert tracing("1", COLLECTOR) is None
+    [line] = caplog.messages
+    assert ENDPOINT in line and "pip install 'mcp-session-gateway[tracing]'" in line
