@@ -12,6 +12,11 @@ SUSPENDED_S: Final = 55.0
 """Seconds for which a call waits until its 2026-07-28 client answers a question of a legacy server. Servers time out
 after about 60 s."""
 
+CLIENT_TIMEOUT_S: Final = 30.0
+"""Seconds that a client has for each 64 KiB of a request body and for its last part (then 408), and to read something
+of an answer (then it is cut off). A slow upload may take any time in total, at about 2 KiB/s or more. The headers of a
+request have a third of it, from its first byte or from the start of the connection."""
+
 
 def _null(value: Any) -> Any:
     """Return None for the text `null`, by which environment variables express it."""
@@ -50,10 +55,6 @@ class LimitSettings(Frozen):
     2025-11-25 continue with `Last-Event-ID`. 0: never. Only you know how long yours waits."""
     shutdown_grace_s: Seconds = 2.0
     """Time to wait for a child to exit after its stdin is closed, and again after SIGTERM. Then it is killed."""
-    client_timeout_s: Seconds = 30.0
-    """Maximum time for each 64 KiB of a request body, and for its last part; then 408. A slow upload may take any time
-    in total, at about 2 KiB/s or more. A client that reads nothing of an answer for this long is cut off. The headers
-    of a request have a third of it, from its first byte or from the start of the connection."""
     idle_timeout_s: Seconds = 75.0
     """How long a connection without a request stays open. It must be longer than the idle timeout of load balancers
     (often 60 s), so that they close the connection first and no request is lost."""
@@ -86,11 +87,11 @@ class LimitSettings(Frozen):
         """Return the limits that the listeners apply to connections and requests before callers are authenticated."""
         connections = self.connections or room_for_connections()
         return Limits(
-            head_timeout_s=self.client_timeout_s / 3,
+            head_timeout_s=CLIENT_TIMEOUT_S / 3,
             body_bytes=self.body_bytes,
-            body_timeout_s=self.client_timeout_s,
+            body_timeout_s=CLIENT_TIMEOUT_S,
             idle_timeout_s=self.idle_timeout_s,
-            write_timeout_s=self.client_timeout_s,
+            write_timeout_s=CLIENT_TIMEOUT_S,
             connections=connections,
             peer_connections=max(1, connections // 2),
         )

@@ -117,7 +117,7 @@ def sockets(pid: int) -> set[str]:
     return {link for link in links if re.match(r"socket:", link)}
 
 
-LIMITS = {"connections": 16, "client_timeout_s": 6, "idle_timeout_s": 60}
+LIMITS = {"connections": 16, "idle_timeout_s": 60}
 
 
 @pytest.fixture

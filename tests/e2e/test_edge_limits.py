@@ -22,15 +22,11 @@ from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import Listener, answers, connected, listener_of, post, read_answers
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
-from tests.support.waiting import eventually
+from tests.support.waiting import GIVE_UP_S, eventually
 from transports.inbound.connections import drop
 
 pytestmark = requirement("wall.before-auth")
 
-SHORT: Final = {
-    "idle_timeout_s": 0.8,
-    "client_timeout_s": 1.8,
-}
 WHOLE: Final = {"transports.inbound.streamable_http.PRIMING_AFTER_S": 15.0}
 """Else a slow answer would become an event stream on a busy machine."""
 GET: Final = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -45,7 +41,7 @@ def limited(gateway: RunningGateway, kind: str) -> int:
 
 
 @contextlib.contextmanager
-def started(**limits: object) -> Iterator[RunningGateway]:
+def started(*, client_timeout_s: float = 3 * GIVE_UP_S, **limits: object) -> Iterator[RunningGateway]:
     """With these limits. This machine's addresses count as peers."""
     options = {
         "admin": {"listen": "127.0.0.1:0"},
@@ -53,14 +49,15 @@ def started(**limits: object) -> Iterator[RunningGateway]:
         "limits": limits,
         "anonymous": True,
     }
+    constants = {**WHOLE, "gateway.config.limits.CLIENT_TIMEOUT_S": client_timeout_s}
     # The socket to the state of a sandboxed server serves that server alone, and here we ask it ourselves.
-    with running_gateway({"probe": server(PROBE, sandbox="off")}, options=options, constants=WHOLE) as running:
+    with running_gateway({"probe": server(PROBE, sandbox="off")}, options=options, constants=constants) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    with started(**SHORT) as running:
+    with started(client_timeout_s=1.8, idle_timeout_s=0.8) as running:
         yield running
 
 

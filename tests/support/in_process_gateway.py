@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from gateway import Gateway, create_app
 from gateway.config.difference import Difference
@@ -21,7 +22,7 @@ from gateway.observability.logs import configure_logging
 from gateway.serving.startup_greeting import Welcome
 from gateway.serving.uvicorn_server import open_listeners
 from session_store import KeyRing
-from tests.support.gateway_process import DEMO, server, with_patience
+from tests.support.gateway_process import CLIENTS, DEMO, server, with_patience
 from tests.support.waiting import GIVE_UP_S, eventually
 
 READY_WITHIN_S: Final = 60.0
@@ -75,7 +76,9 @@ def in_process_gateway(
         )
         settings = load(folder / "mcp.json").settings
         log = _Log(settings.gateway)
-        with log.taken(alone=True):
+        with log.taken(alone=True), contextlib.ExitStack() as patient:
+            for name, value in CLIENTS.items():
+                patient.enter_context(patch(name, value))
             gateway = Gateway(settings, ring=ring)
         stack.enter_context(log.taken(alone=False))
         ready = list[tuple[str, asyncio.AbstractEventLoop]]()
