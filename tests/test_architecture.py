@@ -44,7 +44,7 @@ PURE = [
     "gateway/calls/lifecycles.py",
     "gateway/calls/suspended_call.py",
     "gateway/calls/open_call_counts.py",
-    "gateway/observability/outcome.py",
+    "gateway/observability/request_outcomes.py",
     "gateway/identity/credential_claims.py",
     "gateway/protocol/result_translation.py",
     "gateway/protocol/handshake.py",

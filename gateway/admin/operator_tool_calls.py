@@ -29,11 +29,11 @@ from gateway.policy.unapproved_items import Unapproved, UnapprovedItems
 from gateway.protocol.extensions import SPEC
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
-from gateway.relay.internal_requests import InternalRequests
+from gateway.relay.requests_to_own_endpoints import InternalRequests
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
-from gateway.upstreams.approval import Unlockable, approve, item_difference
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.lock_comparison import Unlockable, approve, item_difference
 from gateway.version import __version__
 from session_store import Principal, Session, StoreUnavailable
 from session_store.session import redact

@@ -19,8 +19,8 @@ from gateway.admin.this_replica import Replica, ReplicaCounts
 from gateway.calls.lifecycles import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, Histogram
-from gateway.observability.outcome import FAILURES
 from gateway.observability.queued_output import dropped_lines
+from gateway.observability.request_outcomes import FAILURES
 from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_opener import Start
 from gateway.version import __version__

@@ -33,8 +33,8 @@ from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, 
 from gateway.calls.server_start_failures import MOST_LINES, newest
 from gateway.calls.watched_messages import SeenFrame, StderrLine
 from gateway.cluster.ownership import Cluster
+from gateway.config.configuration_difference import Difference
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.difference import Difference
 from gateway.observability.activity_buffer import Activity
 from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes

@@ -32,7 +32,7 @@ from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, cancelled_message, error_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed_call import Failure, ObservedCall
-from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
+from gateway.observability.request_outcomes import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
 from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.subscription_filter import Filter

@@ -246,7 +246,7 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
 async def _drift(gateway: "Gateway", lock: "ToolsLock | None", unasked: list[str]) -> list[str]:
     """Return lines about tools, prompts and templates of servers that differ from the lock file. Servers in `unasked`
     are not compared."""
-    from gateway.upstreams.approval import Unlockable, differences, lists_of
+    from gateway.upstreams.lock_comparison import Unlockable, differences, lists_of
 
     lines: list[str] = []
     for upstream in gateway.upstreams:

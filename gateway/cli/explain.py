@@ -28,8 +28,8 @@ from gateway.policy.access_policy import ANNOTATIONS
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway
-from gateway.upstreams.approval import Unlockable, lists_of
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.lock_comparison import Unlockable, lists_of
 from gateway.upstreams.unmatched_patterns import listed_names
 from session_store import ANONYMOUS, ClientFacts, Context, Principal, Session
 from transports.inbound_port import Refused

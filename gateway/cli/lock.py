@@ -69,7 +69,7 @@ def lock(
 
 def _finish(at: Path, before: Mapping[str, Lists | None], after: Mapping[str, Lists | None], *, check: bool) -> None:
     """Print how the approved items change. Write them unless `check`; else exit with 1 if they change."""
-    from gateway.upstreams.approval import differences, write_lock
+    from gateway.upstreams.lock_comparison import differences, write_lock
 
     for name in sorted(before.keys() | after.keys()):
         if name in after and after[name] is None and before.get(name, {}) is not None:
@@ -150,7 +150,7 @@ async def _lists(settings: Settings, names: list[str]) -> tuple[dict[str, Lists]
     """Start the servers. Return the lists of those with these names, and why others of them cannot be locked."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
-    from gateway.upstreams.approval import Unlockable, lists_of
+    from gateway.upstreams.lock_comparison import Unlockable, lists_of
 
     configure_logging("critical")
     lists: dict[str, Lists] = {}

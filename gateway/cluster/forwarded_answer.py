@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.cluster.envelope import JSON_TYPE, is_event_stream
+from gateway.cluster.forwarded_request_envelope import JSON_TYPE, is_event_stream
 from gateway.cluster.ownership import Route
 from transports.inbound.event_stream import continued
 from transports.inbound.http_messages import Receive, Send

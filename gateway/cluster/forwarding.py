@@ -15,8 +15,8 @@ from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from gateway.cluster.envelope import SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply, message_in
+from gateway.cluster.forwarded_request_envelope import SharedFacts
 from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.requests_to_peers import ForwardedRequest, Peer, PeerRequests
 from gateway.cluster.takeover_decision import PeerOutcome

@@ -12,7 +12,7 @@ import logging
 import random
 from typing import Final
 
-from gateway.cluster.envelope import GREETING, Envelopes, SharedFacts
+from gateway.cluster.forwarded_request_envelope import GREETING, Envelopes, SharedFacts
 from gateway.cluster.ownership import Cluster
 from session_store import StoreUnavailable
 from transports.peer_channel import (

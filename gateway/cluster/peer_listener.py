@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from gateway.cluster.envelope import (
+from gateway.cluster.forwarded_request_envelope import (
     CLAIM,
     GREETING,
     HOLD,

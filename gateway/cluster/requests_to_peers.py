@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.cluster.envelope import CLAIM, COPIES_S, GREETING, HOLD, Envelopes, Refusal, SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
+from gateway.cluster.forwarded_request_envelope import CLAIM, COPIES_S, GREETING, HOLD, Envelopes, Refusal, SharedFacts
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
 from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.takeover_decision import Lease, PeerOutcome, decide

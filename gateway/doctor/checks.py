@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.cluster.envelope import Envelopes
+from gateway.cluster.forwarded_request_envelope import Envelopes
 from gateway.cluster.own_reachability import why_not_found
 from gateway.config.configuration_errors import located
 from gateway.config.secrets import key_ring, peer_tls

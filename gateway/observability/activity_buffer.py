@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from gateway.observability.outcome import EndedCall
+from gateway.observability.request_outcomes import EndedCall
 from gateway.observability.timelines import Timelines
 from gateway.observability.usage_counts import Figures
 from session_store import AuditEvent, Backend, Session, StoreUnavailable, TimelinePart

@@ -23,8 +23,8 @@ from gateway.observability.escaped_text import visible_json
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import CALLS, Histogram
 from gateway.observability.observed_call import ObservedCall
-from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
+from gateway.observability.request_outcomes import Outcome
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.ports.audit import EventName, SessionEnd, StepName, part_of
 from session_store.session import redact

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from gateway.observability.escaped_text import visible, visible_line
-from gateway.observability.outcome import EndedCall
+from gateway.observability.request_outcomes import EndedCall
 from gateway.protocol.methods import METHODS
 from session_store import Principal
 from session_store.current_tool_session import current_session_id

@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from gateway.errors import ArgumentFault
-from gateway.observability.outcome import FAILURES, Kind
+from gateway.observability.request_outcomes import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.connection_handover import OUTCOMES as HAND_OVERS
 from transports.inbound.head_cache import OUTCOMES

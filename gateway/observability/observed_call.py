@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.observability.outcome import CANCELLED, Outcome
+from gateway.observability.request_outcomes import CANCELLED, Outcome
 from gateway.observability.tracing import CallSpan
 from session_store import Session
 from session_store.session import redact

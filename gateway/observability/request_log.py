@@ -13,7 +13,7 @@ import msgspec
 from gateway.observability.logs import CONTROL, CORRELATION, CallLine, CallLines, in_ms, shown_method
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed_call import Failure, LogFacts, ObservedCall
-from gateway.observability.outcome import OK, EndedCall, Outcome
+from gateway.observability.request_outcomes import OK, EndedCall, Outcome
 from gateway.observability.tracing import CallSpan, Tracing, UnsampledRequest, carried_on, carries_more, request_span
 from session_store import Principal, Session
 from session_store.redaction import scrubbed_start

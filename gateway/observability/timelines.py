@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.observability.audit import ENDS
 from gateway.observability.escaped_text import shortened_line
-from gateway.observability.outcome import OK, EndedCall, Outcome
+from gateway.observability.request_outcomes import OK, EndedCall, Outcome
 from session_store import (
     AuditEvent,
     Session,

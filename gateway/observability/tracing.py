@@ -22,7 +22,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, S
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.config.configuration_errors import missing_extra
-from gateway.observability.outcome import Outcome
+from gateway.observability.request_outcomes import Outcome
 from gateway.protocol.methods import METHODS
 from session_store import Session
 from session_store.session import redact

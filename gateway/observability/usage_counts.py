@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.observability.escaped_text import shortened_line
 from gateway.observability.metrics import BUCKETS_S, STREAMS
-from gateway.observability.outcome import OK, EndedCall
+from gateway.observability.request_outcomes import OK, EndedCall
 from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session
 from transports.jsonrpc import UNREADABLE

@@ -3,7 +3,7 @@
 import contextlib
 from typing import Final
 
-from gateway.calls.call import Call, message_of
+from gateway.calls.client_request import Call, message_of
 from gateway.context.session_facts import with_context
 from gateway.errors import (
     CANCELLED_BY_CLIENT,

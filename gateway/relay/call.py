@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from gateway.calls.call import Call, IncomingCall, message_of
+from gateway.calls.client_request import Call, IncomingCall, message_of
 from gateway.calls.consent_questions import refuse_or_ask
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
@@ -61,8 +61,8 @@ from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.outcome import OK, Outcome
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
+from gateway.observability.request_outcomes import OK, Outcome
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.merged_lists import SEPARATOR

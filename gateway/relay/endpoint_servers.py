@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.bridge.legacy_server import legacy_meta, legacy_params
 from gateway.bridge.modern_server_subscriptions import caller_of
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.config.patterns import any_matches

@@ -24,7 +24,7 @@ import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
-from gateway.calls.call import IncomingCall
+from gateway.calls.client_request import IncomingCall
 from gateway.calls.conversation import Conversation
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
@@ -33,8 +33,8 @@ from gateway.context.session_facts import new_correlation_id, trace_id_of
 from gateway.errors import InvalidArguments
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.outcome import OK, EndedCall, is_complete, outcome_of
 from gateway.observability.request_log import RequestLog
+from gateway.observability.request_outcomes import OK, EndedCall, is_complete, outcome_of
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.frame_template import FrameTemplate, Prepared

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from gateway.bridge.modern_server_subscriptions import caller_of
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.in_flight import WaitingCalls
 from gateway.calls.link_manager import UNREACHED

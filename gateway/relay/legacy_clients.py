@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.calls.call import IncomingCall, id_of, message_of
+from gateway.calls.client_request import IncomingCall, id_of, message_of
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.errors import unknown_tool
 from gateway.protocol.merged_lists import (
     Tools,

@@ -18,7 +18,7 @@ from gateway.bridge.request_state import (
     is_input_required,
     with_inner_state,
 )
-from gateway.calls.call import IncomingCall, id_of, message_of
+from gateway.calls.client_request import IncomingCall, id_of, message_of
 from gateway.calls.consent_questions import without_consent
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import live_session_of
@@ -20,7 +20,7 @@ from gateway.config.policy import PolicySettings
 from gateway.context.session_facts import with_context
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
 from gateway.observability.audit import Audit
-from gateway.observability.outcome import EndedCall
+from gateway.observability.request_outcomes import EndedCall
 from gateway.policy.access_policy import Decision, Policy
 from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.tool_argument_policy import MAX_LOGGED_NAME, Steps, ToolCalls

@@ -14,7 +14,7 @@ from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.modern_server_subscriptions import caller_in, caller_of
 from gateway.bridge.request_state import is_input_required
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of

@@ -15,7 +15,7 @@ import msgspec
 from cachetools import LRUCache, TTLCache
 
 from gateway.bridge.legacy_server import legacy_params
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.errors import unknown_resource

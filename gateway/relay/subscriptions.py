@@ -28,7 +28,7 @@ from gateway.bridge.modern_server_subscriptions import (
     gateway_subscription_of,
     part_for_server,
 )
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.link_manager import UNREACHED

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.bridge.request_state import RequestStateSeal
-from gateway.cluster.envelope import Envelopes
+from gateway.cluster.forwarded_request_envelope import Envelopes
 from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.membership import LeaseRenewal, Membership
 from gateway.cluster.own_reachability import Reachability
@@ -15,10 +15,10 @@ from gateway.context.session_facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.offline_rights import OfflineRights
 from gateway.relay.call import Calls, Intake, Senders
-from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy_clients import LegacyClients, LegacyHandshake
 from gateway.relay.message_handler import MessageHandler
 from gateway.relay.modern_clients import ModernClients
+from gateway.relay.requests_to_own_endpoints import InternalRequests
 from gateway.serving.build_servers import Servers
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation

@@ -25,11 +25,11 @@ from gateway.relay.extension_methods import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, VisibleServers
-from gateway.sandbox.gate_threads import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.package_fetching import Packages, fetched_with
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
+from gateway.sandbox.system_call_gate_threads import SandboxGates
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation

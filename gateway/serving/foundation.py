@@ -9,7 +9,7 @@ from gateway.bridge.call_suspension import ask_modern
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.cluster.ownership import Cluster
-from gateway.config.difference import digest
+from gateway.config.configuration_difference import digest
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.session_facts import SessionFacts
 from gateway.observability.activity_buffer import Activity

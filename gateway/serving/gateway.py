@@ -10,13 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.admin.auth import SignInLink
-from gateway.config.difference import Difference
+from gateway.config.configuration_difference import Difference
 from gateway.config.endpoint_paths import HEALTH, READY
 from gateway.config.settings import Settings
 from gateway.context.session_assertions import HEADER
 from gateway.context.state_api import StateAccess, state_api
 from gateway.serving.composition import Parts
-from gateway.serving.lifecycle import Lifecycle
+from gateway.serving.process_lifecycle import Lifecycle
 from gateway.serving.reload import Reload
 from gateway.upstreams.unmatched_patterns import settings_for_asking
 from session_store import Backend, KeyRing, MemoryBackend, Session

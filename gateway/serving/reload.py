@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 
 from gateway.config.auth import API_KEY_ISSUER
+from gateway.config.configuration_difference import KEPT, Difference, applied, difference, digest
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.difference import KEPT, Difference, applied, difference, digest
 from gateway.config.endpoint_paths import ALL, path_of
 from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.exchange import Exchange
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.protocol.merged_lists import Tools, arguments_of

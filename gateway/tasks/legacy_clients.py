@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.call import IncomingCall, message_of
+from gateway.calls.client_request import IncomingCall, message_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply

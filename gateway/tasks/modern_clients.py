@@ -8,7 +8,7 @@ import functools
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 
-from gateway.calls.call import IncomingCall, id_of, message_of
+from gateway.calls.client_request import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.identity.request_context import RequestContext

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from gateway.calls.call import IncomingCall
+from gateway.calls.client_request import IncomingCall
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.merged_lists import Called

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from gateway.calls.call import IncomingCall, id_of, message_of
+from gateway.calls.client_request import IncomingCall, id_of, message_of
 from gateway.calls.conversation import Conversation, conversation_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import step

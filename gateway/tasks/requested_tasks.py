@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.call import IncomingCall, id_of, message_of
+from gateway.calls.client_request import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.link_manager import UNREACHED

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.modern_server_subscriptions import RelayedReplies
-from gateway.calls.call import IncomingCall, id_of, message_of
+from gateway.calls.client_request import IncomingCall, id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines, Loss

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.cluster import own_reachability as reaching
-from gateway.cluster.envelope import Envelopes
+from gateway.cluster.forwarded_request_envelope import Envelopes
 from gateway.cluster.lease_validity import LEASE_S
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gateway.calls.link_manager import LinkUsers
 from gateway.cluster import lease_validity, requests_to_peers, takeover_decision
-from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarded_answer import RelayedReply
+from gateway.cluster.forwarded_request_envelope import Envelopes
 from gateway.cluster.lease_validity import OwnLease
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.takeover_decision import Lease, PeerOutcome

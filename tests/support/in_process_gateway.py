@@ -16,7 +16,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from gateway import Gateway, create_app
-from gateway.config.difference import Difference
+from gateway.config.configuration_difference import Difference
 from gateway.config.settings import GatewaySettings, Settings, load
 from gateway.observability.logs import configure_logging
 from gateway.serving.startup_greeting import Welcome

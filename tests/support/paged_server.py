@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.received_lists import Lists
 from gateway.config.policy import PolicySettings

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.bridge.task_follower import FollowedTask, register_sent
-from gateway.calls.call import IncomingCall
+from gateway.calls.client_request import IncomingCall
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import fallback_id
 from gateway.calls.lifecycles import ExchangeEvent

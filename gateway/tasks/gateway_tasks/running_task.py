@@ -13,7 +13,7 @@ from gateway.calls.live_session import live_session_of
 from gateway.config.limits import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed_call import LogFacts
-from gateway.observability.outcome import TOOL_ERROR, outcome_of
+from gateway.observability.request_outcomes import TOOL_ERROR, outcome_of
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.gateway_tasks.questions_to_client import Rounds, ServerTask
 from gateway.tasks.gateway_tasks.stored_call import PART_BYTES, FollowedCall, StoredCall, answered, following

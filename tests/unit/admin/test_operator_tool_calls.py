@@ -17,7 +17,7 @@ from gateway.policy.unapproved_items import Unapproved
 from gateway.protocol.item_digests import digest_of
 from gateway.sessions.client_chosen_keys import KEY_META
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
-from gateway.upstreams.approval import item_difference, write_lock
+from gateway.upstreams.lock_comparison import item_difference, write_lock
 from session_store import ANONYMOUS, StoreUnavailable
 from tests.requirements import requirement
 from transports.era import LEGACY, MODERN

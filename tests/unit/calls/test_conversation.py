@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls import in_flight
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.suspended_call import InputRequest, rewritten_ids
 from gateway.context.process_secret_files import SecretFiles
 from gateway.context.resources_for_links import LinkResources
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, StartRefused, too_many
-from gateway.observability.outcome import Outcome
+from gateway.observability.request_outcomes import Outcome
 from gateway.protocol.handshake import HandshakeRefused
 from session_store import StoreUnavailable
 from session_store.testing import ALICE

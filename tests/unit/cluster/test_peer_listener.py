@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gateway.cluster import peer_listener
-from gateway.cluster.envelope import CallFacts, Envelopes, SharedFacts
+from gateway.cluster.forwarded_request_envelope import CallFacts, Envelopes, SharedFacts
 from gateway.cluster.ownership import RouteMemory
 from gateway.cluster.peer_listener import PeerListener
 from gateway.observability.request_log import CORRELATION_HEADER

@@ -9,8 +9,16 @@ import msgspec
 import pytest
 
 from gateway.cluster import requests_to_peers
-from gateway.cluster.envelope import COPIES_S, Envelopes, Nonce, Refusal, SharedFacts, decode_facts, decode_shared_facts
 from gateway.cluster.forwarded_answer import RelayedReply
+from gateway.cluster.forwarded_request_envelope import (
+    COPIES_S,
+    Envelopes,
+    Nonce,
+    Refusal,
+    SharedFacts,
+    decode_facts,
+    decode_shared_facts,
+)
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
 from gateway.cluster.ownership import Route
 from gateway.cluster.requests_to_peers import Channels, ForwardedRequest, Peer, PeerRequests

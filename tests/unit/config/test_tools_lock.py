@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.difference import difference, digest
+from gateway.config.configuration_difference import difference, digest
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.config.tools_lock import document, read_lock
 from gateway.policy.access_policy import Policy

@@ -12,7 +12,7 @@ from gateway.config.admin import AuditSettings
 from gateway.observability.audit import FULL_ALIKE, FULL_IN_ALL, SUMS, Audit, AuditLines, Repeated
 from gateway.observability.logs import CORRELATION
 from gateway.observability.observed_call import ObservedCall
-from gateway.observability.outcome import OK
+from gateway.observability.request_outcomes import OK
 from session_store import AuditEvent, Context, StoreUnavailable
 from session_store.embedded.audit import MemoryAuditTrail
 from session_store.testing import FakeClock, a_session, a_task

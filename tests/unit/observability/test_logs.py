@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import gateway
 from gateway.observability.logs import FORMS, MOST, CallLine, CallLines, LineFormatter, call_lines, configure_logging
-from gateway.observability.outcome import CANCELLED, OK, EndedCall, Outcome
+from gateway.observability.request_outcomes import CANCELLED, OK, EndedCall, Outcome
 from session_store import Principal, Session
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session

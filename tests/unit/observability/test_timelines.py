@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.observability.outcome import OK, TOOL_ERROR, EndedCall, Outcome
+from gateway.observability.request_outcomes import OK, TOOL_ERROR, EndedCall, Outcome
 from gateway.observability.timelines import INITIALIZED_AGAIN, Timelines
 from session_store import AuditEvent, Session, StoreUnavailable, TimelineEntry, TimelinePart
 from session_store.session import redact

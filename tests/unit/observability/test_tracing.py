@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.observability.outcome import OK
+from gateway.observability.request_outcomes import OK
 from gateway.observability.tracing import GivenIds, Sampling, Tracing, carried_on, collector_variable, tracing
 from tests.requirements import requirement
 from transports.era import Era

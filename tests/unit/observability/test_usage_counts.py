@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.observability.outcome import OK, TOOL_ERROR, EndedCall
+from gateway.observability.request_outcomes import OK, TOOL_ERROR, EndedCall
 from gateway.observability.usage_counts import (
     MOST_CLIENTS_EACH,
     MOST_TOOLS,

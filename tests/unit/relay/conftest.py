@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.relay import call as life
 from tests.unit.relay.fast_calls import Calls, Fast, warm
 from tests.unit.relay.parts import TakingEndpoint

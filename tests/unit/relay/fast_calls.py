@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.settings import Settings
 from gateway.observability.metrics import Metrics
-from gateway.observability.outcome import EndedCall
+from gateway.observability.request_outcomes import EndedCall
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.fast_path import FastCall, FastPath
 from gateway.relay.message_handler import MessageHandler

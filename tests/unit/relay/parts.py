@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession

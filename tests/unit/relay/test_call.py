@@ -15,7 +15,7 @@ from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
-from gateway.calls.call import Call, IncomingCall
+from gateway.calls.client_request import Call, IncomingCall
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest

@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import msgspec
 import pytest
 
-from gateway.calls.call import Call, IncomingCall
+from gateway.calls.client_request import Call, IncomingCall
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.received_lists import Listed
 from gateway.config.upstreams import ItemSettings, ToolSettings
 from gateway.protocol.item_digests import form_of

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.call import Call
+from gateway.calls.client_request import Call
 from gateway.calls.live_session import LiveSession
 from gateway.errors import InvalidArguments
 from gateway.protocol.merged_lists import Tools

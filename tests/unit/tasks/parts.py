@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway.calls.call import IncomingCall
+from gateway.calls.client_request import IncomingCall
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.errors import CANCELLED as CANCELLED_CODE
-from gateway.observability.outcome import CANCELLED, INPUT_REQUIRED, OK, TOOL_ERROR, Outcome, outcome_of
+from gateway.observability.request_outcomes import CANCELLED, INPUT_REQUIRED, OK, TOOL_ERROR, Outcome, outcome_of
 from tests.support.too_deep import TOO_DEEP
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.config.configuration_difference import KEPT, applied, difference, digest
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.difference import KEPT, applied, difference, digest
 from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.credentials import sha256

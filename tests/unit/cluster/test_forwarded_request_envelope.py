@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.cluster.envelope import (
+from gateway.cluster.forwarded_request_envelope import (
     COPIES_S,
     VALID_S,
     Envelopes,

@@ -18,9 +18,9 @@ from gateway.errors import STORE_UNAVAILABLE
 from gateway.policy import rate_limits
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving import drain as module
-from gateway.serving import hidden_process, lifecycle
+from gateway.serving import hidden_process, process_lifecycle
 from gateway.serving.drain import Drain
-from gateway.serving.lifecycle import Lifecycle, StoreWatch
+from gateway.serving.process_lifecycle import Lifecycle, StoreWatch
 from gateway.serving.readiness import KNOWN_S, Readiness, ServingState
 from session_store import MemoryBackend, StoreUnavailable
 from session_store.testing import FakeClock
@@ -36,8 +36,8 @@ async def test_no_failure_ends_the_upkeep(
     every_s: float, is_told_again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failure that comes back is logged again after a while."""
-    monkeypatch.setattr(lifecycle, "_EVERY_S", 0.001)
-    monkeypatch.setattr(lifecycle, "_LOGGED_EVERY_S", every_s)
+    monkeypatch.setattr(process_lifecycle, "_EVERY_S", 0.001)
+    monkeypatch.setattr(process_lifecycle, "_LOGGED_EVERY_S", every_s)
     done = asyncio.Event()
     calls = {"renew": 0, "sweep": 0, "live": 0}
 
@@ -54,11 +54,11 @@ async def test_no_failure_ends_the_upkeep(
         count("live")
 
     works: dict[str, Any] = {
-        "records cannot be renewed": partial(lifecycle._each_second, partial(count, "renew")),
-        "tasks cannot be recovered": partial(lifecycle._each_second, sweep),
+        "records cannot be renewed": partial(process_lifecycle._each_second, partial(count, "renew")),
+        "tasks cannot be recovered": partial(process_lifecycle._each_second, sweep),
         "the lease cannot be renewed": live,
     }
-    running = [asyncio.create_task(lifecycle._kept_running(work, failed)) for failed, work in works.items()]
+    running = [asyncio.create_task(process_lifecycle._kept_running(work, failed)) for failed, work in works.items()]
     async with asyncio.timeout(60):
         await done.wait()
     assert not any(task.done() for task in running)
