@@ -99,10 +99,10 @@ def test_a_head_without_end_is_refused_at_its_bound(place: Listener, offer: byte
         sent = 0
         with contextlib.suppress(ConnectionError):
             sock.sendall(GET + b"X: ")
-            while sent < 64 << 20:
+            while sent < 128 << 20:
                 sock.sendall(b"a" * 4_096)
                 sent += 4_096
-        assert sent < 16 << 20, "nobody reads on"
+        assert sent < 64 << 20, "nobody reads on"  # the kernel's buffers of both sides take 36 MiB at most
         took, said = closed_after(sock, 5)
         # 408: on a busy machine, the time for a head may end before its bound is read.
         assert took < 5 and (not said or any(status in said for status in (b" 431 ", b" 400 ", b" 408 ")))
