@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.json_limits import ANSWER_PARTS, META_BYTES, META_PARTS, REQUEST_PARTS, has_more_parts
+from transports.json_part_counts import ANSWER_PARTS, META_BYTES, META_PARTS, REQUEST_PARTS, has_more_parts
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600

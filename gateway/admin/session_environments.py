@@ -22,9 +22,9 @@ from gateway.identity.context_rules import ContextRules, Reason, announced_field
 from gateway.policy.access_policy import Policy
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import Tools, operation_of
-from gateway.sandbox.package_fetching import package_folder
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandbox_of
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
+from gateway.sandbox.shared_package_fetches import package_folder
 from gateway.sandbox.walls_from_profile import Enclosure
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
@@ -292,8 +292,8 @@ class SessionEnvironments:
 def _folders(
     sources: VariableSources, cwd: str | None, given: ConnectOptions | None, enclosure: Enclosure | None
 ) -> dict[str, str]:
-    """Return the working folder of a process, its HOME, and its folder for temporary files. A folder that the start
-    will make is shown as the name of its variable."""
+    """Return the working folder of a process, its HOME, and its folder for temporary files. Before the
+    process has started, a folder that its sandbox will make is shown as the name of its variable."""
     is_made = given is not None or enclosure is None
     values = {**sources.inherited, **({} if given is None else given.env), **sources.own}
 

@@ -286,7 +286,8 @@ class EventBatches:
             del self._backlogs[session_id]
 
     async def _failures(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
-        """Write a batch. Return the errors by session. The store may have some events of these sessions."""
+        """Write a batch. Return the error of each session whose events were not all written; some of them may be
+        stored."""
         try:
             return await self._log.write(entries)
         except StoreUnavailable as error:

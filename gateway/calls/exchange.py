@@ -248,8 +248,8 @@ class Exchange(ObservedCall):
         self.deadline_from = self.written_at = written_at
 
     def queue_at(self, conversation: ExchangeConversation, number: int | None = None) -> None:
-        """Record that the request waits for the link of this conversation. `number` is given only for a call that is
-        never sent to the server."""
+        """Record that the request waits in this conversation until its server has a link. `number` is the id that the
+        conversation gave it, for a call that the gateway keeps open itself and never sends."""
         if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
@@ -308,8 +308,8 @@ class Exchange(ObservedCall):
         return result
 
     def _push(self, frame: Frame, replies: ReplyQueue | None = None) -> bool:
-        """Send the client a frame. `replies` is the queue of an earlier request of the client; None: of the present
-        one."""
+        """Send the client a frame. Return False if it has not read earlier ones. `replies` is the queue of an earlier
+        request of the client; None: of the present one."""
         if self.live is not None and self.live.frames is not None:
             self.live.frames.to_client(frame.data)
         return (replies or self.replies).push(frame)

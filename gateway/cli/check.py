@@ -20,7 +20,7 @@ from gateway.observability.escaped_text import visible_line
 
 if TYPE_CHECKING:
     from gateway.config.tools_lock import ToolsLock
-    from gateway.sandbox.package_fetching import Packages
+    from gateway.sandbox.shared_package_fetches import Packages
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.configured_upstream import ConfiguredUpstream
 

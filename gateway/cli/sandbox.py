@@ -24,10 +24,10 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.escaped_text import as_json, visible_line
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.sandbox.package_command import parse
-from gateway.sandbox.package_fetching import package_folder
 from gateway.sandbox.profile_learning import Learnt, merge_tables
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
+from gateway.sandbox.shared_package_fetches import package_folder
 from transports.upstream.cgroup_delegation import look
 from transports.upstream.child_process import Process, ProcessFailed
 from transports.upstream.walls.kernel_support import probe

@@ -88,8 +88,8 @@ def _default_of(field: FieldInfo) -> Any:
 
 
 def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> Section:
-    """Return the given settings of a server, or why it is left out. Defaults are not there: a server has some thirty
-    settings, and people set three."""
+    """Return a section with the settings of a server that the operator has given, without defaults, and a row for each
+    fault because of which the server is left out."""
     place = (None if origins is None else origins.file) or _BY_PROGRAM
     found = [
         EffectiveSetting(name=f"mcpServers.{name}", value=f"left out: {fault}", origin=place) for fault in entry.faults

@@ -103,7 +103,8 @@ def handshake_of(result: bytes, version: str) -> bytes:
 
 
 def _common(result: Object) -> Object:
-    """Return the capabilities in a result that are passed to clients of the other era."""
+    """Return those capabilities in the result of `initialize` or `server/discover` that clients of either era may
+    see."""
     return passed_on(object_of(result.get("capabilities")))
 
 

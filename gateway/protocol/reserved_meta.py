@@ -6,7 +6,7 @@ import msgspec
 import re2
 
 from gateway.protocol.params import meta_of
-from transports.json_limits import REQUEST_PARTS, has_more_parts
+from transports.json_part_counts import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_exact, decode_object, encode
 
 RESERVED: Final = "io.github.mcp-session-gateway"

@@ -16,7 +16,7 @@ from gateway.errors import (
 )
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
-from gateway.policy.tool_argument_policy import MAX_LOGGED_NAME
+from gateway.policy.tool_policy import MAX_LOGGED_NAME
 from gateway.protocol.params import text_of
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, Object

@@ -70,7 +70,7 @@ class Asker:
 
     @classmethod
     def of(cls, call: Call) -> "Asker":
-        """Return an asker for the client of a call."""
+        """Return the client of a call, as the one on whose behalf servers are asked."""
         return cls(call.live, call.era, call.exchange.caller, call.correlation)
 
     @property
@@ -124,9 +124,10 @@ class _Follow:
 class LateServers:
     """Retry the late servers of an endpoint, and notify clients when a server is up.
 
-    An answer waits `wait_s` seconds for its servers. In the background, a server may take `read_s` seconds to send a
-    list. Each late server has one background task for each session that waits for it, and one for all clients without a
-    session. `streams` has clients' streams of notifications that are not requests to one server."""
+    A server is late if it has not answered within `wait_s` seconds: the client is answered without it. In the
+    background, it then has `read_s` seconds to send a list. Each late server has one background task for each session
+    that waits for it, and one for all clients without a session. `streams` has the clients' streams of notifications
+    that come from several servers."""
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
         self.replace(wait_s=wait_s, read_s=read_s)

@@ -20,7 +20,7 @@ from gateway.protocol.merged_lists import (
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import Missing, list_result
-from gateway.protocol.skills import SKILLS_LIST, distinct
+from gateway.protocol.skill_uris import SKILLS_LIST, distinct
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.relay.requests_to_server import ask, empty_result

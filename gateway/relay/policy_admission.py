@@ -23,12 +23,12 @@ from gateway.observability.audit import Audit
 from gateway.observability.request_outcomes import EndedCall
 from gateway.policy.access_policy import Decision, Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.tool_argument_policy import MAX_LOGGED_NAME, Steps, ToolCalls
+from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.merged_lists import Names, Tools, has_more
 from gateway.protocol.methods import LISTS, LOCKED_LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.shown_tool_hashes import NOTHING
-from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
+from gateway.protocol.skill_uris import SKILLS_LIST, skill_fit, with_uris
 from gateway.protocol.uris import matches_any_template
 from gateway.sessions.sessions_by_handle import with_handles
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -194,7 +194,8 @@ class _Lists(msgspec.Struct, frozen=True):
         return is_known or "tools/list" in self.own
 
     def names(self, method: str, name: str) -> Names:
-        """Return the names in the list `method`, which is any list but that of tools."""
+        """Return the names in the list `method`, any but that of tools. Raise `_ListNeeded` if the list is not known
+        yet, or lacks `name`."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found

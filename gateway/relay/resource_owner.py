@@ -22,7 +22,7 @@ from gateway.errors import unknown_resource
 from gateway.protocol.merged_lists import APP_SCHEME, Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
-from gateway.protocol.skills import SKILLS_LIST, WITH_URIS, named_uri, origin_of, skill_fit, with_uris
+from gateway.protocol.skill_uris import SKILLS_LIST, WITH_URIS, named_uri, origin_of, skill_fit, with_uris
 from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
 from gateway.relay.policy_admission import TEMPLATES, Admission, VisibleServers

@@ -14,10 +14,10 @@ from typing import Any, Final
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.sandbox.package_fetching import package_folder
 from gateway.sandbox.package_folder import PackageFolder
 from gateway.sandbox.private_files import opened, own_files, with_link_targets
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, sandboxes_of
+from gateway.sandbox.shared_package_fetches import package_folder
 from gateway.sandbox.system_paths import system_grants
 from transports.upstream.cgroup_delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel_support import Kernel, probe

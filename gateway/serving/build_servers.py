@@ -17,7 +17,7 @@ from gateway.context.resources_for_links import LinkResourceProvider
 from gateway.context.session_assertions import ISSUER, Assertions
 from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.tool_argument_policy import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.schemas import Schemas
 from gateway.relay.endpoint_servers import EndpointServers
@@ -26,9 +26,9 @@ from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.sandbox.package_fetch import PackageFetcher
-from gateway.sandbox.package_fetching import Packages, fetched_with
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
+from gateway.sandbox.shared_package_fetches import Packages, fetched_with
 from gateway.sandbox.system_call_gate_threads import SandboxGates
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from gateway.serving.build_sessions import SessionParts

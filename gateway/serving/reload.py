@@ -25,7 +25,7 @@ from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.policy.access_policy import Policy
-from gateway.policy.tool_argument_policy import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.protocol.subscription_filter import ENDED
 from gateway.sandbox.private_files import own_files

@@ -142,8 +142,8 @@ class UpstreamLinks:
         )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
-        """Record that a session has a link to the server. Return True if the session has lost an earlier link. Do not
-        record a server behind a URL, which does not end with the gateway."""
+        """Record that a session has a link to the server. Return True if the session has lost an earlier link. For a
+        server behind a URL, which does not end with the gateway, record nothing and return False."""
         return False if self.settings.is_remote else await self.records.record_use(live, f"{self.name}/{era}")
 
 

@@ -14,9 +14,9 @@ from gateway.context.resources_for_links import Held, LinkResources
 from gateway.context.session_folders import SessionFolders, no_folder
 from gateway.errors import StartRefused
 from gateway.policy.memory_admission import ServerMemory, ServerProcess
-from gateway.sandbox.package_fetching import PackageInUse
 from gateway.sandbox.private_files import opened
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
+from gateway.sandbox.shared_package_fetches import PackageInUse
 from gateway.sandbox.walls_from_profile import OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound_port import Refused

@@ -18,7 +18,7 @@ from gateway.config.patterns import matches
 from gateway.config.policy import WorkspaceSettings
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
-from gateway.policy.tool_argument_policy import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import lists_of
 from gateway.upstreams.configured_upstream import ConfiguredUpstream

@@ -59,8 +59,9 @@ class SessionStore(Protocol):
         """Restart the session's idle timer. Return False if the session has ended."""
 
     async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
-        """Set these fields of the record, and return it. Times, metadata, owner and epoch cannot be set here. With
-        `if_version`, return None and change nothing if the record has another version: it was changed meanwhile."""
+        """Set these fields of the record, and return it. Times, metadata, owner and epoch cannot be set here.
+
+        Return None, and change nothing, if the session is not live, or if its version differs from `if_version`."""
 
     async def change_set(self, session_id: str, field: SetField, *, add: str = "", remove: str = "") -> Session | None:
         """Add one name to a field that is a set of names, or remove one, and return the record. Concurrent changes are

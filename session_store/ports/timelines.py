@@ -154,8 +154,8 @@ class HistoryRecord(NamedTuple):
 
 
 class HistoryStore(Protocol):
-    """Store the history of metrics: records of one replica, each of which covers a step of time of one of the lengths
-    in `STEPS`. Every method may raise `StoreUnavailable`."""
+    """Store the history of metrics. A record covers one period of one replica; `STEPS` has the lengths of periods.
+    Every method may raise `StoreUnavailable`."""
 
     async def write(self, step_s: int, record: HistoryRecord) -> None:
         """Store a record whose length `step_s` is one of `STEPS`. It replaces the replica's earlier record for that

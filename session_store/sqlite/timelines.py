@@ -22,7 +22,7 @@ from session_store.sqlite.database import Tables, transaction
 
 
 class SqliteHistory(Tables):
-    """Store the history records of the last day."""
+    """Store the history of metrics in SQLite. Each write drops the records that are older than `STEPS` says."""
 
     @transaction
     def write(self, db: sqlite3.Connection, step_s: int, record: HistoryRecord) -> None:

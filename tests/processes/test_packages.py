@@ -15,9 +15,9 @@ import pytest
 
 import tests.support.stdio_server
 from gateway.sandbox.package_fetch import PackageFetcher
-from gateway.sandbox.package_fetching import PackageInUse, Packages
 from gateway.sandbox.package_folder import packages_root
 from gateway.sandbox.runtime_paths import runtime_paths
+from gateway.sandbox.shared_package_fetches import PackageInUse, Packages
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from tests.processes.children import until
 from tests.requirements import requirement

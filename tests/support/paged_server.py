@@ -16,7 +16,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.audit import Audit
 from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.tool_argument_policy import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.extensions import Declared
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.schemas import Schemas

@@ -229,7 +229,7 @@ class StartedPost:
 
     @property
     def has_failed(self) -> bool:
-        """Return True if a step has failed, because the POST is refused or another process has to serve it."""
+        """Return True if a step has raised: the POST is refused, or another process owns its session."""
         return self._failure is not None
 
     @property
@@ -239,7 +239,7 @@ class StartedPost:
 
     @property
     def is_no_request(self) -> bool:
-        """Return True if the message is a notification or a response, which the handler has not got yet."""
+        """Return True if the message is a notification or a response, and was not given to the handler yet."""
         return self._request is not None and self._calling is None and self._failure is None
 
     def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:

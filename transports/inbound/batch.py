@@ -20,7 +20,7 @@ from transports.inbound.modern_request_checks import names_version
 from transports.inbound.post_parsing import BATCHES, LengthChecks
 from transports.inbound.unauthenticated_limits import MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
-from transports.json_limits import REQUEST_PARTS, has_more_parts
+from transports.json_part_counts import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,

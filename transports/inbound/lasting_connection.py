@@ -16,7 +16,7 @@ from transports.era import NAME_SOURCES, SESSIONLESS, VERSION_KEY
 from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound.modern_request_checks import names_version
 from transports.inbound_port import Refused
-from transports.json_limits import REQUEST_PARTS
+from transports.json_part_counts import REQUEST_PARTS
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     InvalidMessage,

@@ -28,7 +28,7 @@ from transports.inbound.unauthenticated_limits import (
     Refusals,
 )
 from transports.inbound_port import FastPathOffer, HandlerCache, HeaderList, Refused, Request
-from transports.json_limits import REQUEST_PARTS
+from transports.json_part_counts import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
 BATCHES: Final = "2025-03-26"

@@ -43,10 +43,10 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 
 from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.cgroups import Groups
-from transports.upstream.forked_server import note_signals
 from transports.upstream.prepared_walls import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, StartCounter, Wakeups, below, children, kill, prctl
 from transports.upstream.reaper import Reaper
+from transports.upstream.server_after_fork import note_signals
 from transports.upstream.walls.build_walls import prepare
 from transports.upstream.walls.kernel_support import probe
 from transports.upstream.walls.namespaces import fork_apart, own_mounts

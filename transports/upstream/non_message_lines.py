@@ -93,9 +93,10 @@ class LineBudget:
         return True
 
     def add(self, topic: str, *kind: str, now: float) -> int | None:
-        """Count a line, and decide if it is logged. Return None if it is not: the same line was logged in the last
-        minute, or many others of its topic were. Otherwise return how many lines of its topic were left out since the
-        last logged one."""
+        """Count a line, and decide if it is logged. Lines of one topic and `kind` count as the same line.
+
+        Return None if the line is not to be logged: the same line was logged within a minute, or many others of its
+        topic were. Otherwise return how many lines of the topic were left out since the last logged one (0: none)."""
         if now - self._began >= EVERY_S:
             self._began = now
             self._told.clear()

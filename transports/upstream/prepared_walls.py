@@ -69,7 +69,8 @@ class Announced:
         self._last = 0
 
     def number(self, requests: socket.socket, prototype: Walls | None) -> int:
-        """Return the number of a prototype for a request on this socket; 0 for None. Send a new prototype first.
+        """Send this prototype to the fork server if it does not have it yet. Return the number by which a request on
+        this socket names it; 0 for None.
 
         Raises:
             OSError: the socket cannot send, or descriptors are exhausted.

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from transports.upstream.cgroups import Group, Groups
-from transports.upstream.forked_server import LaunchReports, become_server, report_failure
 from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, count, kill, prctl
+from transports.upstream.server_after_fork import LaunchReports, become_server, report_failure
 from transports.upstream.walls.build_walls import WallsFailed, arrange
 from transports.upstream.walls.namespaces import is_apart
 from transports.upstream.walls.system_call_gate import Gate

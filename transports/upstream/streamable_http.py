@@ -32,7 +32,7 @@ from transports.upstream.http_replies import (
     skim,
 )
 from transports.upstream.non_message_lines import LineBudget
-from transports.upstream.ordered_messages import OrderedMessages
+from transports.upstream.ordered_sending import OrderedMessages
 from transports.upstream.paced_requests import PacedRequests
 from transports.upstream_port import (
     ConnectOptions,

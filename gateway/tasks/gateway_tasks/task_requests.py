@@ -90,8 +90,12 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
 
 
 async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
-    """Return the session with this id; None if there is none or it belongs to another principal. Otherwise raises as
-    `session_of`."""
+    """Return the session with this id; None if there is none or it belongs to another principal.
+
+    Raises:
+        Refused: it cannot be used now.
+        OwnedByPeer: another replica has it.
+        StoreUnavailable: the store does not answer."""
     try:
         return await resolver.resume_by_id(session_id, who, era)
     except Refused as refused:

@@ -13,8 +13,8 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.policy.memory_admission import ServerMemory
-from gateway.sandbox.package_fetching import PackageInUse
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
+from gateway.sandbox.shared_package_fetches import PackageInUse
 from gateway.upstreams.process_sandbox import SandboxedResources
 from transports.era import Era
 from transports.jsonrpc import Message

@@ -9,7 +9,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
 from transports.inbound.lasting_connection import LastingConnection
-from transports.json_limits import ANSWER_PARTS
+from transports.json_part_counts import ANSWER_PARTS
 from transports.jsonrpc import encode
 
 pytestmark = requirement("wire.connection-survives")

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.package_fetch import FetchFailed, run
-from gateway.sandbox.package_fetching import AT_ONCE, Packages, package_folder
+from gateway.sandbox.shared_package_fetches import AT_ONCE, Packages, package_folder
 from tests.requirements import requirement
 from transports.upstream.child_process import Command, ProcessFailed
 from transports.upstream_port import UpstreamUnavailable

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
-from transports.json_limits import ANSWER_PARTS, META_BYTES, META_PARTS, REQUEST_PARTS, has_more_parts
+from transports.json_part_counts import ANSWER_PARTS, META_BYTES, META_PARTS, REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import InvalidMessage, decode_meta, parse
 
 pytestmark = requirement("wall.structure")

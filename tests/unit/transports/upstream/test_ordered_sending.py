@@ -7,8 +7,8 @@ import pytest
 
 from tests.requirements import requirement
 from transports.background_tasks import Tasks
-from transports.upstream import ordered_messages
-from transports.upstream.ordered_messages import OrderedMessages
+from transports.upstream import ordered_sending
+from transports.upstream.ordered_sending import OrderedMessages
 
 pytestmark = requirement("wall.structure")
 
@@ -48,8 +48,8 @@ async def test_messages_keep_their_order_and_a_request_waits_for_those_before_it
 async def test_a_server_that_holds_a_message_gets_none_of_those_that_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ordered_messages, "SEND_S", 0.0)
-    monkeypatch.setattr(ordered_messages, "BYTES_PER_S", 1e9)
+    monkeypatch.setattr(ordered_sending, "SEND_S", 0.0)
+    monkeypatch.setattr(ordered_sending, "BYTES_PER_S", 1e9)
     server = Server()
     server.send(*range(100))
     await server.messages.sent()
@@ -61,7 +61,7 @@ async def test_a_server_that_holds_a_message_gets_none_of_those_that_wait(
 
 
 async def test_only_so_many_bytes_wait(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(ordered_messages, "MOST_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(ordered_sending, "MOST_WAITING_BYTES", 10_000)
     server = Server()
     server.send(0, 1, size=5_000)
     server.send(2, 3)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.skills import distinct, named_uri, origin_of, skill_fit, with_uris
+from gateway.protocol.skill_uris import distinct, named_uri, origin_of, skill_fit, with_uris
 from tests.requirements import requirement
 
 pytestmark = requirement("spec.skills")

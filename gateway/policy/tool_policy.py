@@ -231,8 +231,9 @@ class ToolCalls:
         return params
 
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
-        """Return the arguments, with bound arguments that the client has left out filled in from the session. Skip
-        bound arguments that the tool's schema does not have, because a pattern may match several tools."""
+        """Return the arguments, with those filled in that the policy binds to a fact of the session and that the client
+        has left out. Skip bound arguments that the tool's schema does not have, because a pattern may match several
+        tools."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()

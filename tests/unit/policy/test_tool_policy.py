@@ -13,7 +13,7 @@ from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.errors import InvalidArguments
 from gateway.observability.audit import Audit
 from gateway.policy.access_policy import Policy
-from gateway.policy.tool_argument_policy import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.schemas import Schemas
 from session_store import ClientFacts, Context, Session
@@ -154,10 +154,10 @@ def test_bound_arguments_come_from_the_session_for_the_tools_that_have_them() ->
 def test_a_differing_argument_is_told_with_both_values_and_no_credential(caplog: pytest.LogCaptureFixture) -> None:
     calls, notes = tool_calls(drop=ToolSettings(bind={"where": "workspace", "api_key": "agent"})), list[str]()
     secret = "ghp_" + "a" * 36
-    with caplog.at_level("INFO", "gateway.policy.tool_argument_policy"):
+    with caplog.at_level("INFO", "gateway.policy.tool_policy"):
         checked(calls, "drop", {"where": f"at {secret} " + "x" * 5_000, "api_key": "hunter2"}, notes)
         checked(calls, "drop", {"where": "w", "api_key": "agent-1"}, notes)
-    lines = [record for record in caplog.records if record.name == "gateway.policy.tool_argument_policy"]
+    lines = [record for record in caplog.records if record.name == "gateway.policy.tool_policy"]
     where, key = [line.getMessage() for line in lines]
     assert all(vars(line).items() >= {"server": "s", "tool": "drop", "session": "s1"}.items() for line in lines)
     assert "argument where is 'at [redacted]" in where and "the session's workspace is 'w'" in where
@@ -170,7 +170,7 @@ def test_a_differing_argument_is_told_with_both_values_and_no_credential(caplog:
 def test_an_argument_differs_from_nothing_where_the_session_has_no_value(caplog: pytest.LogCaptureFixture) -> None:
     calls, notes = tool_calls(drop=ToolSettings(bind={"where": "workspace"})), list[str]()
     whose = msgspec.structs.replace(session(), context=Context())
-    with caplog.at_level("INFO", "gateway.policy.tool_argument_policy"):
+    with caplog.at_level("INFO", "gateway.policy.tool_policy"):
         assert bytes(checked(calls, "drop", {"where": "here"}, notes, whose=whose)["arguments"]) == b'{"where":"here"}'
     assert not notes and not caplog.messages
 
