@@ -93,12 +93,12 @@ class _Posted(msgspec.Struct):
     sender, and the token of the session that the message names. `nonce` differs in messages that are equal otherwise:
     each is acknowledged."""
 
-    nonce: bytes
     headers: dict[str, str]
     peer: str
     body: bytes
     session: str = ""
     by_cookie: bool = False
+    nonce: bytes = b""  # a former version has none
 
 
 class HttpSse:
@@ -243,12 +243,12 @@ class HttpSse:
         if body is None:
             return
         posted = _Posted(
-            nonce=secrets.token_bytes(8),
             headers=_sender_headers(headers),
             peer=peer_of(scope),
             body=body,
             session=carried.token,
             by_cookie=carried.by_cookie,
+            nonce=secrets.token_bytes(8),
         )
         if not await self._deliver(_topic(names[0]), msgspec.msgpack.encode(posted)):
             # The stream has ended, or its process subscribes again after an outage of the store. After 202, the client
