@@ -13,7 +13,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession
-from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.input_requests import Question
 from gateway.protocol.methods import METHODS
 from gateway.protocol.result_translation import COMPLETE, legacy_error, legacy_result
@@ -104,7 +104,7 @@ class ModernServerBridge:
         try:
             await list_tools()
         except Exception as error:  # nobody else would answer the call
-            self._conversation.fail_start(exchange, error, UPSTREAM_UNAVAILABLE)
+            self._conversation.fail_start(exchange, error, exchange.unsent_code)
             return
         self._conversation.start_in_background(exchange, self._params, self._meta)
 

@@ -18,14 +18,15 @@ from gateway.calls.in_flight import CallsInFlight
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions_to_client import give_up
-from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN
+from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.protocol.client_capabilities import caller_of_meta
 from session_store import ClientFacts, MemoryEventLog, StoreUnavailable
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
 from tests.unit.calls import parts
 from tests.unit.calls.parts import until
-from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, encode, parse
+from transports.jsonrpc import HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, Message, encode, parse
+from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = requirement("spec.unnamed-question")
 
@@ -207,10 +208,10 @@ async def test_a_server_is_refused_what_the_client_has_not_declared(method: str,
 INPUT_REQUIRED = {"resultType": "input_required", "requestState": "1"}
 
 
-async def sent_to_modern(live: LiveSession | None = None) -> tuple[FakeUpstream, Exchange]:
+async def sent_to_modern(live: LiveSession | None = None, **more: Any) -> tuple[FakeUpstream, Exchange]:
     """A call that a modern server has got."""
     upstream, exchange = FakeUpstream(), a_call(live)
-    exchange.use_bridge(ModernServerBridge(upstream.conversation, {}, {}))
+    exchange.use_bridge(ModernServerBridge(upstream.conversation, {}, {}, **more))
     await upstream.conversation.start(exchange, {}, {})
     return upstream, exchange
 
@@ -222,6 +223,24 @@ async def test_a_round_that_cannot_be_sent_ends_the_call() -> None:
     await upstream.links[0].close()
     assert (await answer_of(exchange))["error"]["code"] == OUTCOME_UNKNOWN, "its first round had begun"
     assert exchange.is_over and not upstream.conversation.has_calls
+
+
+@requirement("rep.no-retry")
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_a_call_whose_headers_are_refused_in_a_later_round_is_not_said_to_be_unsent(is_begun: bool) -> None:
+    async def list_tools() -> None:
+        raise UpstreamUnavailable("it lists no tools")
+
+    upstream, exchange = await sent_to_modern(list_tools=list_tools)
+    link = upstream.links[0]
+    if is_begun:
+        link.was_sent.clear()
+        link.answer(INPUT_REQUIRED)
+        await asyncio.wait_for(link.was_sent.wait(), 60)
+    error = msgspec.Raw(encode({"code": HEADER_MISMATCH, "message": "other headers"}))
+    upstream.conversation.message(Message(jsonrpc="2.0", id=exchange.number, error=error))
+    code = (await answer_of(exchange))["error"]["code"]
+    assert code == (OUTCOME_UNKNOWN if is_begun else UPSTREAM_UNAVAILABLE)
 
 
 async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
