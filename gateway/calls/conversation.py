@@ -256,7 +256,7 @@ class Conversation:
             error = store_unavailable()
         elif isinstance(error, StartRefused):
             error = error.refused
-        if isinstance(error, Refused) and code == OUTCOME_UNKNOWN:
+        if isinstance(error, Refused | HandshakeRefused) and code == OUTCOME_UNKNOWN:
             # An earlier round may have taken effect, and refusals invite clients to send the request again.
             logger.warning("a call could not go on at server %s: %s", self.name, error, extra=exchange.log_fields())
             self.fail(exchange, code, f"the call could not go on at server {self.name!r}; it may have taken effect")

@@ -291,7 +291,11 @@ async def test_a_suspended_call_that_is_cancelled_answers_its_server_first() -> 
         (StartRefused(QUOTA), OUTCOME_UNKNOWN, "it may have taken effect"),
         (UpstreamUnavailable("it does not start"), OUTCOME_UNKNOWN, "it does not start"),
         (LinkClosed("it exited"), OUTCOME_UNKNOWN, "it exited"),
-        (HandshakeRefused(msgspec.Raw(encode({"code": -1, "message": "no"}))), -1, "no"),
+        (
+            HandshakeRefused(msgspec.Raw(encode({"code": -1, "message": "no"}))),
+            OUTCOME_UNKNOWN,
+            "it may have taken effect",
+        ),
         (RuntimeError("a secret detail"), OUTCOME_UNKNOWN, "the call could not be sent to server 'fake'"),
     ],
 )
@@ -301,6 +305,12 @@ async def test_the_client_gets_an_answer_that_tells_the_reason(error: Exception,
     answer = (await answer_of(exchange))["error"]
     assert answer["code"] == code and said in answer["message"] and "secret" not in answer["message"]
     assert exchange.is_over
+
+
+async def test_a_call_of_which_its_server_got_nothing_ends_with_the_error_by_which_it_refuses_the_handshake() -> None:
+    exchange, error = a_call(), HandshakeRefused(msgspec.Raw(encode({"code": -1, "message": "no"})))
+    FakeUpstream().conversation.fail_start(exchange, error, UPSTREAM_UNAVAILABLE)
+    assert (await answer_of(exchange))["error"] == {"code": -1, "message": "no"}
 
 
 def test_other_params_make_another_call_of_the_same_exchange_and_leave_the_first_as_it_is() -> None:
