@@ -106,7 +106,8 @@ class ModernServerBridge:
         except Exception as error:  # nobody else would answer the call
             self._conversation.fail_start(exchange, error, exchange.unsent_code)
             return
-        self._conversation.start_in_background(exchange, self._params, self._meta)
+        params = self._params if self._rounds is None else self._rounds.params  # else it would begin anew
+        self._conversation.start_in_background(exchange, params, self._meta)
 
 
 def _translated(method: str, result: msgspec.Raw | bytes) -> bytes | None:

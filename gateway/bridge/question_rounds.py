@@ -69,6 +69,8 @@ class RoundTrips(ABC):
         self._state: Object = {}  # the server's `requestState`, if it has sent one
         self._answers: Object = {}
         self._wanted = 0
+        self.params = params
+        """The params of the last request of the call."""
 
     @abstractmethod
     def _ask(self, live: LiveSession, questions: Mapping[str, Question]) -> None:
@@ -121,4 +123,5 @@ class RoundTrips(ABC):
             return
         if self._conversation.era is LEGACY:
             more = {}  # the user had to visit a URL (`gateway.bridge.legacy_server`): the call begins anew
-        self._conversation.start_in_background(self._exchange, self._params | more, self._meta)
+        self.params = self._params | more
+        self._conversation.start_in_background(self._exchange, self.params, self._meta)

@@ -243,6 +243,24 @@ async def test_a_call_whose_headers_are_refused_in_a_later_round_is_not_said_to_
     assert code == (OUTCOME_UNKNOWN if is_begun else UPSTREAM_UNAVAILABLE)
 
 
+@requirement("rep.no-retry")
+async def test_a_round_whose_headers_are_refused_is_sent_again_and_not_the_call_from_its_beginning() -> None:
+    async def list_tools() -> None:
+        """Say nothing new."""
+
+    upstream, exchange = await sent_to_modern(list_tools=list_tools)
+    link = upstream.links[0]
+    for answer in (INPUT_REQUIRED, {"code": HEADER_MISMATCH, "message": "other headers"}):
+        link.was_sent.clear()
+        if "code" in answer:
+            refused = Message(jsonrpc="2.0", id=exchange.number, error=msgspec.Raw(encode(answer)))
+            upstream.conversation.message(refused)
+        else:
+            link.answer(answer)
+        await asyncio.wait_for(link.was_sent.wait(), 60)
+    assert [message.get("params", {}).get("requestState") for message in link.sent] == [None, "1", "1"]
+
+
 async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
