@@ -86,8 +86,8 @@ class Inbox:
         return False
 
     def _part(self, data: bytes) -> bytes:
-        """Return the beginning of a chunk, with at most `most_lines` lines. The rest is handled in the next turn of the
-        event loop."""
+        """Return the beginning of a chunk, with at most `_LINES_AT_ONCE` lines. The rest is handled in the next turn of
+        the event loop."""
         size = len(data)
         while data.count(b"\n", 0, size) > _LINES_AT_ONCE:
             size //= 2
