@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault, did_you_mean, meant
@@ -105,14 +106,16 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
     removed = ((setting.removeprefix("gateway."), now) for setting, now in GONE.items() if "*" not in setting)
     gone = {setting.replace(".", "__").upper(): now for setting, now in removed}
     below = {path.upper() for path in _paths(model)} | gone.keys()
+    sections = {name.upper() for name, setting in model.model_fields.items() if _is_section(setting)}
     faults, notes = [], []
     for variable in sorted(environ):
         name = variable.upper().removeprefix(PREFIX)
         first = name.partition("__")[0]
-        if not variable.upper().startswith(PREFIX) or first in known:
+        if not variable.upper().startswith(PREFIX) or name in known or first in sections:
             continue
         candidates = below if "__" in name else known.keys() | below
-        found = meant(name, sorted(candidates)) or meant(first, sorted(known.keys() | gone.keys()))
+        found = first if first in known else meant(name, sorted(candidates))
+        found = found or meant(first, sorted(known.keys() | gone.keys()))
         if found in gone:
             faults.append(f"the variable {variable}: {PREFIX}{found} is gone: {gone[found]}")
         elif found:
@@ -120,6 +123,11 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
         else:
             notes.append(Note(level="warning", text=f"the variable {variable} is ignored: it is not a setting"))
     return faults, tuple(notes)
+
+
+def _is_section(setting: FieldInfo) -> bool:
+    """Return True if variables can give each setting in this one."""
+    return isinstance(setting.annotation, type) and issubclass(setting.annotation, BaseModel)
 
 
 def _paths(model: type[BaseModel]) -> Iterator[str]:
@@ -143,7 +151,7 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
         setting = model.model_fields.get(first)
         if setting is None or not text or not name.startswith(PREFIX):
             continue
-        if below and not (isinstance(setting.annotation, type) and issubclass(setting.annotation, BaseModel)):
+        if below and not _is_section(setting):
             continue
         if _is_in_text(given, [first, *below]):
             continue  # validation refuses what is no object

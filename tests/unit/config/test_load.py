@@ -132,6 +132,14 @@ def test_a_misspelt_variable_is_a_fault_with_the_name_that_was_meant() -> None:
     assert below == ([], ()), "below a setting that exists, validation names the fault"
 
 
+@pytest.mark.parametrize("variable", ["CARDS__X__NAME", "API_KEYS__ADA", "PORT__X"])
+def test_a_variable_below_a_setting_that_is_no_section_is_a_fault(variable: str) -> None:
+    """Its value would have no effect: names of cards and keys may have capitals, so one JSON gives them all."""
+    name = f"MCP_GATEWAY_{variable}"
+    told = f"the variable {name}: no such setting; did you mean MCP_GATEWAY_{variable.partition('__')[0]}?"
+    assert unknown_variables([name], GatewaySettings) == ([told], ())
+
+
 def test_names_of_others_are_told_and_not_refused() -> None:
     names = ["MCP_GATEWAY_SERVICE_HOST", "MCP_GATEWAY_PORT_8080_TCP_ADDR", "PATH", "MCP_GATEWAYS"]
     faults, notes = unknown_variables(names, GatewaySettings)
