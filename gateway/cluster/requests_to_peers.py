@@ -139,7 +139,7 @@ class Copies:
 
     @property
     def may_have_run(self) -> bool:
-        """Return True unless the frames of the peer show that it has executed no copy of the request."""
+        """Return True if a copy was sent, and the frames of the peer do not show that it has executed none."""
         return self._first is not None
 
     @property
