@@ -350,7 +350,7 @@ class FastPath:
 
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
         """Return the correlation id of a call, and the `traceparent` for its server. `trace` is the call's
-        `traceparent`; `correlation` is the id from the replica that has forwarded the call. Both results are empty if
+        `traceparent`; `correlation` is the id from the replica that has forwarded the call. The returned id is empty if
         the call must pass through all usual steps: an id is invalid, the trace is sampled, or only one of this call and
         the first has a trace."""
         if self._is_forwarded:

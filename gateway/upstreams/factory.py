@@ -59,8 +59,7 @@ _GATEWAY_AWAY: Final = ". Start the gateway at {url} (`mcp-session-gateway run`)
 class UpstreamFactory:
     """Build the `ConfiguredUpstream` of each server. `gateway` is the name of this gateway in the `Via` header of
     requests to URLs. `resources` builds the `SessionResources` of one server. `permits` returns those of a server's
-    resource URIs to which sessions with a context may subscribe. For `quotes` and `has_lock`, see `UpstreamLinks` and
-    `ServerLists`."""
+    resource URIs to which sessions with a context may subscribe. For `has_lock`, see `ServerLists`."""
 
     limits: LimitSettings
     fork_server: ForkServer

@@ -61,8 +61,8 @@ class Reviewed:
 
 
 def settings_for_asking(settings: Settings) -> Settings:
-    """Return the settings with unmatched patterns allowed. For commands that only ask servers for
-    their lists, and report the findings themselves."""
+    """Return the settings with unmatched patterns allowed. For commands that only ask servers for their lists, and
+    report the findings themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
     options = settings.gateway.model_copy(update={"policy": policy})
     return settings.model_copy(update={"gateway": options})
