@@ -39,7 +39,7 @@ _FEW: Final = 4
 UNREACHED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 """Errors that say that a server cannot be reached: it does not start, refuses the handshake, or was lost."""
 
-_FULL_S: Final = 0.02
+FULL_S: Final = 0.02
 """Seconds between two tries to send a message over a link that is full."""
 
 JUST_S: Final = 1.0
@@ -367,7 +367,7 @@ class LinkLifecycle:
                     self._user.put(frame)
                     sent.add(frame)
             except LinkFull:
-                await asyncio.sleep(_FULL_S)
+                await asyncio.sleep(FULL_S)
 
     async def _fail(self) -> None:
         try:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import itertools
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from time import monotonic
 from typing import Any, Final
@@ -31,7 +32,7 @@ from gateway.bridge.modern_server_subscriptions import (
 from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.link_manager import UNREACHED
+from gateway.calls.link_manager import FULL_S, UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_start_failures import MOST_S, Backoff
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, record_full
@@ -51,9 +52,12 @@ from session_store import StoreError
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.upstream_port import LinkClosed, LinkFull, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
+
+_MOST_FULL_S: Final = 1.0
+"""Maximum seconds between two tries to subscribe at a server that does not read, because many streams may wait."""
 
 _GONE: Final = frozenset({OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE})
 """Error codes of a subscription whose server was lost, or cannot be reached."""
@@ -396,25 +400,36 @@ class ServerSubscriptions:
         part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
         self._is_lasting |= bool(part)
         answers: set[asyncio.Future[Message]] = set()
+        unasked = deque(sorted(part.uris))
         self._subscribed[conversation] = self._subscribed.get(conversation, frozenset()) | part.uris
-        for uri in sorted(part.uris):
-            with contextlib.suppress(LinkClosed):
-                answers.add(conversation.future_answer("resources/subscribe", encode({"uri": uri})))
         self._ask_for(upstream)
-        self._answers |= answers
 
         def answered(answer: asyncio.Future[Message]) -> None:
             if not answer.cancelled():
                 answer.exception()  # marks the error as retrieved: without an answer nothing is known to be missed
             answers.discard(answer)
             self._answers.discard(answer)
+            if not answers and not unasked:
+                self._confirm(upstream, part)
+
+        def ask(wait_s: float) -> None:
+            while unasked and not self.has_ended:
+                try:
+                    answer = conversation.future_answer("resources/subscribe", encode({"uri": unasked[0]}))
+                except LinkFull:
+                    asyncio.get_running_loop().call_later(wait_s, ask, min(2 * wait_s, _MOST_FULL_S))
+                    return
+                except LinkClosed:  # the next link gets all subscriptions
+                    unasked.clear()
+                    break
+                unasked.popleft()
+                answers.add(answer)
+                self._answers.add(answer)
+                answer.add_done_callback(answered)
             if not answers:
                 self._confirm(upstream, part)
 
-        for answer in tuple(answers):
-            answer.add_done_callback(answered)
-        if not answers:
-            self._confirm(upstream, part)
+        ask(FULL_S)
         return part
 
     def _ask_for(self, upstream: ConfiguredUpstream) -> None:

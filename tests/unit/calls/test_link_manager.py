@@ -185,7 +185,7 @@ async def test_subscriptions_that_are_too_many_for_one_turn_are_restored_as_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A shared server could not be started any more, whoever had subscribed."""
-    monkeypatch.setattr("gateway.calls.link_manager._FULL_S", 0.0)
+    monkeypatch.setattr("gateway.calls.link_manager.FULL_S", 0.0)
     links, source, user = lifecycle()
     wanted = [b'"%d"' % number for number in range(10)]
     unread: list[bytes] = []

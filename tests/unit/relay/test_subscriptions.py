@@ -12,19 +12,27 @@ from gateway.calls import in_flight
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import UpstreamSettings
+from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import subscriptions
 from gateway.relay.late_servers import LateServers
-from gateway.relay.subscriptions import LostSubscriptions, changes_confirmed, open_stream, relay_changes
+from gateway.relay.subscriptions import (
+    LostSubscriptions,
+    ServerSubscriptions,
+    changes_confirmed,
+    open_stream,
+    relay_changes,
+)
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.link_opener import UpstreamLinks
 from session_store.testing import FakeClock
 from tests.requirements import requirement
+from tests.support.fake_upstream import FakeUpstream, a_call
 from tests.support.paged_server import OneServer
 from tests.unit.calls.parts import turns
 from tests.unit.relay.parts import a_live
 from transports.era import Era
 from transports.jsonrpc import parse
-from transports.upstream_port import UpstreamUnavailable
+from transports.upstream_port import LinkFull, UpstreamUnavailable
 
 pytestmark = requirement("spec.legacy")
 
@@ -286,3 +294,34 @@ async def test_a_stream_that_no_conversation_has_gets_keepalives_until_its_clien
     assert frame is not None and frame.final
     exchange.done()
     assert not late.streams.calls and not live.subscriptions
+
+
+@requirement("spec.relayed-changes")
+async def test_what_a_full_server_cannot_take_is_subscribed_to_once_it_has_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two clients with a thousand subscriptions each are more than an object in this process takes in one turn."""
+    monkeypatch.setattr(subscriptions, "FULL_S", 0.0)
+    upstream, wanted = FakeUpstream(), Filter(uris=frozenset({"file:///a", "file:///b"}))
+    conversation, live = upstream.conversation, a_live()
+    exchange = a_call(live)
+    await conversation.ready()
+    conversation.links.initialize_result = b'{"capabilities":{"resources":{"subscribe":true}}}'
+    [link] = upstream.links
+    link.refusal = LinkFull("it does not read its input")
+    server = cast("ConfiguredUpstream", SimpleNamespace(name="fake", permits=lambda context, uris: uris))
+    subscription = SubscriptionFilter(7, wanted, exchange.emit)
+    opened = ServerSubscriptions(live, subscription, exchange, {}, {})
+    await opened.subscribe(server, conversation)
+    await turns()
+    link.refusal = None
+    await turns()
+    asked = [message["params"]["uri"] for message in link.sent if message["method"] == "resources/subscribe"]
+    assert asked == ["file:///a", "file:///b"]
+    link.refusal = LinkFull("it does not read its input")
+    again = ServerSubscriptions(live, subscription, exchange, {}, {})
+    await again.subscribe(server, conversation)
+    again.end()
+    link.refusal, link.sent = None, []
+    await turns()
+    assert "resources/subscribe" not in [message["method"] for message in link.sent], "its client has left"
