@@ -256,6 +256,8 @@ class LiveSession(Usage):
         if self.state is LiveState.DRAINING:
             self._step(LiveEvent.ADMIT)
             self._draining = None
+            if self.lost is not None and self.lost.has_failed:
+                self._step(LiveEvent.UNRECOVERED)
 
     def end_streams(self) -> None:
         """End the event streams that are open now. Clients may open new ones, if their credentials still permit it."""

@@ -164,15 +164,16 @@ class KeptCall(msgspec.Struct, frozen=True, array_like=True):
 
 class LostStreams:
     """The event streams of one session that a dead process has left unfinished, and whose requests are stored. When the
-    client comes back for a stream, this process repeats the stream's call."""
+    client comes back for a stream, this process repeats the stream's call. `has_failed` is True if they could not be
+    found, because the store did not answer."""
 
-    __slots__ = ("_going_on", "_has_failed", "_looked", "_waiting")
+    __slots__ = ("_going_on", "_looked", "_waiting", "has_failed")
 
     def __init__(self) -> None:
         self._waiting: set[str] = set()
         self._going_on: set[str] = set()
         self._looked = asyncio.Event()
-        self._has_failed = False
+        self.has_failed = False
 
     async def look(self, events: EventStreams, session_id: str) -> bool:
         """Find the unfinished streams. End those whose requests are not stored. Return False if no stream is left.
@@ -185,7 +186,7 @@ class LostStreams:
                 elif request_id is not None:
                     await end_lost(events, session_id, stream, request_id)
         except BaseException:
-            self._has_failed = True
+            self.has_failed = True
             raise
         finally:
             self._looked.set()
@@ -194,7 +195,7 @@ class LostStreams:
     async def wait_until_looked(self) -> None:
         """Wait until `look` has ended. Raises `StoreUnavailable` if it has failed."""
         await self._looked.wait()
-        if self._has_failed:
+        if self.has_failed:
             raise StoreUnavailable("the streams that an earlier process has left open could not be found")
 
     def mark_waiting(self, stream: str) -> None:

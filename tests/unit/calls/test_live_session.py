@@ -41,6 +41,21 @@ async def test_streams_of_an_earlier_process_are_ended_once_the_store_answers() 
     assert LiveSessions(events).of_new(a_session(FakeClock())).state is LiveState.LIVE
 
 
+async def test_streams_that_could_not_be_read_are_read_after_a_drain_that_was_called_off() -> None:
+    events = Events()
+    live, events.fails = a_live(events), True
+    with pytest.raises(StoreUnavailable):
+        await live.recover()
+    live.drain()
+    live.admit()
+    events.fails = False
+    await events.keep(live.session.id, "1/8/files/4")
+    assert not live.recovered
+    await live.recover()
+    assert live.recovered and live.lost is not None
+    await live.lost.wait_until_looked()
+
+
 async def test_a_drained_session_ends_its_streams_and_takes_calls() -> None:
     live = a_live(Events(), era="modern")
     waiting = live.draining
