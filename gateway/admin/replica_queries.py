@@ -196,11 +196,11 @@ class Replicas:
         return answer or self._own.environments.of(session)
 
     async def order(self, order: Callable[[Replica], Awaitable[None]], prefix: str) -> str:
-        """Have one replica drain, or end its drain. Return the replica's name.
+        """Carry out `order` (a drain, or its end) at the one replica whose name begins with `prefix`. Return its name.
 
         Raises:
-            NoSuch, Ambiguous: no replica or several have a name that begins with `prefix`; or the replica does not
-                answer.
+            NoSuch: there is no such replica, or it does not answer.
+            Ambiguous: several replicas have such a name.
         """
         self.require("only a running gateway can drain or admit a replica: use --url")
         names = [name for name in await self._addresses() if name.startswith(prefix)]

@@ -162,7 +162,8 @@ class Envelopes:
         return _encode(CallFacts(epoch, version, correlation or CORRELATION.get(), traceparent, expires, copy_of))
 
     def accept(self, nonce: Nonce, facts: CallFacts) -> Refusal | None:
-        """Accept a received call and return None, or return the reason to refuse it."""
+        """Remember the nonce of a received call. Return None if the call came in time and no copy of it was accepted;
+        else return the reason to refuse it."""
         now = self._clock()
         # An envelope that is valid for longer could be accepted again after its nonce is forgotten.
         if not 0 < facts.expires - now <= 2 * VALID_S:

@@ -266,9 +266,11 @@ class ForwardedPost:
         return self._has_started
 
     async def started(self) -> None:
-        """Record that the request is about to be sent to a server. If the sender was notified that the request waits,
-        first wait for its consent. Raises `Refused`: 503, the sender has left, and may have forwarded the request to
-        another replica."""
+        """Record that the request is about to be sent to a server.
+
+        To the replica that has forwarded it, a request may have run from the moment it was sent, unless this process
+        has said that the request waits. If it has, first wait for that replica's consent. Raises `Refused`: 503, that
+        replica has left, and may have forwarded the request to another one."""
         self._has_started = True
         if self._is_waiting:
             self._is_waiting = False

@@ -156,8 +156,8 @@ def _failures(calls: list[EndedCall]) -> int:
 class Timelines:
     """Collect the timeline entries of all sessions, by the shortened session id.
 
-    `replica`: the name of this replica. `count` is called with a session and the numbers of its new calls and failures,
-    before these are written. Each call is counted once.
+    `replica`: the name of this replica. `count` is called with a session, and with how many of its calls and failures
+    are new, before these are written. Each call is counted once.
     """
 
     def __init__(self, store: TimelineStore, replica: str, count: Callable[[Session, int, int], None]) -> None:

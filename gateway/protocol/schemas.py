@@ -161,9 +161,9 @@ class _Weight:
             del value["pattern"]
 
     def _count_pattern(self, pattern: str) -> bool:
-        """Add the memory and the time of a pattern to those of the schema, and return True. Return False if the pattern
-        is large or has look-around, and is not counted. Raises `UnusableSchema` if the schema has too many patterns, or
-        the text is no regular expression."""
+        """Add the memory and the time of a pattern to those of the schema, and return True. Return False, and count
+        nothing, if only the slow engine compiles the pattern, because it is large or has look-around. Raises
+        `UnusableSchema` if the schema has too many patterns, or the text is no regular expression."""
         self._patterns += 1
         if self._patterns > MOST_PATTERNS:
             raise UnusableSchema(f"it has more than {MOST_PATTERNS} patterns")

@@ -70,8 +70,8 @@ class MergedServers:
         return call
 
     def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
-        """Return True if calls of this tool must be recorded (`OpenApps`), because several servers use the same URI for
-        the app that shows its results."""
+        """Return True if this tool opens an app whose URI several servers use, so that its calls must be recorded in
+        `OpenApps`."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:

@@ -336,8 +336,9 @@ class RelayedTasks:
     def handle_for(
         self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool
     ) -> str | None:
-        """Return the handle of a task in a server's list; None if the session must not see the task. `is_own`: all
-        tasks in the list belong to the session."""
+        """Return the handle of a task in a server's list; None if the session must not see the task. `own_id` is the
+        server's id of the task. `is_own`: every task in the list is this session's, so that an unknown one gets a
+        handle, too."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)
         owned = self.known.owned(live, handle)
         if owned is not None:

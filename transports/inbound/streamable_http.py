@@ -81,7 +81,8 @@ class StreamableHttp:
         self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, started: StartedPost | None = None) -> None:
-        """Serve a request. `started` is a POST with some steps done; None for any other request."""
+        """Serve a request. `started`: a POST that is read and parsed already, and perhaps given to the handler; None if
+        nothing of the request is done yet."""
         held: HeldBody | None = None
         headers: dict[str, str] = {}
         try:

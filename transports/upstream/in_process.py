@@ -134,7 +134,8 @@ class _Stream:
 
 
 class _Inbox(_Stream):
-    """The stream from which the server reads. The SDK runs the handler of a message in the stream's `last_context`."""
+    """The stream from which the server reads. Each `receive` sets `last_context` to the context that was sent with the
+    message; the SDK runs the message's handler in it."""
 
     def __init__(self, stream: MemoryObjectReceiveStream[_Sent]) -> None:
         self._stream = stream

@@ -362,7 +362,8 @@ class HttpLink:
         return headers | {_GATEWAY_SESSION: self._token or _NEW}
 
     def _keep_token(self, response: httpx2.Response, version: str) -> None:
-        """Store the token of the session that the other gateway sends with a response. Log the session's id, once."""
+        """If the server is itself such a gateway, keep the session token in its response for later requests. Log the
+        beginning of the session's id, once."""
         token = _sendable(response.headers.get(_GATEWAY_SESSION))
         if not token or token == self._token:
             return

@@ -203,8 +203,8 @@ _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 
 
 class Instance:
-    """An inotify instance of a server. `watches` is at least the number of its watches. `used` is the thread, and its
-    descriptor, with which the instance was last used."""
+    """An inotify instance of a server. `watches` is an upper bound of the number of its watches. `used`: the thread
+    that used the instance last, and the descriptor by which that thread knows it."""
 
     __slots__ = ("used", "watches")
 
