@@ -87,10 +87,11 @@ def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequenc
         "sandbox": "off" if profile == "off" else _sandbox(profile, server.sandbox(site), reach),
     }
     options = {
-        "packages": {"folder": str(_CACHE / "published"), "reach": list(reach)},
+        "packages": {"reach": list(reach)},
         "limits": {"start_timeout_s": _CALL_S},
     }
-    with running_gateway({"server": entry}, options=options, must_stop=False) as gateway:
+    cache = {"XDG_CACHE_HOME": str(_CACHE / "published")}
+    with running_gateway({"server": entry}, options=options, env=cache, must_stop=False) as gateway:
         try:
             asyncio.run(_call(gateway, server, site))
         except Exception as error:
