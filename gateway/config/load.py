@@ -315,7 +315,7 @@ def fault_lines(error: ValidationError, origins: Origins, model: type[BaseModel]
             known = _names_at(model, fault["loc"][:-1])
             gone = next((now for name, now in GONE.items() if _is_named(name, fault["loc"])), None)
             what = (
-                f"this setting is gone: {gone}"
+                f"this setting is gone, remove it: {gone}"
                 if gone
                 else f"no such setting{did_you_mean(str(fault['loc'][-1]), known)}"
             )

@@ -23,7 +23,10 @@ from session_store.ports.errors import StoreMissing
 
 _REACH: Final = "check that the store runs, and that this machine reaches it with that name, port and password"
 _ALLOW: Final = "allow the gateway's Redis user +info and the commands that docs/deploying.md lists"
-_DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and this machine, reach it"
+_DO = (
+    "set its gateway.advertise to a HOST:PORT at which the other gateways, and this machine, reach it; if its log says "
+    "that it has other keys, give all gateways on this store the same MCP_GATEWAY_KEYS"
+)
 
 OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     check_keys,
@@ -53,7 +56,7 @@ async def check_everything(
         loaded = load(config, overrides)
     except ConfigurationError as error:
         for line in str(error).splitlines():
-            yield failure("configuration", line, "correct this setting; docs/settings.md lists all of them")
+            yield failure("configuration", line, "correct this line; docs/settings.md lists all settings")
     else:
         for finding in _configuration(config, loaded):
             yield finding

@@ -169,7 +169,7 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
         document = [document] if name == "0" else {name: document}
     if "mcpServers" in document:
         document["mcpServers"]["x"]["command"] = "x"
-    assert refusal(document).endswith(f"{given}: this setting is gone: {GONE[setting]}")
+    assert refusal(document).endswith(f"{given}: this setting is gone, remove it: {GONE[setting]}")
     if given != setting:
         return
     variable = f"MCP_GATEWAY_{'__'.join(names[1:])}".upper()
@@ -178,7 +178,7 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
     assert unknown_variables([misspelt], GatewaySettings) == ([told], ())
     monkeypatch.setenv(variable, "7")
     if len(names) > 2:
-        told = f"the variable {variable}: {setting}: this setting is gone: {GONE[setting]}"
+        told = f"the variable {variable}: {setting}: this setting is gone, remove it: {GONE[setting]}"
     assert told in refusal({}).splitlines(), "of an object that needs more settings, those are missing too"
 
 
