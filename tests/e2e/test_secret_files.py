@@ -32,9 +32,9 @@ LONG = f"""[first := {READ}, next(
     now for _ in range(1200) if (__import__('time').sleep(0.05), now := {READ})[1] != first
 )]"""
 """A call that ends once its process has read another token than at first."""
-GONE = (
-    """[__import__('time').sleep(0.05) for _ in range(1200) if os.path.exists(os.environ['TOKEN_FILE'])] and 'gone'"""
-)
+GONE = """os.write(2, b'waits for the end\\n') and [
+    __import__('time').sleep(0.05) for _ in range(1200) if os.path.exists(os.environ['TOKEN_FILE'])
+] and 'gone'"""
 CLOSED = ("PermissionError", "FileNotFoundError")
 SERVERS = {
     "local": command(PROBE, env={"TOKEN_FILE": "${secret_file:files}"}),
@@ -144,6 +144,7 @@ def test_a_token_that_was_consented_to_is_renewed_and_ends_when_it_is_revoked(
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(work, people))
             ends = pool.submit(call, "alice", GONE)
+            assert eventually(lambda: "waits for the end" in gateway.stderr())
             process = call("alice", "os.getpid()")
             admin, key = f"{gateway.base}/admin/api/credentials", bearer(OPERATOR)
             revoked = http.delete(admin, params={"principal": "api-key:alice"}, headers=key)
