@@ -106,10 +106,6 @@ class LinkSource(Protocol):
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the link's options and the server's configuration, to be hidden in all output."""
 
-    @property
-    def quotes_output(self) -> bool:
-        """Return True if errors to clients may quote the output of the server's process."""
-
     async def resources(self) -> LinkResources:
         """Return the options and folders for the session's next link. Raises `UpstreamUnavailable`."""
 
@@ -423,8 +419,9 @@ class LinkLifecycle:
                 self._user.stopped()
 
     def quoted(self, reason: str) -> str:
-        """Return the reason of a failure as text for clients, with the server's last output if clients may see it."""
-        return with_output_tail(reason, self.output_tail) if self._source.quotes_output else reason
+        """Return the reason of a failure as text for clients. Add the last output of the server's process, unless
+        sessions share the process: then it may be about other clients."""
+        return with_output_tail(reason, self.output_tail) if self._source.session else reason
 
     def _keep_output_tail(self) -> None:
         if self.link is not None:

@@ -165,7 +165,6 @@ class SharedLinks:
         self.name = links.name
         self.era = era
         self.session = self.principal = ""
-        self.quotes_output = False  # it may be about other clients
         self.is_gateway = links.is_gateway
         self.frames: WatchedMessages | None = None
         self.resources = links.resources.shared
@@ -219,10 +218,6 @@ class SessionLinks:
     @property
     def name(self) -> str:
         return self._links.name
-
-    @property
-    def quotes_output(self) -> bool:
-        return True
 
     @property
     def is_gateway(self) -> bool:

@@ -56,7 +56,7 @@ class FakeUpstream:
     `refused_headers` counts the calls whose headers the server refused."""
 
     name = "fake"
-    quotes_output = is_gateway = False
+    is_gateway = False
     session = principal = ""
     frames: WatchedMessages | None = None
 
