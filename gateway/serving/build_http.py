@@ -49,7 +49,6 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.prestart import PrestartPool
 from session_store import Context, Purpose, Task
 from transports.era import LEGACY, MODERN
-from transports.inbound.event_stream import StreamTimes
 from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_sse import Addresses, HttpSse
 from transports.inbound.streamable_http import StreamableHttp
@@ -235,7 +234,7 @@ class Http:
             body_budget=self.body_budget,
             limits=base.limits,
             refusals=base.metrics.limited,
-            times=StreamTimes(limits.poll_after_s),
+            poll_after_s=limits.poll_after_s,
             forwarder=self.forwarder,
         )
         if self._addresses is not None:

@@ -277,7 +277,7 @@ class RepeatedRequests:
             return False
         repeated = known.remembered
         head = self._stream.head(connection.server_state.default_headers, stream_headers(headers) + repeated.shared)
-        events = None if head is None else whole_stream(frames, repeated.times, record)
+        events = None if head is None else whole_stream(frames, repeated.can_resume, record)
         if head is None or events is None:
             return False
         self._fast = None

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from transports.inbound.call_template import MAX_KEPT_BYTES, CallTemplate
-from transports.inbound.event_stream import StreamTimes, stream_headers, whole_stream
+from transports.inbound.event_stream import stream_headers, whole_stream
 from transports.inbound.host_and_origin import origin_headers
 from transports.inbound.http_messages import Receive, Scope, Send
 from transports.inbound.modern_request_checks import MIRRORED
@@ -42,7 +42,7 @@ class PostServer(Protocol):
     async def call(self, request: Request) -> Answer: ...
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None: ...
     def quiet_after_s(self, request: Request) -> float: ...
-    def times_of(self, request: Request) -> StreamTimes | None: ...
+    def can_resume(self, request: Request) -> bool: ...
     def status_of(self, request: Request, frame: Frame) -> int: ...
 
 
@@ -64,7 +64,7 @@ meanwhile."""
 
 class RepeatedHead:
     """Serve the POSTs that repeat one request head, which the endpoint has checked once. `shared` are headers of each
-    response. `times` are those of event streams (`PostServer.times_of`), set with the first fast path."""
+    response. `can_resume`: the client can resume event streams; set with the first fast path."""
 
     __slots__ = (
         "__weakref__",
@@ -73,16 +73,16 @@ class RepeatedHead:
         "_hold",
         "_learned_at",
         "_paths",
+        "can_resume",
         "head",
         "shared",
-        "times",
     )
 
     def __init__(self, endpoint: PostServer, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
         self.head = head
         self.shared = shared
-        self.times: StreamTimes | None = None
+        self.can_resume = False
         self._paths: list[tuple[CallTemplate, CallPath]] = []
         self._credit = _MOST_CREDIT
         self._learned_at = 0.0
@@ -124,7 +124,7 @@ class RepeatedHead:
             return False
         if len(self._paths) < _MOST_PATHS:
             self._hold(_PATH_BYTES)
-        self.times = self._endpoint.times_of(request)
+        self.can_resume = self._endpoint.can_resume(request)
         self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
         return True
 
@@ -337,7 +337,7 @@ class StartedPost:
         frames = answer.replies.whole
         if frames is None or answer.is_doubtful or self._request is None:
             return None
-        return whole_stream(frames, self._endpoint.times_of(self._request), answer.record_at_hand)
+        return whole_stream(frames, self._endpoint.can_resume(self._request), answer.record_at_hand)
 
     def status(self, frame: Frame) -> int:
         """Return the HTTP status of a JSON response."""

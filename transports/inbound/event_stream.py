@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
@@ -66,17 +65,6 @@ def stream_headers(headers: HeaderList) -> HeaderList:
     return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTimes:
-    """The time in seconds at which the event stream of a call is closed, for clients that can resume it.
-
-    The stream is closed `poll_after_s` after its beginning, and the client polls for the rest; 0: the stream stays
-    open.
-    """
-
-    poll_after_s: float = 0.0
-
-
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
     """Wait for the next frame and return it; None at the end. If no frame came for `KEEPALIVE_S` or before `until`
     (monotonic clock), return a `TimeoutError` without raising it."""
@@ -87,19 +75,26 @@ async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | Time
 
 
 async def stream_answer(
-    send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, times: StreamTimes | None
+    send: Send,
+    answer: Answer,
+    first: Frame | TimeoutError,
+    *,
+    headers: HeaderList,
+    can_resume: bool,
+    poll_after_s: float,
 ) -> bool:
     """Send `first` and the rest of an answer as an event stream. Return True if the last frame is a result.
 
-    With `times`, the stream starts with an event from which a client can resume (MCP 2025-11-25, Transports §Sending
-    Messages; SEP-1699).
+    If the client `can_resume` the stream, it starts with an event from which that is possible (MCP 2025-11-25,
+    Transports §Sending Messages; SEP-1699). It is closed `poll_after_s` seconds after that, and the client polls for
+    the rest; 0: it stays open.
 
     Frames are recorded for replay before they are written, even if the client is gone: in the era with replay, a lost
     connection does not cancel the call (MCP 2025-11-25, Transports §Resumability).
     """
     stream = Stream(send)
     await stream.start(headers)
-    begins, closes_at = times is not None, math.inf
+    begins, closes_at = can_resume, math.inf
     frame: Frame | TimeoutError | None = first
     while frame is not None:
         frames = [] if isinstance(frame, TimeoutError) else await _with_those_behind(frame, answer)
@@ -111,8 +106,8 @@ async def stream_answer(
                 frames = recorded = [last]
                 ids = (None,)
         events = encode_events(recorded, ids)
-        if begins and times is not None and ids[0] is not None:
-            closes_at = monotonic() + (times.poll_after_s or math.inf)
+        if begins and ids[0] is not None:
+            closes_at = monotonic() + (poll_after_s or math.inf)
         begins = False
         if frames and frames[-1].final:
             await stream.write(events, more=False)
@@ -142,7 +137,7 @@ async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
 
 def whole_stream(
     frames: Sequence[Frame],
-    times: StreamTimes | None,
+    can_resume: bool,
     record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
 ) -> bytes | None:
     """Store all frames of an answer for replay, and return them as the events that `stream_answer` would send. `record`
@@ -150,7 +145,7 @@ def whole_stream(
     need waiting."""
     if sum(len(frame.data) for frame in frames) > MOST_TOGETHER_BYTES:
         return None
-    recorded = frames if times is None else [_PRIMING, *frames]
+    recorded = [_PRIMING, *frames] if can_resume else frames
     ids = record(recorded)
     return None if ids is None else encode_events(recorded, ids)
 

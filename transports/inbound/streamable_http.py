@@ -13,7 +13,7 @@ import msgspec
 from transports.era import LEGACY, MODERN
 from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
 from transports.inbound.batch import Batches, BatchResponse
-from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
+from transports.inbound.event_stream import KEEPALIVE_S, follow, next_or_quiet, stream_answer
 from transports.inbound.head_cache import REPEATS
 from transports.inbound.host_and_origin import Guard, check_same_site, readable_by
 from transports.inbound.http_messages import (
@@ -67,7 +67,7 @@ class StreamableHttp:
         body_budget: BodyBudget,
         limits: Limits,
         refusals: Refusals,
-        times: StreamTimes,
+        poll_after_s: float = 0.0,
         forwarder: Forwarder | None = None,
     ) -> None:
         self._handler = handler
@@ -77,7 +77,7 @@ class StreamableHttp:
         lengths = LengthChecks(limits, refusals)
         self.posts = Posts(endpoint, guard, lengths)
         self._batches = Batches(handler, lengths, limits, refusals)
-        self._times = times
+        self._poll_after_s = poll_after_s
         self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, started: StartedPost | None = None) -> None:
@@ -244,8 +244,14 @@ class StreamableHttp:
                     500, INTERNAL_ERROR, "The call was cancelled, because the client did not read its messages."
                 )
             if isinstance(first, TimeoutError) or not first.final:
-                times = self.times_of(request)
-                return await stream_answer(send, answer, first, headers=answer.headers, times=times)
+                return await stream_answer(
+                    send,
+                    answer,
+                    first,
+                    headers=answer.headers,
+                    can_resume=self.can_resume(request),
+                    poll_after_s=self._poll_after_s,
+                )
             if answer.is_doubtful:
                 first = await answer.confirmed(first)
             await send_json(send, self.status_of(request, first), first.data, answer.headers)
@@ -255,9 +261,9 @@ class StreamableHttp:
                 watch.stop()
             answer.done()
 
-    def times_of(self, request: Request) -> StreamTimes | None:
-        """Return the times of an event stream that the client can resume; None if the client cannot resume one."""
-        return self._times if request.era is LEGACY and request.protocol_version >= _PRIMING else None
+    def can_resume(self, request: Request) -> bool:
+        """Return True if the client can resume the event stream of an answer (MCP 2025-11-25)."""
+        return request.era is LEGACY and request.protocol_version >= _PRIMING
 
     # -- for POSTs that are started where their bytes arrive (`StartedPost`)
 
@@ -274,7 +280,7 @@ class StreamableHttp:
 
     def quiet_after_s(self, request: Request) -> float:
         """Return the seconds without an answer after which a request gets an event stream; 0 for at once."""
-        return KEEPALIVE_S if self.times_of(request) is None else PRIMING_AFTER_S
+        return PRIMING_AFTER_S if self.can_resume(request) else KEEPALIVE_S
 
     def status_of(self, request: Request, frame: Frame) -> int:
         """Return the HTTP status of a JSON answer."""

@@ -20,7 +20,6 @@ from uvicorn.server import ServerState
 from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound import streamable_http
 from transports.inbound.connections import Connections
-from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_connection import HttpConnection
@@ -378,7 +377,6 @@ async def hear(said: Conversation, *, remembers: bool) -> Heard:
         body_budget=BodyBudget(1 << 20, limited, lambda who: Refused(429, -32000, who)),
         limits=LIMITS,
         refusals=limited,
-        times=StreamTimes(),
     )
     config = Config(endpoint, log_config=None, access_log=False, ws="none", lifespan="off", server_header=False)
     config.load()

@@ -278,8 +278,8 @@ class FastApp(App):
     def status_of(self, *_: Any) -> int:
         return 200
 
-    def times_of(self, _: Request) -> None:
-        return None
+    def can_resume(self, _: Request) -> bool:
+        return False
 
     async def __call__(self, scope: Any, receive: Any, send: Any, begun: Any = None) -> None:
         await begun.called()

@@ -15,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from tests.requirements import requirement
 from transports.inbound.asgi_bypass import JsonHeads, RepeatedRequests
 from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
-from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_messages import send_json
@@ -75,8 +74,8 @@ class Wire:
     def status_of(self, request: Request, frame: Frame) -> int:
         return 200
 
-    def times_of(self, request: Request) -> StreamTimes | None:
-        return StreamTimes()
+    def can_resume(self, request: Request) -> bool:
+        return True
 
     async def __call__(self, scope: Any, receive: Any, send: Any, started: StartedPost) -> None:
         self.finished.append(started)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.event_stream import StreamTimes, stream_answer
+from transports.inbound.event_stream import stream_answer
 from transports.inbound_port import Answer
 from transports.reply_queue import Frame, ReplyQueue
 
@@ -35,7 +35,9 @@ async def test_frames_whose_record_had_to_wait_are_confirmed_again(is_lost: bool
     answer = SimpleNamespace(replies=ReplyQueue(), is_doubtful=False, record=record, confirmed=confirm)
     last = Frame(b'"result"', final=True)
     answer.replies.push(last)
-    is_result = await stream_answer(send, cast("Answer", answer), Frame(b'"progress"'), headers=[], times=StreamTimes())
+    is_result = await stream_answer(
+        send, cast("Answer", answer), Frame(b'"progress"'), headers=[], can_resume=True, poll_after_s=0
+    )
     assert confirmed == [last] and is_result is not is_lost
     text = b"".join(sent)
     assert (b"lost" in text, b"result" in text, b"progress" in text) == (is_lost, not is_lost, not is_lost)

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.errors import outcome_unknown
 from tests.requirements import requirement
-from transports.inbound.event_stream import StreamTimes
 from transports.inbound.host_and_origin import Guard
 from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound.unauthenticated_limits import BodyBudget, Limits
@@ -54,7 +53,6 @@ async def sent_for(owners: Any, body: bytes) -> list[Any]:
         body_budget=BodyBudget(1 << 30, refusals, lambda _: Refused(503, 0, "")),
         limits=Limits(),
         refusals=refusals,
-        times=StreamTimes(),
         forwarder=owners,
     )
     headers = {
