@@ -264,7 +264,7 @@ async def test_a_cancelled_spawn_leaves_neither_process_nor_descriptor(house: Ho
         with contextlib.suppress(asyncio.CancelledError):
             (await task).kill()
     assert await house.family.gone()
-    assert await until(lambda: open_fds() == before)
+    assert await until(lambda: open_fds() <= before)
 
 
 @on_both_loops
@@ -407,7 +407,7 @@ async def test_two_hundred_lives_leave_no_descriptor_and_no_process(house: House
         assert [sink.lines for sink in sinks] == [[b"%d" % number] for number in range(20)]
         with pytest.raises(ProcessFailed):
             await house.start("no-such-command", sink=Recorder())
-    assert open_fds() == before
+    assert open_fds() <= before
     # The program answers a start before it has closed what the start was given, and may read /proc at any moment.
     assert await until(lambda: fds_in(program) <= program_fds)
     assert house.family.members() == []
