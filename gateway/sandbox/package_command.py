@@ -54,43 +54,27 @@ def parse(argv: Sequence[str]) -> PackageCommand | None:
     return None
 
 
-class _Unknown(Exception):
-    """The command has an option that is not listed in this module."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """The options of a command. `length` is the number of words before the first word that is not an option."""
-
-    values: tuple[tuple[str, str], ...]
-    length: int
-
-    def of(self, name: str) -> tuple[str, ...]:
-        return tuple(value for option, value in self.values if option == name)
-
-
-def _options(words: Sequence[str], flags: frozenset[str], valued: dict[str, str]) -> _Options:
-    """Parse options. `flags` have no value. `valued` maps each option with a value to the option's canonical name.
-
-    Raises:
-        _Unknown: an option is in neither of them.
-    """
-    values: list[tuple[str, str]] = []
-    rest: Iterator[tuple[int, str]] = iter(enumerate(words))
+def _options(
+    words: tuple[str, ...], flags: frozenset[str], valued: dict[str, str]
+) -> tuple[dict[str, list[str]], int] | None:
+    """Return the values of options by their canonical names, and the number of words before the first word that is no
+    option. Return None for an option that this module does not know, and if no word follows. `flags` have no value.
+    `valued` maps each option with a value to the option's canonical name."""
+    values: dict[str, list[str]] = {}
+    rest = iter(enumerate(words))
     for place, word in rest:
-        if word == "--":
-            return _Options(tuple(values), place + 1)
-        if not word.startswith("-"):
-            return _Options(tuple(values), place)
+        if word == "--" or not word.startswith("-"):
+            length = place + 1 if word == "--" else place
+            return (values, length) if length < len(words) else None
         if word in flags:
             continue
         name, equals, value = word.partition("=")
         if name not in valued:
-            raise _Unknown
+            return None
         if not equals:
             _, value = next(rest, (0, ""))
-        values.append((valued[name], value))
-    return _Options(tuple(values), len(words))
+        values.setdefault(valued[name], []).append(value)
+    return None
 
 
 # -- npm
@@ -104,21 +88,18 @@ _NPM_EXACT: Final = re.compile(r"\d+\.\d+\.\d+(-[\w.-]+)?(\+[\w.-]+)?")
 
 
 def _npx(launcher: tuple[str, ...], words: tuple[str, ...]) -> PackageCommand | None:
-    try:
-        options = _options(words, _NPX_FLAGS, _NPX_VALUED)
-    except _Unknown:
+    parsed = _options(words, _NPX_FLAGS, _NPX_VALUED)
+    if parsed is None:
         return None
-    if options.length >= len(words):
-        return None
-    program = words[options.length]
-    packages = options.of("package") or (program,)
+    options, length = parsed
+    packages = options.get("package") or [words[length]]
     found = [_NPM_PACKAGE.fullmatch(package) for package in packages]
     if not all(found):
         return None
     return PackageCommand(
         kind="npm",
-        head=(*launcher, *words[: options.length + 1]),
-        args=words[options.length + 1 :],
+        head=(*launcher, *words[: length + 1]),
+        args=words[length + 1 :],
         package=" ".join(packages),
         is_pinned=all(one and _NPM_EXACT.fullmatch(one["version"] or "") for one in found),
     )
@@ -153,30 +134,27 @@ _PYPI_EXACT: Final = re.compile(r"(@|===?)v?\d[\w.+!]*")
 
 
 def _uvx(launcher: tuple[str, ...], words: tuple[str, ...]) -> PackageCommand | None:
-    try:
-        options = _options(words, _UVX_FLAGS, _UVX_VALUED)
-    except _Unknown:
+    parsed = _options(words, _UVX_FLAGS, _UVX_VALUED)
+    if parsed is None:
         return None
-    if options.length >= len(words) or "--" in words[: options.length]:
-        return None
-    given = words[: options.length]
-    target = words[options.length]
-    source = (options.of("from") or (target,))[-1]
+    options, length = parsed
+    given, target = words[:length], words[length]
+    sources, beside = options.get("from"), options.get("with", [])
+    source = sources[-1] if sources else target
     main = _PYPI_PACKAGE.fullmatch(source)
-    beside = [_PYPI_PACKAGE.fullmatch(one) for value in options.of("with") for one in value.split(",")]
-    is_here = any(map(_is_local, options.of("index"))) or any(map(_is_relative, options.of("python")))
-    if main is None or not all(beside) or is_here:
+    packages = [main, *(_PYPI_PACKAGE.fullmatch(one) for value in beside for one in value.split(","))]
+    is_here = any(map(_is_local, options.get("index", ()))) or any(map(_is_relative, options.get("python", ())))
+    if main is None or not all(packages) or is_here or "--" in given:
         return None
-    program = target if options.of("from") else main["name"]
+    program = target if sources else main["name"]
     if re.fullmatch(r"python[\d.]*|pythonw", program) or "/" in program:
         return None
-    own = given if options.of("from") else (*given, "--from", target)
-    packages = [main, *beside]
+    own = given if sources else (*given, "--from", target)
     return PackageCommand(
         kind="uv",
         head=(*launcher, *given, target),
-        args=words[options.length + 1 :],
-        package=" ".join([source, *options.of("with")]),
+        args=words[length + 1 :],
+        package=" ".join([source, *beside]),
         program=program,
         within=(*launcher, *own, "python"),
         is_pinned=all(one and _PYPI_EXACT.fullmatch(one["version"] or "") for one in packages),
