@@ -160,7 +160,7 @@ def _records(document: bytes | None) -> Records:
     if document is not None:
         try:
             kept = _decode(document)
-            session = from_fields({name: bytes(value) for name, value in kept.session.items()})
+            session = from_fields(kept.session)
         except ValueError as error:
             raise StoreError(f"the app's session store gave a document that is not a session's: {error}") from error
         records.write(session)

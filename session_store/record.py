@@ -1,4 +1,4 @@
-"""Encode session records as named JSON fields, and decode them, for backends that store single fields. Pure."""
+"""Encode session records as named JSON fields, and decode them. Pure."""
 
 import functools
 from collections.abc import Mapping
@@ -37,13 +37,13 @@ def to_fields(session: Session) -> dict[str, bytes]:
     return {name: to_field(getattr(session, name)) for name in _DECODERS}
 
 
-def from_fields(record: Mapping[str, bytes]) -> Session:
+def from_fields(record: Mapping[str, bytes | msgspec.Raw]) -> Session:
     """Decode the session in a record. Missing fields have their default. Fields of a later version are ignored.
 
     Raises:
         ValueError: the record is not a session's.
     """
     try:
-        return Session(**{n: _decoded(n, record[n]) for n in _DECODERS if n in record})
+        return Session(**{n: _decoded(n, bytes(record[n])) for n in _DECODERS if n in record})
     except (TypeError, msgspec.MsgspecError) as error:
         raise ValueError(f"not a session record: {error}") from error

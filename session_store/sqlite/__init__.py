@@ -1,7 +1,6 @@
 """Provide the backend for one machine: a SQLite file, which survives restarts. One gateway process at a time."""
 
 import contextlib
-import functools
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +9,13 @@ from time import time
 from typing import Final, cast
 
 import msgspec
-from msgspec.structs import replace
 
 from session_store.embedded.backend import EmbeddedBackend
 from session_store.embedded.records_port import Records, Result, Work
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreMissing
 from session_store.ports.sessions import SessionStatus
+from session_store.record import from_fields
 from session_store.session import Session
 from session_store.sqlite.audit import SqliteAuditTrail
 from session_store.sqlite.database import FORMAT, Database, check_is_ours, no_folder
@@ -33,24 +32,7 @@ STATUS_KEPT_S: Final = 3_600
 _STATUSES_HELD: Final = 10_000
 
 _encode = msgspec.json.Encoder().encode
-_MAX_SHARED_BYTES: Final = 512
-"""The most bytes of a client-chosen value that sessions share in memory. Longer ones are seldom equal, and would
-outlive their sessions."""
-_decoded = msgspec.json.Decoder(Session).decode
-_same = functools.lru_cache(maxsize=1_024)(lambda value: value)
-
-
-def _decode(record: bytes) -> Session:
-    """Decode a record. Sessions share equal values, because each session may stay in memory for a long time."""
-    session = _decoded(record)
-    client = session.client
-    return replace(
-        session,
-        principal=_same(session.principal),
-        client=_same(client) if len(client.initialize_params) <= _MAX_SHARED_BYTES else client,
-        context=_same(session.context) if len(session.context.workspace) <= _MAX_SHARED_BYTES else session.context,
-        links=_same(session.links),
-    )
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class SqliteRecords(Records):
@@ -61,7 +43,7 @@ class SqliteRecords(Records):
 
     def read(self, session_id: str) -> Session | None:
         row = self._db.execute("SELECT record FROM sessions WHERE id = ?", (session_id,)).fetchone()
-        return None if row is None else _decode(row[0])
+        return None if row is None else from_fields(_fields(row[0]))
 
     def write(self, session: Session) -> None:
         self._db.execute(
@@ -76,7 +58,7 @@ class SqliteRecords(Records):
 
     def scan(self, after: str = "") -> Iterator[Session]:
         rows = self._db.execute("SELECT record FROM sessions WHERE id > ? ORDER BY id", (after,))
-        return (_decode(row[0]) for row in rows)
+        return (from_fields(_fields(row[0])) for row in rows)
 
     def expired(self, now: float) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT id FROM sessions WHERE expires_at <= ?", (now,))]
