@@ -4,10 +4,10 @@ to it."""
 import asyncio
 import logging
 from contextvars import Context
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
@@ -118,22 +118,7 @@ class InProcessLink:
 _Sent = tuple[Context, SessionMessage]
 
 
-class _Stream:
-    """Base class of the streams that the SDK gets. The stream is closed at the end of its `async with` block."""
-
-    async def aclose(self) -> None:
-        """Do nothing. A subclass that has something to close overrides this."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class _Inbox(_Stream):
+class _Inbox(ObjectReceiveStream[SessionMessage]):
     """The stream from which the server reads. Each `receive` sets `last_context` to the context that was sent with the
     message; the SDK runs the message's handler in it."""
 
@@ -148,21 +133,15 @@ class _Inbox(_Stream):
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    def __aiter__(self) -> Self:
-        return self
 
-    async def __anext__(self) -> SessionMessage:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-
-class _Outbox(_Stream):
+class _Outbox(ObjectSendStream[SessionMessage]):
     """The stream to which the server writes. Every message is forwarded at once."""
 
     def __init__(self, receive: Any) -> None:
         self._receive = receive
 
-    async def send(self, message: SessionMessage) -> None:
-        self._receive(message)
+    async def send(self, item: SessionMessage) -> None:
+        self._receive(item)
+
+    async def aclose(self) -> None:
+        """Do nothing: there is nothing to close."""
