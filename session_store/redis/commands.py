@@ -1,7 +1,6 @@
 """Run commands and scripts on a Redis server or cluster. Every failure is a `StoreUnavailable`."""
 
 import asyncio
-import binascii
 import hashlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from importlib.resources import files
@@ -9,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.connection import TIMEOUT_S, Connection, ServerError, SharedRun, encoded
@@ -148,7 +148,6 @@ class Commands:
                 await sentinel.aclose()
 
 
-SLOTS: Final = 16_384
 _MOST_TRIES: Final = 32
 _TRY_AGAIN_S: Final = 0.05
 """Seconds to wait before a command whose keys are being moved to another node is sent again. There is one pause for two
@@ -157,14 +156,6 @@ tries, so all `_MOST_TRIES` tries take about 0.8 s."""
 _REFRESH_S: Final = 0.2
 
 Address = tuple[str, int]
-
-
-def slot_of(key: str) -> int:
-    """Return the slot of a key (Redis Cluster specification, Key distribution model)."""
-    start = key.find("{")
-    if start >= 0 and (end := key.find("}", start + 1)) > start + 1:
-        key = key[start + 1 : end]
-    return binascii.crc_hqx(key.encode(), 0) % SLOTS
 
 
 class ClusterCommands(Commands):
@@ -179,7 +170,7 @@ class ClusterCommands(Commands):
         self._clients: dict[Address, Redis] = {}
         self._connections: dict[Address, Connection] = {}
         self._masters: list[Address] = []
-        self._slots: list[Address | None] = [None] * SLOTS
+        self._slots: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._suspects: set[Address] = set()  # nodes whose last command failed: others may have taken over their slots
         self._is_stale = True
         self._read_at = 0.0
@@ -190,18 +181,18 @@ class ClusterCommands(Commands):
         return await failures_of([self.send(call, script) for call in calls])
 
     def node_of(self, key: str) -> Hashable:
-        return self._slots[slot_of(key)]
+        return self._slots[key_slot(key.encode())]
 
     def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
         return [[key] for key in keys]
 
     def client_for(self, key: str) -> Redis:
-        address = self._slots[slot_of(key)]
+        address = self._slots[key_slot(key.encode())]
         return self.client() if address is None else self._client_of(address)
 
     async def deliver(self, key: str | None, packed: bytes) -> Any:
         # A node that redirects a command has not executed it, so the command can be sent again.
-        slot = None if key is None else slot_of(key)
+        slot = None if key is None else key_slot(key.encode())
         importer: Address | None = None
         for _ in range(_MOST_TRIES):
             address = self._address(slot)
@@ -286,7 +277,7 @@ class ClusterCommands(Commands):
                 self._suspects.add(address)
                 failure = error
                 continue
-            slots: list[Address | None] = [None] * SLOTS
+            slots: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
             for first, last, master, *_ in ranges:
                 at = (master[0].decode() or address[0], int(master[1]))
                 slots[first : last + 1] = [at] * (last + 1 - first)
