@@ -66,10 +66,8 @@ _FOLDER_OPTIONS: Final = frozenset({"--directory", "--project", "--prefix", "--c
 @dataclass(slots=True)
 class RuntimePaths:
     """The files that a command needs. `code` are files and folders to read and execute. `env` are variables that a
-    runtime needs because HOME is another folder in a sandbox. `program` is the command's path, found by PATH, without
-    symlinks; empty if there is none."""
+    runtime needs because HOME is another folder in a sandbox."""
 
-    program: str = ""
     code: dict[str, None] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 
@@ -79,10 +77,6 @@ class RuntimePaths:
         if os.path.exists(found) and not is_broad(found):
             self.code[found] = None
 
-    def include(self, other: "RuntimePaths") -> None:
-        """Add the `code` that another command needs."""
-        self.code |= other.code
-
 
 def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> RuntimePaths:
     """Return the files that a command needs. `path` is its PATH, `home` the home folder in which tools were
@@ -91,10 +85,8 @@ def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> Runtim
     path = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
     found = RuntimePaths()
     search = _Search(found, path, home)
-    for number, (command, folder) in enumerate(placed_commands(argv, cwd)):
-        program = _which(command[0], path, folder)
-        if program:
-            found.program = found.program if number else real(program)
+    for command, folder in placed_commands(argv, cwd):
+        if program := _which(command[0], path, folder):
             search.program(program)
         for code in _code_of(command, folder):
             search.code(code)

@@ -134,7 +134,7 @@ def enclosure_of(
     argv = (*sandbox.launcher, *settings.argv)
     runtime = runtime_paths(settings.argv, path, folder, inherited.get("HOME", str(Path.home())))
     for command in sandbox.launcher[:1]:
-        runtime.include(runtime_paths((command,), path, folder, "/"))
+        runtime.code.update(runtime_paths((command,), path, folder, "/").code)
     where, cwd = (None, None) if is_own else (folder, None if settings.cwd is None else folder)
     words = (*argv[1:], *_words_within(argv, folder))
     named = named_paths(words, settings.env, code=runtime.code, folder=where, cwd=cwd)
@@ -399,7 +399,7 @@ class WallsOfFetches:
         `read`, write only to the folder `write`, and connect to public hosts and those in `reach`."""
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
-            runtime.include(runtime_paths((program,), "", cwd, env.get("HOME", "/")))
+            runtime.code.update(runtime_paths((program,), "", cwd, env.get("HOME", "/")).code)
         read = [*runtime.code, *(path for path in read if os.path.exists(path))]
         return Walls(
             profile="fetch",

@@ -113,8 +113,7 @@ def test_folders_that_the_gateway_s_user_may_not_look_into_bring_nothing() -> No
     """As another user's in PATH and HOME. A name that is too long cannot be looked at by root either."""
     closed = "/" + "x" * 300
     for command in ("server", f"{closed}/server", f"python3 {closed}/server.py", f"uv --project {closed}"):
-        needed = found(Path(closed), *command.split(), path=f"{closed}/plugins/shims:{closed}/bin")
-        assert (needed.program, needed.code) == ("", {}), command
+        assert not found(Path(closed), *command.split(), path=f"{closed}/plugins/shims:{closed}/bin").code, command
 
 
 def test_relative_entries_of_path_bring_nothing_of_the_gateway_s_folder(
@@ -125,5 +124,4 @@ def test_relative_entries_of_path_bring_nothing_of_the_gateway_s_folder(
     monkeypatch.chdir(here)
     for entry in (".", "bin", "", "./bin/.."):
         runtime = found(home, "tool", path=f"{entry}:{home}/tools", cwd=str(here))
-        assert runtime.program == str(home / "tools/tool"), entry
         assert list(runtime.code) == [str(home / "tools/tool"), str(home / "tools")], entry
