@@ -8,15 +8,15 @@ with the same environment."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.link_env_and_headers import PrestartedProcess
-from session_store import Context, Principal, Session
+from session_store import Context, Session
 from session_store.session import new_session_id, redact
 from transports.background_tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
@@ -90,19 +90,10 @@ class PrestartedProcesses:
         await self._tasks.settled()
 
 
-class _Environment(NamedTuple):
-    """All facts of a session that its processes get, except its id. Sessions with equal facts can use each other's
-    prestarted processes."""
-
-    endpoint: str
-    principal: Principal
-    context: Context
-    agent: str
-    token_hash: str
-
-    @classmethod
-    def of(cls, session: Session) -> "_Environment":
-        return cls(session.endpoint, session.principal, session.context, session.client.name, session.token_hash)
+def _environment_of(session: Session) -> Hashable:
+    """Return all facts of a session that its processes get, except its id. Sessions with equal facts can use each
+    other's prestarted processes."""
+    return session.endpoint, session.principal, session.context, session.client.name, session.token_hash
 
 
 class _Pool:
@@ -130,7 +121,7 @@ class PrestartPool:
         self._given = given
         self._servers_of = servers_of
         self._clock = clock
-        self._pools: dict[_Environment, _Pool] = {}
+        self._pools: dict[Hashable, _Pool] = {}
         self._opened: set[str] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._tasks = Tasks("prestart pool")
@@ -150,7 +141,7 @@ class PrestartPool:
     def _begin(self, session: Session) -> Session:
         if not self._servers_of(session.endpoint, session.context):
             return session
-        environment = _Environment.of(session)
+        environment = _environment_of(session)
         pool = self._pools.get(environment)
         if pool is None:
             if len(self._pools) == MAX_ENVIRONMENTS:
@@ -168,7 +159,7 @@ class PrestartPool:
     def opened(self, session: Session) -> None:
         """Record that a session is open, and start the processes for the next session with the same environment."""
         self._opened.add(session.id)
-        pool = self._pools.get(_Environment.of(session))
+        pool = self._pools.get(_environment_of(session))
         if pool is not None:
             self._tasks.start(pool, lambda: self._fill(pool))
 

@@ -80,9 +80,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
     found = await (review(upstreams, settings, calls) if is_complete else review(reached, None, calls))
     if found.unmatched and settings.policy.unmatched_patterns == "refuse":
         raise ConfigurationError("\n".join([*found.unmatched, CORRECT]))
-    for fault in found.unmatched:
-        logger.warning("%s", fault)
-    for fault in (*found.unbound, *found.no_tasks):
+    for fault in (*found.unmatched, *found.unbound, *found.no_tasks):
         logger.warning("%s", fault)
     for upstream in reached:
         if upstream.name not in found.unasked:
