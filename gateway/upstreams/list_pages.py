@@ -12,7 +12,7 @@ from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import CacheKey, ResultCache
 from transports.era import Era
 from transports.inbound.unauthenticated_limits import Limits
-from transports.jsonrpc import METHOD_NOT_FOUND, UNREADABLE, encode
+from transports.jsonrpc import METHOD_NOT_FOUND, encode
 
 GATEWAY_META: Final = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -70,26 +70,6 @@ async def all_items(
         msgspec.MsgspecError: the answer is not JSON.
     """
     items, _ = await read_list(method, conversation, results)
-    return items
-
-
-class IncompleteList(Exception):
-    """A server has not sent all of a list. The message says why."""
-
-
-async def whole_list(method: str, conversation: Conversation) -> list[dict[str, Any]]:
-    """Request all pages of the list `method`, and return their items.
-
-    Raises:
-        IncompleteList: the server did not send a list, or has more items than the gateway keeps.
-        UpstreamUnavailable, LinkClosed: as `all_items`.
-    """
-    try:
-        items, missing = await read_list(method, conversation, None)
-    except UNREADABLE:
-        items, missing = [], "the answer is not JSON"
-    if missing:
-        raise IncompleteList(f"{method}: {missing}")
     return items
 
 

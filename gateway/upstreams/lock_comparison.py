@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.calls.conversation import Conversation
 from gateway.calls.link_manager import UNREACHED
 from gateway.config.tools_lock import KINDS, Lists, document, read_lock
 from gateway.observability.escaped_text import revealed, revealed_json, revealed_lines
@@ -17,8 +18,9 @@ from gateway.protocol.item_digests import compared_part, digest_of, digests_of
 from gateway.protocol.merged_lists import MOST_TOOLS, Tools
 from gateway.protocol.methods import LOCKED_LISTS, METHODS
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
-from gateway.upstreams.list_pages import IncompleteList, whole_list
+from gateway.upstreams.list_pages import read_list
 from transports.era import Era
+from transports.jsonrpc import UNREADABLE
 
 _WAIT_S: Final = 30.0
 
@@ -45,15 +47,25 @@ async def lists_of(upstream: ConfiguredUpstream) -> Lists:
             await conversation.ready()
             for method, kind in LOCKED_LISTS.items():
                 row = METHODS[method]
-                items = await whole_list(method, conversation) if row.is_offered(facts.capabilities) else []
+                items = await _whole_list(method, conversation) if row.is_offered(facts.capabilities) else []
                 found[kind] = _by_name(kind, row.item_key, items)
-    except IncompleteList as error:
-        raise Unlockable(str(error)) from None
     except TimeoutError:
         raise Unlockable(f"it has not sent its lists within {_WAIT_S:.0f} s") from None
     except UNREACHED as error:
         raise Unlockable(str(error)) from None
     return found
+
+
+async def _whole_list(method: str, conversation: Conversation) -> list[dict[str, Any]]:
+    """Request all pages of the list `method`, and return their items. Raises `Unlockable` if the server did not send a
+    list, or has more items than the gateway keeps."""
+    try:
+        items, missing = await read_list(method, conversation, None)
+    except UNREADABLE:
+        items, missing = [], "the answer is not JSON"
+    if missing:
+        raise Unlockable(f"{method}: {missing}")
+    return items
 
 
 def _by_name(kind: str, key: str, items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
