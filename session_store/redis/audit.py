@@ -8,19 +8,16 @@ import msgspec
 
 from session_store.ports.audit import MAX_AUDIT_EVENTS, PARTS, AuditEvent, Part, by_part, newest
 from session_store.redis import keys
-from session_store.redis.commands import Commands, script
+from session_store.redis.commands import RedisPart, script
 
 _KEPT_S: Final = 30 * 86_400
 _AT_ONCE: Final = 200
 _RECORD: Final = script("record")
 
 
-class RedisAuditTrail:
+class RedisAuditTrail(RedisPart):
     """Store the newest audit events of all replicas, in one Redis stream of limited length for each part of the
     trail."""
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
         for part, found in by_part(events).items():

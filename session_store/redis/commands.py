@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from importlib.resources import files
+from time import time
 from typing import Any, Final, NamedTuple, TypeVar
 
 from redis.asyncio import Redis
@@ -146,6 +147,14 @@ class Commands:
         if isinstance(self._client.connection_pool, SentinelConnectionPool):
             for sentinel in self._client.connection_pool.sentinel_manager.sentinels:
                 await sentinel.aclose()
+
+
+class RedisPart:
+    """Base class of the parts of the backend that only run commands. `clock` returns seconds since the epoch."""
+
+    def __init__(self, commands: Commands, clock: Callable[[], float] = time) -> None:
+        self._commands = commands
+        self._clock = clock
 
 
 _MOST_TRIES: Final = 32

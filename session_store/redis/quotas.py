@@ -1,11 +1,11 @@
 """Keep rates, quotas, expiring flags and sealed values in Redis, for all replicas."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from session_store.redis import keys
-from session_store.redis.commands import Commands, script
+from session_store.redis.commands import Commands, RedisPart, script
 from session_store.redis.sessions import RedisSessionStore
 
 _RATE: Final = script("rate")
@@ -27,11 +27,8 @@ class RedisRates:
 _HOLD: Final = script("hold")
 
 
-class RedisQuotas:
+class RedisQuotas(RedisPart):
     """Limits how many names are held under each key. The names of a key are in one Redis set."""
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
         reply = await self._commands.call(_HOLD, [keys.hashed("quota", key)], name, most, math.ceil(for_s * 1_000))
@@ -42,11 +39,8 @@ class RedisQuotas:
             await self._commands.run("SREM", keys.hashed("quota", key), *names)
 
 
-class RedisExpiringFlags:
+class RedisExpiringFlags(RedisPart):
     """Store flags as Redis keys that expire."""
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
 
     async def set(self, name: str, for_s: float) -> None:
         await self._commands.run("SET", keys.hashed("mark", name), "1", "PX", math.ceil(for_s * 1_000))
@@ -61,13 +55,9 @@ class RedisExpiringFlags:
 _REPLACE: Final = script("replace")
 
 
-class RedisSealedValues:
+class RedisSealedValues(RedisPart):
     """Store values as Redis keys that expire. A name stays listed until its value would expire: the list is in another
     slot, so removing the name with the value could hit a newer value of that name."""
-
-    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
-        self._commands = commands
-        self._clock = clock
 
     async def get(self, name: str) -> bytes | None:
         found: bytes | None = await self._commands.run("GET", keys.hashed("sealed", name))

@@ -3,7 +3,7 @@ expires."""
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from session_store.ports.errors import StoreUnavailable
 from session_store.ports.tasks import Task, head_of, ids_of, joined, parts, task_name
 from session_store.redis import keys
-from session_store.redis.commands import Commands, script
+from session_store.redis.commands import RedisPart, script
 
 _CREATE: Final = script("task_create")
 _REPLACE: Final = script("task_replace")
@@ -21,15 +21,11 @@ MAX_NAMES: Final = 100_000
 """The most tasks that operators can page through."""
 
 
-class RedisTasks:
+class RedisTasks(RedisPart):
     """Store tasks by session and id. The lists of names, of one session and of all, may have names of expired tasks.
 
     A task and the list of its session's tasks are in one slot of a cluster, and change together.
     """
-
-    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
-        self._commands = commands
-        self._clock = clock
 
     async def create(self, task: Task) -> None:
         places = [keys.task(task.session_id, task.id), keys.tasks_of(task.session_id)]

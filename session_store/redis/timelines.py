@@ -1,7 +1,7 @@
 """Keep timelines, and the history of metrics, in Redis, for all replicas."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,16 +20,13 @@ from session_store.ports.timelines import (
     timeline_of,
 )
 from session_store.redis import keys
-from session_store.redis.commands import Commands, in_parts, prepared, script
+from session_store.redis.commands import RedisPart, in_parts, prepared, script
 
 _STEPS_A_HASH: Final = 60
 
 
-class RedisHistory:
+class RedisHistory(RedisPart):
     """Store history records by time and replica. One Redis hash has `_STEPS_A_HASH` steps of all replicas."""
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
 
     async def write(self, step_s: int, record: HistoryRecord) -> None:
         stretch_s = step_s * _STEPS_A_HASH
@@ -55,12 +52,8 @@ _KEPT_MS: Final = int(KEPT_S * 1_000)
 _heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
-class RedisTimelines:
+class RedisTimelines(RedisPart):
     """Store the timelines of the sessions of all replicas."""
-
-    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
-        self._commands = commands
-        self._clock = clock
 
     async def add(self, parts: Sequence[TimelinePart]) -> None:
         if not parts:
