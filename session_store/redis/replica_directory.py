@@ -20,7 +20,7 @@ from session_store.ports.errors import StoreUnavailable
 from session_store.ports.replica_directory import ConfigurationNumbers, next_epoch
 from session_store.record import to_field
 from session_store.redis import keys
-from session_store.redis.commands import Commands, in_parts, script
+from session_store.redis.commands import Commands, script
 from session_store.redis.connection import TIMEOUT_S, Connection, encoded
 from session_store.redis.sessions import RedisSessionStore
 
@@ -77,10 +77,9 @@ class _Copies:
         return bool(copies.result())
 
 
-_BEAT, _CLAIM, _RELEASE, _OWNERS = script("beat"), script("claim"), script("release"), script("owners")
+_BEAT, _CLAIM, _RELEASE = script("beat"), script("claim"), script("release")
 _HOLD_CONFIGURATION = script("hold_configuration")
 _CLAIMED_KEPT_S: Final = 600
-_ASKED_AT_ONCE: Final = 256
 _NAMES_KEPT_S: Final = 86_400
 _NAMED_EACH_S: Final = 5.0
 """Seconds after which a replica writes its name into the list of replicas again: a failover may have lost it."""
@@ -160,18 +159,7 @@ class RedisDirectory:
         return await copies.have(keys.claimed(session_id))
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
-        records = [keys.of_session(session_id)[0] for session_id in session_ids]
-        asked = [
-            some
-            for part in range(0, len(records), _ASKED_AT_ONCE)
-            for some in self._commands.together(records[part : part + _ASKED_AT_ONCE])
-        ]
-        replies = await in_parts(lambda some: self._commands.call(_OWNERS, some, self._sessions.now()), asked)
-        return [
-            (msgspec.json.decode(found[1], type=str), int(found[0])) if found else None
-            for reply in replies
-            for found in reply
-        ]
+        return await self._sessions.owners(session_ids)
 
     def close(self) -> None:
         """Close the connections that are used to wait for copies."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
+import msgspec
 from cachetools import LRUCache
 from msgspec.structs import replace
 
@@ -41,9 +42,10 @@ _STATUS_PENDING_MS: Final = 2_000
 _ALIASES_HELD: Final = 10_000
 _RECENT_HELD_BYTES: Final = 4 << 20
 _SWEPT_AT_ONCE: Final = 200
+_ASKED_AT_ONCE: Final = 256
 
 _CREATE, _INDEX, _UNINDEX = script("create"), script("index"), script("unindex")
-_RESUME, _PEEK, _ALIVE, _TOUCH = script("resume"), script("peek"), script("alive"), script("touch")
+_RESUME, _PEEK, _OWNERS, _TOUCH = script("resume"), script("peek"), script("owners"), script("touch")
 _UPDATE, _CHANGE_SET, _ANNOTATE = script("update"), script("change_set"), script("annotate")
 _ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
 
@@ -210,8 +212,23 @@ class RedisSessionStore:
         return [name.decode() for part in await asyncio.gather(*shards) for name in part]
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
-        alive = await in_parts(lambda session_id: self.on_record(_ALIVE, session_id), session_ids)
-        return [session_id for session_id, lives in zip(session_ids, alive, strict=True) if not lives]
+        found = await self.owners(session_ids)
+        return [session_id for session_id, owner in zip(session_ids, found, strict=True) if owner is None]
+
+    async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
+        """Return (owner, epoch) of each of these sessions; None for a session that is not live."""
+        records = [keys.of_session(session_id)[0] for session_id in session_ids]
+        asked = [
+            some
+            for part in range(0, len(records), _ASKED_AT_ONCE)
+            for some in self._commands.together(records[part : part + _ASKED_AT_ONCE])
+        ]
+        replies = await in_parts(lambda some: self._commands.call(_OWNERS, some, self.now()), asked)
+        return [
+            (msgspec.json.decode(found[1], type=str), int(found[0])) if found else None
+            for reply in replies
+            for found in reply
+        ]
 
     async def status(self, session_id: str) -> SessionStatus:
         if await self.peek(session_id) is not None:
