@@ -79,7 +79,7 @@ class Aliases:
         if self._carriers.uses_cookies and _COOKIE_HEADER in request.headers:
             return False
         implementation = implementation_of(agent, name)
-        if implementation is None or implementation.carries(cookies=self._carriers.uses_cookies):
+        if implementation is None or (implementation.keeps_cookies and self._carriers.uses_cookies):
             return False
         return not await self._returns.carries(client_key(request, principal))
 

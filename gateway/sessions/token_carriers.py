@@ -143,7 +143,7 @@ class Carriers:
         if not self.uses_cookies:
             return True
         implementation = implementation_of(agent_of(request), modern_client(request).name)
-        keeps_cookies = implementation is not None and implementation.carries(cookies=True)
+        keeps_cookies = implementation is not None and implementation.keeps_cookies
         return not keeps_cookies and "cookie" not in request.headers
 
     def token(self, session: Session) -> str:

@@ -27,17 +27,16 @@ def test_an_agent_is_the_first_product_without_its_version(header: str, agent: s
 
 
 @requirement("cli.default")
-def test_a_client_that_keeps_cookies_carries_only_where_the_gateway_gives_cookies() -> None:
+def test_a_client_is_known_by_its_agent() -> None:
     python, node = KNOWN["python-httpx2"], KNOWN["node"]
-    assert python.carries(cookies=True) and not python.carries(cookies=False)
-    assert not node.carries(cookies=True) and not node.carries(cookies=False)
+    assert python.keeps_cookies and not node.keeps_cookies
     assert implementation_of("somebody's own", "node") is None and implementation_of("node", "agent") is node
 
 
 @requirement("cli.isolated")
 def test_the_name_of_a_client_wins_over_its_http_library() -> None:
     remote = implementation_of("node", "Cursor (via mcp-remote 0.15.1)")
-    assert remote is not None and remote.carries(cookies=True), "it keeps cookies, which Node's fetch does not"
+    assert remote is not None and remote.keeps_cookies, "it keeps cookies, which Node's fetch does not"
     assert "mcp-remote URL --header 'K:<" in session_key_line("node", "x (via mcp-remote 1)", "K")
     meta = session_key_line("node", "x (via mcp-remote 1)", "")
     assert meta.startswith(f'"_meta": {{"{KEY_META}": "<'), "no header carries a key"
