@@ -32,18 +32,6 @@ _MOST_TOLD: Final = 64
 """Maximum number of log lines about methods that several servers may have. Each set of such servers is logged once."""
 
 
-class Notice(msgspec.Struct, frozen=True):
-    """A client's notification to be forwarded: `asker` describes the client, `live` is its session, `context` its
-    rights. `meta` replaces the `_meta` in `params`."""
-
-    method: str
-    params: Object
-    meta: Object
-    asker: Asker
-    live: LiveSession
-    context: Context
-
-
 class ExtensionRelay:
     """Relay the methods of MCP extensions at one URL: all methods that are not in the table of methods
     (`gateway.protocol.methods`). `wait_s` is how many seconds a message waits for servers that are still starting."""
@@ -64,41 +52,25 @@ class ExtensionRelay:
             raise unknown_method(call.method, call.era)
         return (await self.servers_for(call.method, call.exchange.context, Asker.of(call)))[0]
 
-    async def notify(self, notice: Notice) -> None:
-        """Send a notification to all servers that have declared its method, or are configured for it.
+    async def notify(self, asker: Asker, context: Context, method: str, params: Object, meta: Object) -> None:
+        """Send a notification to all servers that have declared its method, or are configured for it. `asker` is its
+        client, who has a session with the rights `context`. `meta` replaces the `_meta` in `params`.
 
         Raises:
             Refused: no server gets the notification, or one of them cannot be reached.
         """
-        method, context = notice.method, notice.context
-        for upstream in await self.servers_for(method, context, notice.asker):
-            self._admission.check_method(upstream.name, method, notice.asker.era, notice.live.session, context)
+        live = asker.live
+        assert live is not None
+        for upstream in await self.servers_for(method, context, asker):
+            self._admission.check_method(upstream.name, method, asker.era, live.session, context)
             try:
-                await self._send(upstream, notice)
+                await _notify(upstream, asker, live, method, params, meta)
             except StartRefused as error:
                 raise error.refused from None
             except UNREACHED as error:
                 raise Refused(
                     503, UPSTREAM_UNAVAILABLE, str(error), reason="upstream_unavailable", headers={"Retry-After": "5"}
                 ) from None
-
-    async def _send(self, upstream: ConfiguredUpstream, notice: Notice) -> None:
-        asker, live = notice.asker, notice.live
-        era, conversation = await upstream.era_for(asker.era), None
-        if asker.era is MODERN and (asker.caller is None or not asker.caller.is_declared):
-            # A modern notification may lack the description of its client, which the server knows from earlier calls.
-            conversation = upstream.open_with(live)
-        if conversation is None or conversation.era is not era:
-            conversation = upstream.conversation(live, era, asker.correlation, asker.caller)
-        await conversation.join(live)
-        await conversation.ready()
-        params, meta = notice.params, notice.meta
-        if era is LEGACY and asker.era is MODERN:
-            params, meta = legacy_params(params), legacy_meta(meta)
-        elif era is MODERN:
-            meta = {**(asker.caller or caller_of(live)).meta(""), **meta}
-        body = {**params, "_meta": msgspec.Raw(encode(meta))} if meta else params
-        conversation.notify(notice.method, encode(body) if body else None)
 
     async def servers_for(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
         """Return the servers that get messages with this method from the client `asker`. A request goes to the first of
@@ -141,6 +113,25 @@ class ExtensionRelay:
                 ", ".join(names),
             )
         raise unknown_method(method, asker.era, among=names)
+
+
+async def _notify(
+    upstream: ConfiguredUpstream, asker: Asker, live: LiveSession, method: str, params: Object, meta: Object
+) -> None:
+    era, conversation = await upstream.era_for(asker.era), None
+    if asker.era is MODERN and (asker.caller is None or not asker.caller.is_declared):
+        # A modern notification may lack the description of its client, which the server knows from earlier calls.
+        conversation = upstream.open_with(live)
+    if conversation is None or conversation.era is not era:
+        conversation = upstream.conversation(live, era, asker.correlation, asker.caller)
+    await conversation.join(live)
+    await conversation.ready()
+    if era is LEGACY and asker.era is MODERN:
+        params, meta = legacy_params(params), legacy_meta(meta)
+    elif era is MODERN:
+        meta = {**(asker.caller or caller_of(live)).meta(""), **meta}
+    body = {**params, "_meta": msgspec.Raw(encode(meta))} if meta else params
+    conversation.notify(method, encode(body) if body else None)
 
 
 def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:

@@ -46,7 +46,6 @@ from gateway.protocol.reserved_meta import without_reserved, without_reserved_be
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint_servers import EndpointServers
-from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
 from gateway.relay.reply_delivery import CallReply, StreamReply
 from gateway.sessions.lifecycle import SessionLifecycle
@@ -357,7 +356,7 @@ class LegacyClients:
         if method not in METHODS:
             asker = Asker(live, LEGACY, None, who.correlation)
             try:
-                await endpoint.extensions.notify(Notice(method, params, meta, asker, live, resolved.context))
+                await endpoint.extensions.notify(asker, resolved.context, method, params, meta)
             except Refused as refused:
                 # Clients expect that a notification which nobody understands is ignored (JSON-RPC 2.0 §4.1).
                 if refused.code != METHOD_NOT_FOUND:

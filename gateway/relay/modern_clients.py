@@ -35,7 +35,6 @@ from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
 from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint_servers import EndpointServers
-from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_loading import Resolved
@@ -270,7 +269,7 @@ class ModernClients:
             await self.intake.count_message(live)
             meta = self.intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
             asker = Asker(live, MODERN, caller, who.correlation)
-            await extensions.notify(Notice(method, request.params, meta, asker, live, resolved.context))
+            await extensions.notify(asker, resolved.context, method, request.params, meta)
         return self.headers(resolved, request)
 
 

@@ -15,7 +15,7 @@ from gateway.errors import unknown_method
 from gateway.protocol.client_capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json
-from gateway.relay.extension_methods import ExtensionRelay, Notice
+from gateway.relay.extension_methods import ExtensionRelay
 from gateway.relay.late_servers import Asker
 from gateway.upstreams.server_facts import ServerFacts
 from session_store import ClientFacts, Context
@@ -24,7 +24,7 @@ from tests.support.paged_server import OneServer
 from tests.unit.relay.parts import a_live
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import METHOD_NOT_FOUND, encode
+from transports.jsonrpc import METHOD_NOT_FOUND, Object, encode
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = requirement("ext.relay")
@@ -165,18 +165,20 @@ async def test_what_a_server_has_declared_to_the_session_counts() -> None:
     assert [each.name for each in found] == ["one"]
 
 
-def notice(era: Era, caller: ClientDeclaration | None = None, **params: Any) -> Notice:
+def notice(
+    era: Era, caller: ClientDeclaration | None = None, method: str = "notifications/com.acme/changed", **params: Any
+) -> tuple[Asker, Context, str, Object, Object]:
     hello = encode({"capabilities": ACME, "clientInfo": {"name": "c", "version": "1"}})
     client = ClientFacts(name="c", protocol_version="2025-11-25", initialize_params=hello)
     live, encoded = a_live(client=client), {key: msgspec.Raw(encode(value)) for key, value in params.items()}
     meta = {"own": msgspec.Raw(b"1"), "io.modelcontextprotocol/x": msgspec.Raw(b"2")}
-    return Notice("notifications/com.acme/changed", encoded, meta, Asker(live, era, caller, "c"), live, ANYONE)
+    return Asker(live, era, caller, "c"), ANYONE, method, encoded, meta
 
 
 async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
     caller = ClientDeclaration(b'{"name":"m"}', encode(ACME))
     legacy, modern = Server("one", ACME), Server("two", ACME, era=MODERN)
-    await relay(legacy, modern).notify(notice(MODERN, caller, k=1.5))
+    await relay(legacy, modern).notify(*notice(MODERN, caller, k=1.5))
     assert legacy.sent == [("notifications/com.acme/changed", {"k": 1.5, "_meta": {"own": 1}})]
     ((_, body),) = modern.sent
     assert body["_meta"]["io.modelcontextprotocol/clientInfo"] == {"name": "m"} and body["_meta"]["own"] == 1
@@ -184,13 +186,15 @@ async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
 
     again = Server("one", ACME, era=MODERN)
     sent = notice(LEGACY)
-    await relay(again).notify(sent)
-    facts = {key: msgspec.json.decode(raw) for key, raw in caller_of(sent.live).meta("").items()}
+    await relay(again).notify(*sent)
+    live = sent[0].live
+    assert live is not None
+    facts = {key: msgspec.json.decode(raw) for key, raw in caller_of(live).meta("").items()}
     assert facts.items() <= again.sent[0][1]["_meta"].items()
 
     known = Server("one", ACME)
     known.is_known = True
-    await relay(known).notify(notice(MODERN, ClientDeclaration(b"{}", b"{}")))
+    await relay(known).notify(*notice(MODERN, ClientDeclaration(b"{}", b"{}")))
     assert known.opened_with == [] and len(known.sent) == 1, "without the facts of its client, it goes with the calls"
 
 
@@ -198,10 +202,10 @@ async def test_a_notification_that_cannot_be_passed_on_is_refused() -> None:
     down, well = Server("one", ACME), Server("two", ACME)
     down.is_down = True
     with pytest.raises(Refused, match="it is down") as refused:
-        await relay(down).notify(notice(LEGACY))
+        await relay(down).notify(*notice(LEGACY))
     assert refused.value.status == 503
     with pytest.raises(Refused, match="not found"):
-        await relay(well, hidden="two").notify(notice(LEGACY))
+        await relay(well, hidden="two").notify(*notice(LEGACY))
     assert well.sent == []
 
 
@@ -220,7 +224,7 @@ async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to
     request: Any = SimpleNamespace(method="notifications/com.acme/changed", era=LEGACY)
     for sending in (
         servers_for(method, server, declared=ACME),
-        relay(server).notify(msgspec.structs.replace(notice(LEGACY), method=method)),
+        relay(server).notify(*notice(LEGACY, method=method)),
         relay(server).server_for(request),
     ):
         with pytest.raises(Refused, match="not found"):
