@@ -183,22 +183,11 @@ class Layer(asyncio.Transport, asyncio.Protocol):
 
     # -- the transport of the protocol
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = cast("asyncio.Protocol", protocol)
-
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default if self._transport is None else self._transport.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
 
     def is_closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
