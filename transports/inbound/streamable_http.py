@@ -97,7 +97,7 @@ class StreamableHttp:
                 body = started.body
             elif scope["method"] == "POST":
                 check_post(headers)
-                held = HeldBody(self._body_budget, lambda: head.client)
+                held = HeldBody(self._body_budget, head.client)
                 check = functools.partial(self._check_sender, head)
                 read = await read_body(receive, headers, self._body_limit, check, held)
                 if read is None:

@@ -147,29 +147,25 @@ class BodyBudget:
 
 
 class HeldBody:
-    """Count the bytes of one request's body in `BodyBudget`. `network` returns the client's network, and is called
-    once."""
+    """Count the bytes of one request's body in `BodyBudget`, as those of the client's network."""
 
-    __slots__ = ("_body_budget", "_counted_as", "_network", "_taken")
+    __slots__ = ("_body_budget", "_network", "_taken")
 
-    def __init__(self, body_budget: BodyBudget, network: Callable[[], str]) -> None:
+    def __init__(self, body_budget: BodyBudget, network: str) -> None:
         self._body_budget = body_budget
         self._network = network
-        self._counted_as = ""
         self._taken = 0
 
     def grows_to(self, size: int) -> None:
         """Record that `size` bytes of the body were read so far, more than `SMALL_BODY_BYTES`. Raises `Refused` (429):
         there is no room for them."""
-        if not self._taken:
-            self._counted_as = self._network()
-        self._body_budget.take(self._counted_as, size - self._taken, self._taken)
+        self._body_budget.take(self._network, size - self._taken, self._taken)
         self._taken = size
 
     def give_back(self) -> None:
         """Release the counted bytes, once the request is answered or given up."""
         if self._taken:
-            self._body_budget.give_back(self._counted_as, self._taken)
+            self._body_budget.give_back(self._network, self._taken)
             self._taken = 0
 
 
