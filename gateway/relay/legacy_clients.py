@@ -2,7 +2,7 @@
 servers' questions, the GET stream and DELETE."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,17 +45,14 @@ from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.call import FoundSession, Intake
-from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.late_servers import Asker
 from gateway.relay.reply_delivery import CallReply, StreamReply
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.session_loading import Resolved
 from gateway.sessions.token_carriers import Carriers, client_facts
 from gateway.tasks.legacy_clients import LegacyTasks
-from gateway.tasks.requested_tasks import RequestedTasks
 from session_store import StoreUnavailable, UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.background_tasks import Tasks
@@ -179,76 +176,15 @@ async def _record(reply: CallReply) -> None:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LegacyHandshake:
-    """Answer `initialize`. If the handshake fails, end the session that the request has opened."""
-
-    initializer: InitializeResolver
-    records: SessionRecords
-    lifecycle: SessionLifecycle
-    carriers: Carriers
-    endpoints: Mapping[str, EndpointServers]
-    requested: RequestedTasks
-    announcements: Announcements
-
-    async def initialize(self, request: Request, who: RequestContext) -> Answer:
-        """Answer `initialize`: open or find the session, open its servers, and merge their results."""
-        message, endpoint = message_of(request), self.endpoints[request.endpoint]
-        params = with_known_version(request.params)
-        info = msgspec.json.decode(params.get("clientInfo", b"null"))
-        version = msgspec.json.decode(params["protocolVersion"])
-        if "_meta" in params:
-            params = params | {"_meta": msgspec.Raw(encode(without_reserved(meta_of(params))))}
-        facts = client_facts(info, version, splice(encode(params)))
-        resolved = await self.initializer.initialize(request, who, facts)
-        live = resolved.live
-        with live.open_use():
-            resolved, said = await self.initializer.apply_announced(request, who, resolved)
-            meta = meta_of(params)
-            agreed = self.announcements.agreed(meta, resolved.context)
-            if agreed is not meta:
-                facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
-            if agreed is not meta or not resolved.opened:
-                await self.records.update(live, client=facts)
-            try:
-                result = limit_version(await endpoint.initialize(live, who.correlation), version)
-                result = self.requested.declared(result)
-                if (negotiated := version_of(result)) != version:
-                    await self.records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
-            except HandshakeRefused as error:
-                await self._undo(resolved)
-                refusal = encode_error(encode(message.id), traced_error(splice(error.error), who.correlation))
-                code, why = error_code(error.error), "the server has refused the handshake"
-                return ImmediateReply(refusal, error_code=code, live=live, why=why)
-            except StartRefused as error:
-                await self._undo(resolved)
-                raise error.refused from None
-            except UpstreamUnavailable as error:
-                await self._undo(resolved)
-                failure = encode_error(encode(message.id), error_of(UPSTREAM_UNAVAILABLE, str(error), who.correlation))
-                return ImmediateReply(failure, error_code=UPSTREAM_UNAVAILABLE, live=live, why=str(error))
-            except BaseException:
-                await self._undo(resolved)
-                raise
-        if said:
-            result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
-        headers = self.carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
-        return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
-
-    async def _undo(self, resolved: Resolved) -> None:
-        """End the session if the failed handshake has opened it."""
-        if resolved.opened:
-            await self.lifecycle.end(resolved.live.session.id, "handshake refused")
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
 class LegacyClients:
     """Handle the messages of legacy clients (MCP up to 2025-11-25)."""
 
     intake: Intake
-    handshake: LegacyHandshake
     resolver: SessionResolver
     records: SessionRecords
     lifecycle: SessionLifecycle
+    carriers: Carriers
+    announcements: Announcements
     tasks: LegacyTasks
     events: EventWriter
     result_meta: bool
@@ -260,8 +196,43 @@ class LegacyClients:
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
         if message_of(request).method == "initialize":
-            return await self.handshake.initialize(request, who)
+            return await self._initialize(request, who)
         return FoundSession(await self.resolver.require(request, who), request, request.params)
+
+    async def _initialize(self, request: Request, who: RequestContext) -> Answer:
+        """Answer `initialize`: open or find the session, open its servers, and merge their results. If that fails, end
+        the session that the request has opened."""
+        message, params = message_of(request), with_known_version(request.params)
+        info = msgspec.json.decode(params.get("clientInfo", b"null"))
+        version = msgspec.json.decode(params["protocolVersion"])
+        if "_meta" in params:
+            params = params | {"_meta": msgspec.Raw(encode(without_reserved(meta_of(params))))}
+        facts = client_facts(info, version, splice(encode(params)))
+        resolved, said = await self.resolver.initialize(request, who, facts), Object()
+        live = resolved.live
+        with live.open_use():
+            if self.resolver.attacher.announces_other(request, resolved):
+                resolved, said = await self.resolver.attacher.apply_announced(request, who, resolved, anew=True)
+            meta = meta_of(params)
+            agreed = self.announcements.agreed(meta, resolved.context)
+            if agreed is not meta:
+                facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
+            if agreed is not meta or not resolved.opened:
+                await self.records.update(live, client=facts)
+            try:
+                endpoint = self.intake.endpoints[request.endpoint]
+                result = limit_version(await endpoint.initialize(live, who.correlation), version)
+                result = self.tasks.requested.declared(result)
+                if (negotiated := version_of(result)) != version:
+                    await self.records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
+            except BaseException as error:
+                if resolved.opened:
+                    await self.lifecycle.end(live.session.id, "handshake refused")
+                return _answer_to_failed(error, message, live, who.correlation)
+        if said:
+            result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
+        headers = self.carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
+        return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         message, method = message_of(request), message_of(request).method
@@ -415,6 +386,22 @@ class LegacyClients:
             raise keyed_session_stays()
         if not await self.lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()
+
+
+def _answer_to_failed(error: BaseException, message: Message, live: LiveSession, correlation: str) -> Answer:
+    """Return the answer to an `initialize` that has failed with this error. Raise the errors that have no answer."""
+    match error:
+        case HandshakeRefused():
+            why, code = "the server has refused the handshake", error_code(error.error)
+            told = traced_error(splice(error.error), correlation)
+        case StartRefused():
+            raise error.refused from None
+        case UpstreamUnavailable():
+            why, code = str(error), UPSTREAM_UNAVAILABLE
+            told = encode(error_of(code, why, correlation))
+        case _:
+            raise error
+    return ImmediateReply(encode_error(encode(message.id), told), error_code=code, live=live, why=why)
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:

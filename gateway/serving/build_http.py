@@ -15,7 +15,7 @@ from gateway.context.session_facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.offline_rights import OfflineRights
 from gateway.relay.call import Calls, Intake, Senders
-from gateway.relay.legacy_clients import LegacyClients, LegacyHandshake
+from gateway.relay.legacy_clients import LegacyClients
 from gateway.relay.message_handler import MessageHandler
 from gateway.relay.modern_clients import ModernClients
 from gateway.relay.requests_to_own_endpoints import InternalRequests
@@ -27,7 +27,6 @@ from gateway.sessions.client_return_tracking import ReturnTracker
 from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.session_aliases import Aliases
 from gateway.sessions.stored_session_lookup import SessionLookup
 from gateway.sessions.token_carriers import Carriers, without_tokens
@@ -85,7 +84,6 @@ class Resolution:
             clock=base.clock,
         )
         self.returns = ReturnTracker(settings, base.backend.flags, base.audit)
-        aliases = Aliases(settings, self.carriers, self.returns, servers.endpoints)
         lookup = SessionLookup(store, self.carriers, base.audit)
         self.resolver = SessionResolver(
             store=store,
@@ -94,14 +92,8 @@ class Resolution:
             cached=CachedRecords(sessions.rules, base.cluster, base.clock),
             attacher=sessions.attacher,
             opener=opener,
-            aliases=aliases,
+            aliases=Aliases(settings, self.carriers, self.returns, servers.endpoints),
             returns=self.returns,
-        )
-        self.initializer = InitializeResolver(
-            resolver=self.resolver,
-            lookup=lookup,
-            attacher=sessions.attacher,
-            aliases=aliases,
             limits=sessions.record_limits,
             settings=settings,
             audit=base.audit,
@@ -268,24 +260,16 @@ class Http:
             intake=intake,
             endpoints=endpoints,
         )
-        handshake = LegacyHandshake(
-            initializer=resolution.initializer,
-            records=sessions.records,
-            lifecycle=sessions.lifecycle,
-            carriers=resolution.carriers,
-            endpoints=endpoints,
-            requested=requested,
-            announcements=sessions.announcements,
-        )
         legacy_tasks = LegacyTasks(
             relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints, requested=requested
         )
         legacy = LegacyClients(
             intake=intake,
-            handshake=handshake,
             resolver=resolution.resolver,
             records=sessions.records,
             lifecycle=sessions.lifecycle,
+            carriers=resolution.carriers,
+            announcements=sessions.announcements,
             tasks=legacy_tasks,
             events=base.events,
             result_meta=options.result_meta,

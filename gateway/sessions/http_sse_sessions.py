@@ -20,7 +20,7 @@ from transports.inbound_port import Carried, Request
 @dataclass(eq=False, repr=False, kw_only=True)
 class HttpSseSessions:
     """Finds or opens the session of an HTTP+SSE client's event stream. The client's `initialize` loads it
-    (`resolve_initialize.py`)."""
+    (`SessionResolver.initialize`)."""
 
     lookup: SessionLookup
     opener: SessionOpener

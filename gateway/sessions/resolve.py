@@ -9,23 +9,27 @@ from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Route, RouteMemory
+from gateway.config.sessions import SessionSettings
 from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.observability.timelines import INITIALIZED_AGAIN
 from gateway.sessions.cached_record_validity import AGING_AFTER_S, CachedRecords
 from gateway.sessions.client_return_tracking import ASKED_AGAIN_S, ReturnTracker, UsedIds
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.session_aliases import Alias, Aliases
+from gateway.sessions.record_changes import RecordLimits
+from gateway.sessions.session_aliases import Alias, Aliases, reattach_alias
 from gateway.sessions.session_loading import Resolved, SessionAttacher
 from gateway.sessions.stored_session_lookup import SessionLookup
-from gateway.sessions.token_carriers import asks_for_new, explicit_token, modern_client, names_token
+from gateway.sessions.token_carriers import asks_for_new, explicit_token, modern_client, names_token, same_client
 from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era
-from transports.inbound_port import OwnedByPeer, Request
+from transports.inbound_port import OwnedByPeer, Refused, Request
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SessionResolver:
-    """Finds the sessions of requests, except those of `initialize` requests (`resolve_initialize.py`)."""
+    """Finds or opens the sessions of requests."""
 
     store: SessionStore
     lookup: SessionLookup
@@ -35,6 +39,9 @@ class SessionResolver:
     opener: SessionOpener
     aliases: Aliases
     returns: ReturnTracker
+    limits: RecordLimits
+    settings: SessionSettings
+    audit: Audit
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that the request names; None if it names none. The order is: token in a header, token in
@@ -199,6 +206,49 @@ class SessionResolver:
         name = "" if alias is None else alias.name
         self.returns.opened(resolved.live, request, who, has_key=is_key, alias=name)
         return resolved
+
+    async def initialize(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved:
+        """Return the session of an `initialize`, which only legacy clients (MCP before 2026-07-28) send: the session
+        that the client names, or an earlier one of its principal (`session.reattach`), else a new one. A token of an
+        ended session is no error: the client gets a new session.
+
+        Raises:
+            Refused: -32602, the parameters of `initialize` are larger than a record may keep; 400, a session key cannot
+                be used; as `SessionOpener.open`.
+            OwnedByPeer: another replica owns the session.
+        """
+        self.limits.check_handshake(client.initialize_params)
+        if request.forwarded is not None:
+            return await self.resume_by_id(request.forwarded.session_id, who, request.era)
+        alias = self.aliases.of_key(request, who.principal)
+        resolved = await self._resume_at_initialize(request, who, client, alias)
+        if resolved is not None:
+            if resolved.live.session.client.initialize_params:  # else an event stream has opened it a moment ago
+                self.audit.record("resumed", session=resolved.live.session, reason=INITIALIZED_AGAIN)
+            return resolved
+        if alias is None and "principal" in self.settings.reattach and not asks_for_new(request):
+            name = reattach_alias(who.principal, client.name, request.endpoint)
+            alias = None if name is None else Alias(name)
+        return await self.open(request, who, client, alias)
+
+    async def _resume_at_initialize(
+        self, request: Request, who: RequestContext, client: ClientFacts, key: Alias | None
+    ) -> Resolved | None:
+        if (token := explicit_token(request)) is not None:
+            try:
+                session_id = self.lookup.id_of_token(token, request.era, who.principal)
+                session = await self.lookup.by_id(session_id, request.era, who.principal)
+            except Refused:
+                pass  # the session has ended: the client gets a new one
+            else:
+                return await self.attacher.attach(session, who.claims)
+        if key is not None:
+            return await self.resume_by_alias(key, who)
+        if "cookie" in self.settings.reattach and not asks_for_new(request):
+            resolved = await self.resume_by_cookie(request, who)
+            if resolved is not None and same_client(resolved.live.session, request, client):
+                return Resolved(live=resolved.live, context=resolved.context)
+        return None
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
         """Open a session as `SessionOpener.open` does, and cache its alias for later requests."""

@@ -257,7 +257,7 @@ async def test_an_answer_of_the_client_brings_its_server_no_key_of_the_gateway(m
     live, given = LiveSession(a_session(FakeClock()), MemoryEventLog()), list[Message]()
     monkeypatch.setattr(Questions, "answered", lambda _, message: given.append(message))
     resolver: Any = SimpleNamespace(require=AsyncMock(return_value=Resolved(live=live, context=live.session.context)))
-    parts: Any = dict.fromkeys(("intake", "handshake", "records", "lifecycle", "tasks", "events"))
+    parts: Any = dict.fromkeys("intake records lifecycle carriers announcements tasks events".split())
     clients = LegacyClients(**parts, resolver=resolver, result_meta=False)
     meta = {f"{RESERVED}/context": {"user": "eve"}, "k": 1}
     body = {"jsonrpc": "2.0", "id": 1, "result": {"roots": [], "_meta": meta}}

@@ -138,7 +138,7 @@ class Parts:
         sessions.closed.append(self.closed.append)
         resolution = Resolution(base, sessions, served)
         self.lifecycle, self.attacher, self.records = sessions.lifecycle, sessions.attacher, sessions.records
-        self.resolver, self.initializer = resolution.resolver, resolution.initializer
+        self.resolver = resolution.resolver
         self.carriers, self.returns = resolution.carriers, resolution.returns
         self.aliases = Aliases(chosen, self.carriers, self.returns, served.endpoints)
         vars(self.returns).update(_clock=self.clock, _wall=self.clock)  # else those of the machine
