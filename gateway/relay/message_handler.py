@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from gateway.context.session_facts import correlation_id
 from gateway.errors import outcome_unknown, store_refused
 from gateway.observability.logs import CORRELATION
-from gateway.observability.request_log import RequestLog
-from gateway.relay.call import Calls, Senders
+from gateway.relay.call import Calls
 from gateway.relay.legacy_clients import LegacyClients
 from gateway.relay.modern_clients import ModernClients
 from gateway.sessions.http_sse_sessions import HttpSseSessions
@@ -27,11 +26,9 @@ from transports.jsonrpc import encode
 class MessageHandler:
     """Handle the messages that transports have read from clients (`transports.inbound_port.Handler`)."""
 
-    senders: Senders
     calls: Calls
     legacy: LegacyClients
     modern: ModernClients
-    log: RequestLog
     streams: HttpSseSessions
 
     def call(self, request: Request) -> Coroutine[Any, Any, Answer]:
@@ -44,19 +41,19 @@ class MessageHandler:
             refused = outcome_unknown()
         # A request without an id was refused by its wire, before it came here.
         refused.of_request(CORRELATION.get() or correlation_id(headers, {}))
-        self.log.refused_by_wire(refused)
+        self.calls.log.refused_by_wire(refused)
         return refused
 
     def check_sender(self, request: Request) -> Coroutine[Any, Any, None]:
-        return self.senders.check(request)
+        return self.calls.senders.check(request)
 
     async def join(self, request: Request) -> Carried:
-        who = await self.senders.who(request)
+        who = await self.calls.senders.who(request)
         with store_errors_refused():
             return replace(await self.streams.join(request, who), caller=_name_of(who.principal))
 
     async def carried(self, request: Request) -> Carried:
-        who = await self.senders.who(request)
+        who = await self.calls.senders.who(request)
         with store_errors_refused():
             return replace(await self.streams.carried(request, who), caller=_name_of(who.principal))
 
@@ -65,10 +62,10 @@ class MessageHandler:
 
     async def negotiated(self, request: Request) -> str:
         with store_errors_refused():
-            return await self.legacy.negotiated(request, await self.senders.who(request))
+            return await self.legacy.negotiated(request, await self.calls.senders.who(request))
 
     async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
-        who = await self.senders.who(request)
+        who = await self.calls.senders.who(request)
         with store_errors_refused():
             if request.era is MODERN:
                 return await self.modern.notify(request, who)
@@ -77,16 +74,16 @@ class MessageHandler:
 
     async def respond(self, request: Request) -> None:
         with store_errors_refused():
-            await self.legacy.respond(request, await self.senders.who(request))
+            await self.legacy.respond(request, await self.calls.senders.who(request))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with store_errors_refused():
-            who = await self.senders.who(request)
+            who = await self.calls.senders.who(request)
             return await self.legacy.stream(request, who, last_event_id)
 
     async def end(self, request: Request) -> None:
         with store_errors_refused():
-            await self.legacy.end(request, await self.senders.who(request))
+            await self.legacy.end(request, await self.calls.senders.who(request))
 
 
 def _name_of(principal: Principal) -> str:

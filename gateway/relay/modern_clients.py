@@ -3,7 +3,7 @@
 A client sends back the encrypted `requestState` of an earlier result to resume a call.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,7 +92,6 @@ class ModernClients:
     intake: Intake
     resolver: SessionResolver
     carriers: Carriers
-    endpoints: Mapping[str, EndpointServers]
     seal: RequestStateSeal
     tasks: ModernTasks
     result_meta: bool
@@ -105,7 +104,7 @@ class ModernClients:
             params = without_consent(request.params | {"inputResponses": answers})
             request = msgspec.structs.replace(request, params=params, offer=None)
         params, method = request.params, str(message_of(request).method)
-        endpoint = self.endpoints[request.endpoint]
+        endpoint = self.intake.endpoints[request.endpoint]
         if method == "server/discover":
             return await self._discover(message_of(request), endpoint, self.resolver.opener.context_of(request, who))
         if method in ABOUT_TASKS:
@@ -253,7 +252,7 @@ class ModernClients:
         Raises:
             Refused: no server gets the notification.
         """
-        message, extensions = message_of(request), self.endpoints[request.endpoint].extensions
+        message, extensions = message_of(request), self.intake.endpoints[request.endpoint].extensions
         method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
         if method in METHODS:
             return []

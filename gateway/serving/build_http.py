@@ -73,34 +73,30 @@ class Resolution:
             cookie=settings.cookie,
             key_headers=settings.key_headers,
         )
-        opener = SessionOpener(
-            lifecycle=sessions.lifecycle,
-            attacher=sessions.attacher,
-            settings=settings,
-            rules=sessions.rules,
-            announcements=sessions.announcements,
-            prestart=self.prestart,
-            cluster=base.cluster,
-            clock=base.clock,
-        )
         self.returns = ReturnTracker(settings, base.backend.flags, base.audit)
-        lookup = SessionLookup(store, self.carriers, base.audit)
         self.resolver = SessionResolver(
             store=store,
-            lookup=lookup,
+            lookup=SessionLookup(store, self.carriers, base.audit),
             live=base.live,
             cached=CachedRecords(sessions.rules, base.cluster, base.clock),
             attacher=sessions.attacher,
-            opener=opener,
+            opener=SessionOpener(
+                lifecycle=sessions.lifecycle,
+                attacher=sessions.attacher,
+                settings=settings,
+                rules=sessions.rules,
+                announcements=sessions.announcements,
+                prestart=self.prestart,
+                cluster=base.cluster,
+                clock=base.clock,
+            ),
             aliases=Aliases(settings, self.carriers, self.returns, servers.endpoints),
             returns=self.returns,
             limits=sessions.record_limits,
             settings=settings,
             audit=base.audit,
         )
-        self.streams = HttpSseSessions(
-            lookup=lookup, opener=opener, carriers=self.carriers, live=base.live, settings=settings
-        )
+        self.streams = HttpSseSessions(resolver=self.resolver, carriers=self.carriers)
 
 
 class TaskParts:
@@ -289,7 +285,6 @@ class Http:
             intake=intake,
             resolver=resolution.resolver,
             carriers=resolution.carriers,
-            endpoints=endpoints,
             seal=RequestStateSeal(base.ring, base.clock),
             tasks=modern_tasks,
             result_meta=options.result_meta,
@@ -304,11 +299,9 @@ class Http:
             watches=base.watches,
         )
         return MessageHandler(
-            senders=senders,
             calls=calls,
             legacy=legacy,
             modern=modern,
-            log=base.request_log,
             streams=resolution.streams,
         )
 

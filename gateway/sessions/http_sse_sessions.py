@@ -6,11 +6,8 @@ The transport itself (`transports.inbound.http_sse`) knows only tokens.
 
 from dataclasses import dataclass
 
-from gateway.calls.live_session import LiveSessions
-from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.opening import SessionOpener
-from gateway.sessions.stored_session_lookup import SessionLookup
+from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.token_carriers import Carriers, explicit_token
 from session_store import ClientFacts, Session
 from transports.era import Era
@@ -22,11 +19,8 @@ class HttpSseSessions:
     """Finds or opens the session of an HTTP+SSE client's event stream. The client's `initialize` loads it
     (`SessionResolver.initialize`)."""
 
-    lookup: SessionLookup
-    opener: SessionOpener
+    resolver: SessionResolver
     carriers: Carriers
-    live: LiveSessions
-    settings: SessionSettings
 
     async def join(self, request: Request, who: RequestContext) -> Carried:
         """Return the session of a new event stream: the one that the request names, else a new one. The result has no
@@ -40,9 +34,9 @@ class HttpSseSessions:
         if session is None:
             if self.carriers.has_key(request):
                 return Carried()
-            if "principal" in self.settings.reattach and not who.principal.is_anonymous:
+            if "principal" in self.resolver.settings.reattach and not who.principal.is_anonymous:
                 return Carried()
-            session = (await self.opener.open(request, who, ClientFacts(), None)).live.session
+            session = (await self.resolver.opener.open(request, who, ClientFacts(), None)).live.session
         headers = self.carriers.headers(session, request, cookie_held=by_cookie)
         return Carried(token=self.carriers.token(session), headers=headers, is_returned=is_returned)
 
@@ -60,10 +54,11 @@ class HttpSseSessions:
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
         """Return the session that the request names, and True if a cookie names it. Ignore a cookie from another
         endpoint: clients send a cookie to all paths of the host."""
+        lookup = self.resolver.lookup
         if (token := explicit_token(request)) is not None:
-            session_id = self.lookup.id_of_token(token, request.era, who.principal)
-            return await self.lookup.by_id(session_id, request.era, who.principal), False
-        session = await self.lookup.first_of(self.lookup.ids_of_cookies(request, who), who)
+            session_id = lookup.id_of_token(token, request.era, who.principal)
+            return await lookup.by_id(session_id, request.era, who.principal), False
+        session = await lookup.first_of(lookup.ids_of_cookies(request, who), who)
         if session is None or (session.endpoint, session.era) != (request.endpoint, Era.LEGACY):
             return None, False
         return session, True
@@ -72,6 +67,6 @@ class HttpSseSessions:
         """Stop the server processes of a session whose event stream has ended, unless the session is in use. The
         session itself stays for a returning client."""
         session_id = self.carriers.tokens.verify(token)
-        live = None if session_id is None else self.live.get(session_id)
+        live = None if session_id is None else self.resolver.live.get(session_id)
         if live is not None and not live.is_busy:
             await live.stop_servers()

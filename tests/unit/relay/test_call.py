@@ -317,7 +317,8 @@ class Suspended:
         carriers = SimpleNamespace(
             headers=lambda *_, **__: [], is_in_result=lambda *_, opened: opened, token=lambda *_: "t"
         )
-        given: Any = {"intake": self, "resolver": self, "carriers": carriers, "endpoints": {"/mcp": None}}
+        self.endpoints = {"/mcp": None}
+        given: Any = {"intake": self, "resolver": self, "carriers": carriers}
         nothing: Any = None
         self.clients = ModernClients(**given, seal=seal, tasks=nothing, result_meta=False)
         self.exchange, server = fake_upstream.a_call(self.live), cast("Any", self.server)
