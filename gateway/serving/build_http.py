@@ -28,7 +28,6 @@ from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_aliases import Aliases
-from gateway.sessions.stored_session_lookup import SessionLookup
 from gateway.sessions.token_carriers import Carriers, without_tokens
 from gateway.tasks.gateway_tasks.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery
@@ -76,7 +75,7 @@ class Resolution:
         self.returns = ReturnTracker(settings, base.backend.flags, base.audit)
         self.resolver = SessionResolver(
             store=store,
-            lookup=SessionLookup(store, self.carriers, base.audit),
+            carriers=self.carriers,
             live=base.live,
             cached=CachedRecords(sessions.rules, base.cluster, base.clock),
             attacher=sessions.attacher,
@@ -96,7 +95,7 @@ class Resolution:
             settings=settings,
             audit=base.audit,
         )
-        self.streams = HttpSseSessions(resolver=self.resolver, carriers=self.carriers)
+        self.streams = HttpSseSessions(self.resolver)
 
 
 class TaskParts:

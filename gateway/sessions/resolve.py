@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.config.sessions import SessionSettings
-from gateway.errors import no_session
+from gateway.errors import no_session, session_unknown
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.timelines import INITIALIZED_AGAIN
@@ -20,9 +20,16 @@ from gateway.sessions.opening import SessionOpener
 from gateway.sessions.record_changes import RecordLimits
 from gateway.sessions.session_aliases import Alias, Aliases, reattach_alias
 from gateway.sessions.session_loading import Resolved, SessionAttacher
-from gateway.sessions.stored_session_lookup import SessionLookup
-from gateway.sessions.token_carriers import asks_for_new, explicit_token, modern_client, names_token, same_client
-from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
+from gateway.sessions.token_carriers import (
+    Carriers,
+    asks_for_new,
+    cookies_of,
+    explicit_token,
+    modern_client,
+    names_token,
+    same_client,
+)
+from session_store import ClientFacts, Principal, Session, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Refused, Request
 
@@ -32,7 +39,7 @@ class SessionResolver:
     """Finds or opens the sessions of requests."""
 
     store: SessionStore
-    lookup: SessionLookup
+    carriers: Carriers
     live: LiveSessions
     cached: CachedRecords
     attacher: SessionAttacher
@@ -59,7 +66,7 @@ class SessionResolver:
         if token is None:
             resolved = await self._resume_without_token(request, who)
         else:
-            session_id = self.lookup.id_of_token(token, request.era, who.principal)
+            session_id = self._id_of_token(token, request.era, who.principal)
             try:
                 resolved = await self.resume_by_id(session_id, who, request.era)
             except OwnedByPeer as elsewhere:
@@ -150,18 +157,18 @@ class SessionResolver:
         """
         live = self.live.get(session_id)
         known = None if live is None else live.session
-        found = await self._found(live, who, lambda: self.lookup.by_id(session_id, era, who.principal, known))
-        assert found is not None  # else `by_id` has raised
+        found = await self._found(live, who, lambda: self._by_id(session_id, era, who.principal, known))
+        assert found is not None  # else `_by_id` has raised
         return found
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that a cookie of the request names; None if none does or cookies are off."""
-        session_ids = self.lookup.ids_of_cookies(request, who)
+        session_ids = self._ids_of_cookies(request, who)
         first = next(session_ids, None)
         if first is None:
             return None
         ids = itertools.chain((first,), session_ids)
-        resolved = await self._found(self.live.get(first), who, lambda: self.lookup.first_of(ids, who))
+        resolved = await self._found(self.live.get(first), who, lambda: self._first_of(ids, who))
         return None if resolved is None else replace(resolved, cookie_held=True)
 
     async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
@@ -236,8 +243,7 @@ class SessionResolver:
     ) -> Resolved | None:
         if (token := explicit_token(request)) is not None:
             try:
-                session_id = self.lookup.id_of_token(token, request.era, who.principal)
-                session = await self.lookup.by_id(session_id, request.era, who.principal)
+                session = await self.by_token(token, request.era, who.principal)
             except Refused:
                 pass  # the session has ended: the client gets a new one
             else:
@@ -256,6 +262,67 @@ class SessionResolver:
         if alias is not None:
             self.live.note_alias(resolved.live, alias.name)
         return resolved
+
+    # -- in the store. The reason of a refusal is recorded in the audit trail, and hidden from the client
+
+    async def by_token(self, token: str, era: Era, principal: Principal) -> Session:
+        """Read the record of the session that a token names. Raises `Refused`: 404, it names no session of this
+        principal that has not ended."""
+        return await self._by_id(self._id_of_token(token, era, principal), era, principal)
+
+    async def by_cookie(self, request: Request, who: RequestContext) -> Session | None:
+        """Read the record of the first session that a cookie of the request names; None if all have ended."""
+        return await self._first_of(self._ids_of_cookies(request, who), who)
+
+    def _id_of_token(self, token: str, era: Era, principal: Principal) -> str:
+        """Verify a token, and return the session id in it.
+
+        Raises:
+            Refused: 404, this gateway has not signed the token.
+        """
+        session_id = self.carriers.tokens.verify(token)
+        if session_id is None:
+            raise self._unknown(era, principal, "invalid session token")
+        return session_id
+
+    async def _by_id(self, session_id: str, era: Era, principal: Principal, cached: Session | None = None) -> Session:
+        """Read the record of a session that has not ended. `cached` is the caller's copy: if it is current, the store
+        need not send the record again.
+
+        Raises:
+            Refused: 404, this principal has no such session.
+            StoreUnavailable: the store does not answer.
+        """
+        session = await self.store.resume(session_id, principal, cached)
+        if session is None:
+            status = await self.store.status(session_id)
+            reason = "session of another principal" if status == "live" else status
+            raise self._unknown(era, principal, reason, session_id)
+        return session
+
+    def _ids_of_cookies(self, request: Request, who: RequestContext) -> Iterator[str]:
+        """Yield the session ids in the cookies of a request, if cookies are switched on. Record every cookie with an
+        invalid signature in the audit trail."""
+        if self.carriers.uses_cookies and request.same_site:
+            for value in cookies_of(request):
+                session_id = self.carriers.cookies.verify(value)
+                if session_id is None:
+                    reason, principal = "invalid session cookie", str(who.principal)
+                    self.audit.record("refused", era=request.era, principal=principal, reason=reason)
+                else:
+                    yield session_id
+
+    async def _first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
+        """Return the first of these sessions that has not ended; None if all have. Write nothing to the audit trail
+        about the ended ones, because clients send the cookies of ended sessions automatically."""
+        for session_id in session_ids:
+            if (session := await self.store.resume(session_id, who.principal)) is not None:
+                return session
+        return None
+
+    def _unknown(self, era: Era, principal: Principal, why: str, session_id: str = "") -> Refused:
+        about = {"session": session_id, "era": era, "principal": str(principal)}
+        return self.audit.refused(session_unknown(), about, why=why)
 
 
 def _at_hand(live: LiveSession, who: RequestContext) -> Resolved:

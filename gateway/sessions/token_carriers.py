@@ -155,7 +155,7 @@ class Carriers:
         """Return the response headers with the session's token and cookie. Legacy clients get them only with the answer
         to `initialize`. A client with a session key gets no cookie: it may have other sessions, under other keys.
 
-        A page of another site gets no cookie either. The gateway ignores its cookie (`SessionLookup.ids_of_cookies`),
+        A page of another site gets no cookie either. The gateway ignores its cookie (`SessionResolver`),
         and a new one would replace that of the user's session.
         """
         token = self.token(session).encode()
