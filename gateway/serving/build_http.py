@@ -91,7 +91,7 @@ class Resolution:
             ),
             aliases=Aliases(settings, self.carriers, self.returns, servers.endpoints),
             returns=self.returns,
-            limits=sessions.record_limits,
+            records=sessions.records,
             settings=settings,
             audit=base.audit,
         )

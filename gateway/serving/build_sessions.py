@@ -12,7 +12,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.serving.foundation import Foundation, notify
 from gateway.sessions.client_chosen_keys import session_key
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.record_changes import RecordLimits, SessionRecords
+from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.session_loading import SessionAttacher
 from session_store.current_tool_session import tool_session
 
@@ -31,8 +31,7 @@ class SessionParts:
             fields=options.context.fields,
             is_usable=is_usable_for(base.settings),
         )
-        self.record_limits = RecordLimits(refusals=base.metrics.limited)
-        self.records = SessionRecords(store, self.record_limits, base.activity.timelines.add)
+        self.records = SessionRecords(store, base.activity.timelines.add, refusals=base.metrics.limited)
         self.closed: list[Callable[[LiveSession], object]] = []
         """Functions that are called with each live session that this replica has closed."""
         self.lifecycle = SessionLifecycle(

@@ -18,19 +18,32 @@ from transports.inbound_port import Refused
 MAX_SUBSCRIPTIONS: Final = 1_000
 
 
-class RecordLimits:
-    """Checks that a record has at most `most` bytes of client data. Counts refused requests in `refusals`."""
+class SessionRecords:
+    """Writes records of sessions that have not ended. Every method may raise `StoreUnavailable`, except
+    `check_handshake`, `remember_shown`, and `happened`, which adds an entry to the timeline of a session.
 
-    def __init__(self, most: int = Limits().record_bytes, refusals: Refusals | None = None) -> None:
+    A record has at most `most` bytes of client data. Refused requests are counted in `refusals`."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        happened: Callable[[Session, TimelineEntry], None] = lambda session, entry: None,
+        *,
+        refusals: Refusals,
+        most: int = Limits().record_bytes,
+    ) -> None:
+        self.happened = happened
+        self._store = store
+        self._refusals = refusals
         self._most = most
-        self._refusals = Refusals() if refusals is None else refusals
+        self._tasks = Tasks("records of shown tools")
 
     def check_handshake(self, params: bytes) -> None:
         """Check the size of the parameters of `initialize`. Raises `Refused`: -32602, they are too large."""
         if len(params) > self._most:
             raise self._refused("params of initialize")
 
-    def check_subscription(self, session: Session, uri: str = "") -> None:
+    def _check_subscription(self, session: Session, uri: str = "") -> None:
         """Check the size of a record with one more subscription, `uri`. Raises `Refused`: -32602, it is too large."""
         uris = (*session.subscriptions, uri) if uri else session.subscriptions
         size = len(session.client.initialize_params) + sum(len(each.encode("utf-8", "replace")) for each in uris)
@@ -40,22 +53,6 @@ class RecordLimits:
     def _refused(self, what: str) -> Refused:
         self._refusals[Limited.RECORD] += 1
         return record_full(what, self._most)
-
-
-class SessionRecords:
-    """Writes records of sessions that have not ended. Every method may raise `StoreUnavailable`, except
-    `remember_shown`, and `happened`, which adds an entry to the timeline of a session."""
-
-    def __init__(
-        self,
-        store: SessionStore,
-        limits: RecordLimits,
-        happened: Callable[[Session, TimelineEntry], None] = lambda session, entry: None,
-    ) -> None:
-        self.happened = happened
-        self._store = store
-        self._limits = limits
-        self._tasks = Tasks("records of shown tools")
 
     async def update(self, live: LiveSession, **fields: Any) -> None:
         """Set fields of a session's record."""
@@ -87,10 +84,10 @@ class SessionRecords:
         """
         if uri in live.session.subscriptions:
             return
-        self._limits.check_subscription(live.session, uri)
+        self._check_subscription(live.session, uri)
         await self._change_set(live, "subscriptions", add=uri)
         try:
-            self._limits.check_subscription(live.session)
+            self._check_subscription(live.session)
         except BaseException:
             await self._change_set(live, "subscriptions", remove=uri)  # others were added at the same time
             raise

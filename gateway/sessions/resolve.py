@@ -17,7 +17,7 @@ from gateway.observability.timelines import INITIALIZED_AGAIN
 from gateway.sessions.cached_record_validity import AGING_AFTER_S, CachedRecords
 from gateway.sessions.client_return_tracking import ASKED_AGAIN_S, ReturnTracker, UsedIds
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.record_changes import RecordLimits
+from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.session_aliases import Alias, Aliases, reattach_alias
 from gateway.sessions.session_loading import Resolved, SessionAttacher
 from gateway.sessions.token_carriers import (
@@ -46,7 +46,7 @@ class SessionResolver:
     opener: SessionOpener
     aliases: Aliases
     returns: ReturnTracker
-    limits: RecordLimits
+    records: SessionRecords
     settings: SessionSettings
     audit: Audit
 
@@ -224,7 +224,7 @@ class SessionResolver:
                 be used; as `SessionOpener.open`.
             OwnedByPeer: another replica owns the session.
         """
-        self.limits.check_handshake(client.initialize_params)
+        self.records.check_handshake(client.initialize_params)
         if request.forwarded is not None:
             return await self.resume_by_id(request.forwarded.session_id, who, request.era)
         alias = self.aliases.of_key(request, who.principal)

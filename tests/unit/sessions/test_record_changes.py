@@ -6,10 +6,11 @@ import pytest
 
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.shown_tool_hashes import NOTHING
-from gateway.sessions.record_changes import RecordLimits, SessionRecords
+from gateway.sessions.record_changes import SessionRecords
 from session_store import StoreUnavailable
 from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
+from transports.inbound.unauthenticated_limits import Limited, Refusals
 from transports.inbound_port import Refused
 
 
@@ -79,7 +80,7 @@ async def test_what_was_shown_while_the_store_is_away_is_written_with_the_next_l
 
 async def test_subscriptions_have_a_limit_also_for_those_that_come_together() -> None:
     parts = Parts()
-    live, records = await parts.create(), SessionRecords(parts.store, RecordLimits(400))
+    live, records = await parts.create(), SessionRecords(parts.store, refusals=Refusals(), most=400)
     uris = [f"a:{n}{'x' * 90}" for n in range(6)]
     answers = await asyncio.gather(*(records.subscribe(live, uri) for uri in uris), return_exceptions=True)
     kept = [uri for uri, answer in zip(uris, answers, strict=True) if answer is None]
@@ -93,7 +94,9 @@ async def test_subscriptions_have_a_limit_also_for_those_that_come_together() ->
 
 
 async def test_the_parameters_of_initialize_have_a_limit() -> None:
-    limits = RecordLimits(400)
-    limits.check_handshake(b"x" * 400)
+    refusals = Refusals()
+    records = SessionRecords(Parts().store, refusals=refusals, most=400)
+    records.check_handshake(b"x" * 400)
     with pytest.raises(Refused):
-        limits.check_handshake(b"x" * 401)
+        records.check_handshake(b"x" * 401)
+    assert refusals == {Limited.RECORD: 1}
