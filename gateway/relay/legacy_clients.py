@@ -1,5 +1,5 @@
 """Handle the messages of legacy clients (MCP 2025-03-26 to 2025-11-25): handshake, calls, notifications, answers to
-servers' questions, the GET stream and DELETE."""
+servers' questions, the GET stream and DELETE, and the sessions of HTTP+SSE clients (MCP 2024-11-05)."""
 
 import logging
 from collections.abc import Callable
@@ -51,13 +51,13 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_loading import Resolved
-from gateway.sessions.token_carriers import Carriers, client_facts
+from gateway.sessions.token_carriers import Carriers, client_facts, explicit_token
 from gateway.tasks.legacy_clients import LegacyTasks
-from session_store import StoreUnavailable, UnknownEvent, UnwrittenEvent
+from session_store import ClientFacts, Session, StoreUnavailable, UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.background_tasks import Tasks
 from transports.era import LEGACY, LOG_LEVELS
-from transports.inbound_port import Answer, EventSource, HeaderList, Refused, Request
+from transports.inbound_port import Answer, Carried, EventSource, HeaderList, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
     Message,
@@ -386,6 +386,55 @@ class LegacyClients:
             raise keyed_session_stays()
         if not await self.lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()
+
+    # -- HTTP+SSE (MCP 2024-11-05). The transport itself (`transports.inbound.http_sse`) knows only tokens
+
+    async def join(self, request: Request, who: RequestContext) -> Carried:
+        """Return the session of a new event stream: the one that the request names, else a new one. The result has no
+        token if the client's `initialize` will find the session, by its session key or by `session.reattach`.
+
+        Raises:
+            Refused: as `carried`, and as `SessionOpener.open`.
+        """
+        session, by_cookie = await self._carried(request, who)
+        is_returned = session is not None
+        if session is None:
+            if self.carriers.has_key(request):
+                return Carried()
+            if "principal" in self.resolver.settings.reattach and not who.principal.is_anonymous:
+                return Carried()
+            session = (await self.resolver.opener.open(request, who, ClientFacts(), None)).live.session
+        headers = self.carriers.headers(session, request, cookie_held=by_cookie)
+        return Carried(token=self.carriers.token(session), headers=headers, is_returned=is_returned)
+
+    async def carried(self, request: Request, who: RequestContext) -> Carried:
+        """Return the session that a posted message names; a `Carried` without a token if it names none.
+
+        Raises:
+            Refused: 404, a header names no session of this principal.
+        """
+        session, by_cookie = await self._carried(request, who)
+        if session is None:
+            return Carried()
+        return Carried(token=self.carriers.token(session), is_returned=True, by_cookie=by_cookie)
+
+    async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
+        """Return the session that the request names, and True if a cookie names it. Ignore a cookie from another
+        endpoint: clients send a cookie to all paths of the host."""
+        if (token := explicit_token(request)) is not None:
+            return await self.resolver.by_token(token, request.era, who.principal), False
+        session = await self.resolver.by_cookie(request, who)
+        if session is None or (session.endpoint, session.era) != (request.endpoint, LEGACY):
+            return None, False
+        return session, True
+
+    async def leave(self, token: str) -> None:
+        """Stop the server processes of a session whose event stream has ended, unless the session is in use. The
+        session itself stays for a returning client."""
+        session_id = self.carriers.tokens.verify(token)
+        live = None if session_id is None else self.resolver.live.get(session_id)
+        if live is not None and not live.is_busy:
+            await live.stop_servers()
 
 
 def _answer_to_failed(error: BaseException, message: Message, live: LiveSession, correlation: str) -> Answer:

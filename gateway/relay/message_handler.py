@@ -15,7 +15,6 @@ from gateway.observability.logs import CORRELATION
 from gateway.relay.call import Calls
 from gateway.relay.legacy_clients import LegacyClients
 from gateway.relay.modern_clients import ModernClients
-from gateway.sessions.http_sse_sessions import HttpSseSessions
 from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
@@ -29,7 +28,6 @@ class MessageHandler:
     calls: Calls
     legacy: LegacyClients
     modern: ModernClients
-    streams: HttpSseSessions
 
     def call(self, request: Request) -> Coroutine[Any, Any, Answer]:
         return self.calls.call(request)
@@ -50,15 +48,15 @@ class MessageHandler:
     async def join(self, request: Request) -> Carried:
         who = await self.calls.senders.who(request)
         with store_errors_refused():
-            return replace(await self.streams.join(request, who), caller=_name_of(who.principal))
+            return replace(await self.legacy.join(request, who), caller=_name_of(who.principal))
 
     async def carried(self, request: Request) -> Carried:
         who = await self.calls.senders.who(request)
         with store_errors_refused():
-            return replace(await self.streams.carried(request, who), caller=_name_of(who.principal))
+            return replace(await self.legacy.carried(request, who), caller=_name_of(who.principal))
 
     async def leave(self, token: str) -> None:
-        await self.streams.leave(token)
+        await self.legacy.leave(token)
 
     async def negotiated(self, request: Request) -> str:
         with store_errors_refused():

@@ -24,7 +24,6 @@ from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation
 from gateway.sessions.cached_record_validity import CachedRecords
 from gateway.sessions.client_return_tracking import ReturnTracker
-from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_aliases import Aliases
@@ -95,7 +94,6 @@ class Resolution:
             settings=settings,
             audit=base.audit,
         )
-        self.streams = HttpSseSessions(self.resolver)
 
 
 class TaskParts:
@@ -297,12 +295,7 @@ class Http:
             log=base.request_log,
             watches=base.watches,
         )
-        return MessageHandler(
-            calls=calls,
-            legacy=legacy,
-            modern=modern,
-            streams=resolution.streams,
-        )
+        return MessageHandler(calls=calls, legacy=legacy, modern=modern)
 
     def _membership(
         self, cluster: Cluster, peers: PeerRequests, envelopes: Envelopes, forwarder: Forwarder
