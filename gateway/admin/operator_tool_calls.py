@@ -22,6 +22,7 @@ from gateway.admin.report_types import Approval, Attempt, CatalogPage, ToolRow, 
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.endpoint_paths import ALL, path_of
+from gateway.identity.authenticate import Authenticated
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.escaped_text import revealed
 from gateway.observability.logs import CORRELATION
@@ -29,7 +30,6 @@ from gateway.policy.unapproved_items import Unapproved, UnapprovedItems
 from gateway.protocol.extensions import SPEC
 from gateway.protocol.item_digests import digest_of
 from gateway.protocol.merged_lists import named, operation_of
-from gateway.relay.requests_to_own_endpoints import InternalRequests
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -39,8 +39,9 @@ from session_store import Principal, Session, StoreUnavailable
 from session_store.session import redact
 from transports.era import LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
 from transports.inbound.http_messages import read_body
-from transports.inbound.in_process_client import Reply
+from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound.modern_request_checks import VERSION_HEADER
+from transports.inbound.post_parsing import VOUCHED_FOR
 from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, UNREADABLE, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
@@ -222,6 +223,34 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
     version: str = ""
     key: str = ""
+
+
+class InternalRequests:
+    """Send requests of this process to its own endpoints, in the name of any principal and without a credential. They
+    are handled like requests of clients. Only the composition root may create one, because its user can act as any
+    principal.
+
+    `endpoints` are the ASGI apps by path. `host` goes into the `Host` header: a name that this gateway and all others
+    on its store serve."""
+
+    def __init__(self, endpoints: Mapping[str, Any], *, host: str) -> None:
+        self._endpoints = endpoints
+        self._host = host
+
+    def __call__(
+        self,
+        path: str,
+        principal: Principal,
+        claims: CredentialClaims | None,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        peer: str = "",
+    ) -> Reply:
+        """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of the client on whose
+        behalf the request is sent."""
+        inside = InProcessClient(self._endpoints[path], path, {VOUCHED_FOR: Authenticated(principal, claims)})
+        return inside.ask("POST", {**headers, "host": self._host}, body, peer)
 
 
 class OngoingCall:

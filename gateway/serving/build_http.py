@@ -18,7 +18,6 @@ from gateway.relay.call import Calls, Intake, Senders
 from gateway.relay.legacy_clients import LegacyClients
 from gateway.relay.message_handler import MessageHandler
 from gateway.relay.modern_clients import ModernClients
-from gateway.relay.requests_to_own_endpoints import InternalRequests
 from gateway.serving.build_servers import Servers
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation
@@ -157,8 +156,7 @@ class TaskParts:
 class Http:
     """The endpoints of clients and of other replicas, the parts that serve their requests, and the tasks of clients.
 
-    `endpoints`: the MCP endpoints, by path. `served`: all endpoints, by path. `internal`: sends requests from within
-    the process, which need no credential.
+    `endpoints`: the MCP endpoints, by path. `served`: all endpoints, by path.
     """
 
     def __init__(
@@ -206,7 +204,6 @@ class Http:
         self._addresses = Addresses(base.ring.derive(Purpose.CONNECTION)) if options.sse else None
         for path in servers.endpoints:
             self.add(path)
-        self.internal = InternalRequests(self.endpoints, host=guard.served_host)
 
     def add(self, path: str) -> None:
         """Serve another path of `Servers.endpoints` as an MCP endpoint, and by HTTP+SSE (the transport of 2024-11-05)

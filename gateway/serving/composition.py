@@ -6,7 +6,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin.auth import Access, OperatorHosts, SignInLink
-from gateway.admin.operator_tool_calls import ToolCatalog, TriedCalls
+from gateway.admin.operator_tool_calls import InternalRequests, ToolCatalog, TriedCalls
 from gateway.admin.replica_queries import PeerQueries, Replicas
 from gateway.admin.routes import operator_routes
 from gateway.admin.session_environments import SessionEnvironments
@@ -110,7 +110,7 @@ class Operating:
             clock=base.clock,
             tried=TriedCalls(
                 catalog=ToolCatalog(servers.upstreams, servers.tool_calls.unapproved),
-                ask=parts.http.internal,
+                ask=InternalRequests(parts.http.endpoints, host=parts.callers.guard.served_host),
                 finder=SessionFinder(backend.sessions, base.clock),
                 claims=functools.partial(kept_claims, rules=sessions.rules),
                 token=parts.resolution.carriers.token,
