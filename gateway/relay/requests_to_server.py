@@ -119,20 +119,19 @@ def for_server(
 
 
 def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:
-    """Return a function that tells if a call like this one must wait before it is sent to the server. Return None if
-    such a call never must."""
-    live = call.live
-    if live is None or conversation.era is call.era:
+    """Return a function that tells if a call like this one must wait before it is sent to the server: the server's era
+    is not determined yet, or the server has not confirmed a subscription of the session. Return None if such a call
+    never must."""
+    live, era, method = call.live, call.era, call.method
+    if live is None or conversation.era is era:
         return None
-    return functools.partial(_waits_between_eras, upstream, live, call.era, call.method)
 
+    def must_wait() -> bool:
+        return upstream.is_asked_by(live) or (
+            era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))
+        )
 
-def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Era, method: str) -> bool:
-    """Return True if a call between eras must wait: the server's era is not determined yet, or the server has not
-    confirmed a subscription of the session."""
-    if upstream.is_asked_by(live):
-        return True
-    return era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))
+    return must_wait
 
 
 def answer_with(call: Call, answer: ServerAnswer) -> bool:
