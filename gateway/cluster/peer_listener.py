@@ -294,7 +294,6 @@ class ForwardedPost:
     # -- on the fast path (`transports.inbound_port.AnsweringConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send the answer to the call in one frame. Return False, and do nothing, if it is too large."""
         if len(frame) > SMALL_BYTES:
             return False
         self._fast = None
@@ -306,8 +305,6 @@ class ForwardedPost:
         return False
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Continue a call without the fast path. `become` makes its answer from its request. `began` is the monotonic
-        time of its arrival."""
         self._fast = None
         known, call = self._known, self._call
         try:

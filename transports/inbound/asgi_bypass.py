@@ -250,8 +250,6 @@ class RepeatedRequests:
     # -- on the fast path (`transports.inbound_port.WaitingConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send the response to a call on the fast path (it repeats an earlier call), with the body `frame`. Return
-        False, and send nothing, if that is impossible now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -270,8 +268,6 @@ class RepeatedRequests:
         record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
         headers: HeaderList,
     ) -> bool:
-        """Send the response to a call on the fast path, as an event stream with all its frames. `record` is
-        `Answer.record_at_hand`. Return False, and send nothing, if that is impossible now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -285,17 +281,13 @@ class RepeatedRequests:
         return True
 
     def goes_on(self, call: CallInFlight) -> None:
-        """Record that a call on the fast path was sent, after it had to wait."""
         self._fast = call
 
     def begin_general(self) -> None:
-        """Let the handler serve the request from its beginning, because it was not sent on the fast path."""
         self._fast = None
         self._begin_general((self._first + self._body)[self._head_bytes :])
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Let the handler finish a call that was sent on the fast path, and that leaves it. The call arrived at `began`
-        (monotonic clock). `become` returns the answer for its request."""
         self._fast = None
         self._context = context = Context()
         body = (self._first + self._body)[self._head_bytes :]
