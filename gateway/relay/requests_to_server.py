@@ -9,8 +9,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.call_as_legacy_task import LegacyTaskBridge, asking_for_task
-from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
+from gateway.bridge.legacy_server import LegacyServerBridge, LegacyTaskBridge, legacy_meta, legacy_params
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.modern_server_subscriptions import caller_in, caller_of
 from gateway.bridge.request_state import is_input_required
@@ -103,7 +102,7 @@ def for_server(
         tools = upstream.server_lists.known("tools/list", conversation) if call.method == "tools/call" else None
         is_task = isinstance(tools, Tools) and tools.called("", text_of(params, "name")).needs_task
         if is_task and takes_task_calls(conversation.initialize_result or upstream.handshake):
-            bridge, params = LegacyTaskBridge(conversation), asking_for_task(params)
+            bridge, params = LegacyTaskBridge(conversation), params | {"task": msgspec.Raw(b"{}")}
         else:
             bridge = LegacyServerBridge(conversation)
     elif (live := call.live) is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
+from gateway.bridge.legacy_server import LegacyTaskBridge
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.bridge.task_follower import FollowedTask, register_sent
 from gateway.calls.client_request import IncomingCall

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
-from gateway.bridge.legacy_server import LegacyServerBridge
+from gateway.bridge.legacy_server import LegacyServerBridge, LegacyTaskBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
