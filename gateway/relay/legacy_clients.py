@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from gateway.calls.client_request import IncomingCall, id_of, message_of
-from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession
@@ -51,7 +50,7 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_loading import Resolved
-from gateway.sessions.token_carriers import Carriers, client_facts, explicit_token
+from gateway.sessions.token_carriers import client_facts, explicit_token
 from gateway.tasks.legacy_clients import LegacyTasks
 from session_store import ClientFacts, Session, StoreUnavailable, UnknownEvent, UnwrittenEvent
 from session_store.session import redact
@@ -86,9 +85,9 @@ class CallRecovery:
     stream again, and write its messages into the same stream. If several replicas try, only one gets the stored
     request, so the call is repeated once."""
 
-    def __init__(self, intake: Intake, events: EventWriter, exchange_of: ExchangeOf) -> None:
+    def __init__(self, intake: Intake, exchange_of: ExchangeOf) -> None:
         self._intake = intake
-        self._events = events
+        self._events = intake.events
         self._exchange_of = exchange_of
         self._tasks = Tasks("repeated calls")
 
@@ -183,14 +182,12 @@ class LegacyClients:
     resolver: SessionResolver
     records: SessionRecords
     lifecycle: SessionLifecycle
-    carriers: Carriers
     announcements: Announcements
     tasks: LegacyTasks
-    events: EventWriter
     result_meta: bool
 
     def __post_init__(self) -> None:
-        self._recovery = CallRecovery(self.intake, self.events, self.exchange)
+        self._recovery = CallRecovery(self.intake, self.exchange)
 
     # -- calls (`gateway.relay.call.Clients`)
 
@@ -231,7 +228,7 @@ class LegacyClients:
                 return _answer_to_failed(error, message, live, who.correlation)
         if said:
             result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
-        headers = self.carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
+        headers = self.resolver.carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
         return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
@@ -359,14 +356,14 @@ class LegacyClients:
                 await self._recovery.go_on(stream, lost, resolved, request, who)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()
-        return StreamReply(live, stream, after, events=self.events)
+        return StreamReply(live, stream, after, events=self.intake.events)
 
     async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
         """Return the name of the stream that has this event, and the id of the event after which to resume it (None:
         from its beginning). Raises `Refused` if the event is unknown."""
         event_id = id_in_log(last_event_id)
         try:
-            return await self.events.stream_of(live.session.id, event_id), event_id
+            return await self.intake.events.stream_of(live.session.id, event_id), event_id
         except UnwrittenEvent:
             call = call_of_event(last_event_id)
             if call is None:
@@ -374,7 +371,7 @@ class LegacyClients:
             stream = None if lost is None else lost.newest_of(call)
             if stream is not None:  # the events that the client lacks have higher numbers
                 return stream, event_id
-            return await answer_lost(self.events, live.session, call), None
+            return await answer_lost(self.intake.events, live.session, call), None
         except UnknownEvent:
             raise unknown_event() from None
 
@@ -399,13 +396,13 @@ class LegacyClients:
         session, by_cookie = await self._carried(request, who)
         is_returned = session is not None
         if session is None:
-            if self.carriers.has_key(request):
+            if self.resolver.carriers.has_key(request):
                 return Carried()
             if "principal" in self.resolver.settings.reattach and not who.principal.is_anonymous:
                 return Carried()
             session = (await self.resolver.opener.open(request, who, ClientFacts(), None)).live.session
-        headers = self.carriers.headers(session, request, cookie_held=by_cookie)
-        return Carried(token=self.carriers.token(session), headers=headers, is_returned=is_returned)
+        headers = self.resolver.carriers.headers(session, request, cookie_held=by_cookie)
+        return Carried(token=self.resolver.carriers.token(session), headers=headers, is_returned=is_returned)
 
     async def carried(self, request: Request, who: RequestContext) -> Carried:
         """Return the session that a posted message names; a `Carried` without a token if it names none.
@@ -416,7 +413,7 @@ class LegacyClients:
         session, by_cookie = await self._carried(request, who)
         if session is None:
             return Carried()
-        return Carried(token=self.carriers.token(session), is_returned=True, by_cookie=by_cookie)
+        return Carried(token=self.resolver.carriers.token(session), is_returned=True, by_cookie=by_cookie)
 
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
         """Return the session that the request names, and True if a cookie names it. Ignore a cookie from another
@@ -431,7 +428,7 @@ class LegacyClients:
     async def leave(self, token: str) -> None:
         """Stop the server processes of a session whose event stream has ended, unless the session is in use. The
         session itself stays for a returning client."""
-        session_id = self.carriers.tokens.verify(token)
+        session_id = self.resolver.carriers.tokens.verify(token)
         live = None if session_id is None else self.resolver.live.get(session_id)
         if live is not None and not live.is_busy:
             await live.stop_servers()

@@ -38,7 +38,6 @@ from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.late_servers import Asker
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_loading import Resolved
-from gateway.sessions.token_carriers import Carriers
 from gateway.tasks.modern_clients import ModernTasks
 from session_store import Context
 from transports.era import MODERN, SESSIONLESS, Era
@@ -91,7 +90,6 @@ class ModernClients:
 
     intake: Intake
     resolver: SessionResolver
-    carriers: Carriers
     seal: RequestStateSeal
     tasks: ModernTasks
     result_meta: bool
@@ -156,7 +154,7 @@ class ModernClients:
         complete result. The function adds the session's token if the client needs it there, adds a notice if another
         client shares the session, and encrypts the `requestState`."""
         takes_tasks, correlation = _takes_tasks(request), who.correlation
-        names_session = resolved is not None and self.carriers.is_in_result(request, opened=resolved.opened)
+        names_session = resolved is not None and self.resolver.carriers.is_in_result(request, opened=resolved.opened)
         own_session = "" if resolved is None else resolved.own_session
 
         def shape(exchange: Exchange, result: Object) -> Object:
@@ -175,7 +173,7 @@ class ModernClients:
                 result = self.seal.seal(result, session_id=live.session.id, binding=binding, suspended=suspended)
             additions: Object = {}
             if names_session:
-                additions[SESSION_KEY] = msgspec.Raw(encode(self.carriers.token(live.session)))
+                additions[SESSION_KEY] = msgspec.Raw(encode(self.resolver.carriers.token(live.session)))
             if own_session:
                 additions[SHARED_KEY] = msgspec.Raw(encode({"reason": _SHARED, "line": own_session}))
             if self.result_meta:
@@ -189,7 +187,7 @@ class ModernClients:
         return with_meta(of_one_session(result), said)
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
-        return self.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+        return self.resolver.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
     async def as_task(self, coming: IncomingCall) -> Answer | None:
         if type(coming.exchange) is Exchange:

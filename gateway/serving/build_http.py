@@ -258,10 +258,8 @@ class Http:
             resolver=resolution.resolver,
             records=sessions.records,
             lifecycle=sessions.lifecycle,
-            carriers=resolution.carriers,
             announcements=sessions.announcements,
             tasks=legacy_tasks,
-            events=base.events,
             result_meta=options.result_meta,
         )
         listening = TaskListening(
@@ -278,7 +276,6 @@ class Http:
         modern = ModernClients(
             intake=intake,
             resolver=resolution.resolver,
-            carriers=resolution.carriers,
             seal=RequestStateSeal(base.ring, base.clock),
             tasks=modern_tasks,
             result_meta=options.result_meta,

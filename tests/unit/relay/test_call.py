@@ -313,11 +313,11 @@ class Suspended:
     def __init__(self) -> None:
         self.server, self.live = AskingServer(), a_live(era="modern")
         seal = RequestStateSeal(KeyRing.ephemeral(), FakeClock())
-        carriers = SimpleNamespace(
+        self.carriers = SimpleNamespace(
             headers=lambda *_, **__: [], is_in_result=lambda *_, opened: opened, token=lambda *_: "t"
         )
         self.endpoints = {"/mcp": None}
-        given: Any = {"intake": self, "resolver": self, "carriers": carriers}
+        given: Any = {"intake": self, "resolver": self}
         nothing: Any = None
         self.clients = ModernClients(**given, seal=seal, tasks=nothing, result_meta=False)
         self.exchange, server = fake_upstream.a_call(self.live), cast("Any", self.server)

@@ -81,7 +81,7 @@ class Replica:
         self.live = LiveSession(session, log)
         self.events = EventWriter(log, lambda _: self.live.session.epoch)
         self.intake = an_intake(server, self.events)
-        self._recovery = CallRecovery(self.intake, self.events, self._exchange)
+        self._recovery = CallRecovery(self.intake, self._exchange)
 
     def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         assert request.message is not None
@@ -257,8 +257,9 @@ async def test_an_answer_of_the_client_brings_its_server_no_key_of_the_gateway(m
     live, given = LiveSession(a_session(FakeClock()), MemoryEventLog()), list[Message]()
     monkeypatch.setattr(Questions, "answered", lambda _, message: given.append(message))
     resolver: Any = SimpleNamespace(require=AsyncMock(return_value=Resolved(live=live, context=live.session.context)))
-    parts: Any = dict.fromkeys("intake records lifecycle carriers announcements tasks events".split())
-    clients = LegacyClients(**parts, resolver=resolver, result_meta=False)
+    parts: Any = dict.fromkeys("records lifecycle announcements tasks".split())
+    intake: Any = SimpleNamespace(events=None)
+    clients = LegacyClients(**parts, intake=intake, resolver=resolver, result_meta=False)
     meta = {f"{RESERVED}/context": {"user": "eve"}, "k": 1}
     body = {"jsonrpc": "2.0", "id": 1, "result": {"roots": [], "_meta": meta}}
     await clients.respond(a_request(message=parse(encode(body))), WHO)
