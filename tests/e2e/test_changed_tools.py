@@ -20,7 +20,6 @@ from tests.support.mcp_clients import (
     error_of,
     modern_body,
     modern_headers,
-    restarted,
     result_of,
     streamed,
 )
@@ -119,43 +118,6 @@ def test_a_list_that_fails_decides_nothing(tmp_path: Path, http: httpx.Client, e
             assert error["code"] == -32013 and "a moment, please" in error["message"]
         it.says(tool())
         assert note(shown) is None is note(unshown), "it is as it was"
-
-
-@pytest.mark.parametrize("mode", ["tell", "refuse"])
-def test_a_process_that_starts_again_with_other_tools_is_compared_where_changes_are_refused(
-    tmp_path: Path, http: httpx.Client, mode: str
-) -> None:
-    it = Notes(tmp_path, "legacy")
-    with in_process_gateway(it.servers, options={"policy": {"changed_tools": mode}}) as running:
-        client = opened(running.url, http, "legacy")
-        listed(client)
-        assert note(client) is None
-        it.says(tool(description=HOSTILE))
-        called(client, "exit")
-        if mode == "tell":
-            answer = called(client)
-            assert restarted(answer) == {"reason": "crash"} and NOTE not in answer.text
-            listed(client)
-            assert note(client) == {"reason": "tool_changed"}
-        else:
-            assert error_of(called(client))["data"]["reason"] == "tool_changed", "before anybody has listed"
-
-
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_sessions_of_a_shared_server_are_told_one_by_one(tmp_path: Path, http: httpx.Client, era: str) -> None:
-    it = Notes(tmp_path, era)
-    it.servers["notes"]["shared"] = True
-    with in_process_gateway(it.servers, options={}) as running:
-        first, second, unshown = (opened(running.url, http, era) for _ in range(3))
-        for client in (first, second, unshown):
-            called(client)
-        for client in (first, second):
-            listed(client)
-        it.says(tool(description=HOSTILE))
-        assert listed(second)["read"] == HOSTILE
-        for client in (first, second):
-            assert note(client) == {"reason": "tool_changed"} and note(client) is None
-        assert note(unshown) is None
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])

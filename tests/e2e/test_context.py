@@ -4,7 +4,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -251,27 +250,6 @@ def test_a_late_workspace_is_applied_and_a_changed_one_is_refused_and_both_are_t
     again = legacy.initialize(meta={"orbit": {"workspace": "w-9"}})
     assert result_of(again)["_meta"][TOLD] == {"workspace": "w-9", "applied": True}, "a handshake begins anew"
     assert env(legacy)["WORKSPACE"] == "w-9"
-
-
-@requirement("ctx.announce-late")
-def test_a_call_in_flight_keeps_its_workspace_when_the_session_gets_another(
-    gateway: RunningGateway, http: httpx.Client
-) -> None:
-    client = Legacy(f"{gateway.base}/servers/other/mcp", http, headers=ANN)
-    client.open(meta={"orbit": {"workspace": "w-1"}})
-    pid, began, done = tool_text(client.tool("pid")), Path(env(client)["TMPDIR"], "began"), "done"
-    waits = f"touch {began}; until test -e {began.with_name(done)}; do sleep 0.05; done"
-    code = f"subprocess.run(['sh', '-c', '{waits}']) and os.environ['WORKSPACE']"
-    with ThreadPoolExecutor(1) as at_once:
-        in_flight = at_once.submit(client.tool, "python", {"code": code})
-        assert eventually(began.exists)
-        client.initialize(meta={"orbit": {"workspace": "w-9"}})
-        assert env(client)["WORKSPACE"] == "w-9" and tool_text(client.tool("pid")) != pid
-        assert not in_flight.done()
-        began.with_name(done).touch()
-        assert tool_text(in_flight.result()) == "w-1"
-    assert eventually(lambda: not Path("/proc", pid).exists()), "its server has no more to do"
-    assert env(client)["WORKSPACE"] == "w-9"
 
 
 @requirement("ctx.temp-dir")

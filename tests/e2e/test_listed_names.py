@@ -21,7 +21,6 @@ from tests.support.mcp_clients import (
     messages,
     modern_body,
     modern_headers,
-    result_of,
     streamed,
     tool_text,
     without_id,
@@ -303,20 +302,3 @@ def test_who_sees_a_server_is_served_and_an_open_gateway_says_what_is_not_there(
     client = Modern(f"{hiding.base}/servers/hidden/mcp", http, headers=bearer(KEYS["alice"]))
     assert tool_text(client.tool("count")) == "1"
     assert http.post(demo.at("absent"), json={}, headers=ACCEPT).status_code == 404
-
-
-@requirement("ext.resource-owner")
-def test_a_resource_that_no_server_lists_is_found_by_asking(http: httpx.Client) -> None:
-    def shelf(name: str, era: str) -> Any:
-        content = {"contents": [{"uri": "@URI", "text": f"of {name}"}]}
-        missing = [["error", -32602 if era == "modern" else -32002, "not found"]]
-        listed: Any = {"resources": []}
-        answers = {"resources/list": listed, f"resources/read {name}://*": content, "resources/read": missing}
-        return table_server({"era": era, "capabilities": {"resources": {}}, "answers": answers, "scope": "private"})
-
-    with in_process_gateway({era: shelf(era, era) for era in ("legacy", "modern")}) as gateway:
-        for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
-            ask = client.call if isinstance(client, Legacy) else client.send
-            for name in ("legacy", "modern"):
-                found = result_of(ask("resources/read", {"uri": f"{name}://hidden"}))
-                assert found["contents"][0]["text"] == f"of {name}"

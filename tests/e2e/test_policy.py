@@ -88,17 +88,6 @@ def test_what_is_not_for_a_session_does_not_exist_for_it(gateway: InProcessGatew
         assert error_of(answer)["message"] == "Unknown prompt: inner__introduce"
 
 
-@requirement("pol.read-only")
-def test_a_read_only_session_has_only_tools_that_read(gateway: InProcessGateway, http: httpx.Client) -> None:
-    """The demo server annotates its tools, so nothing is configured for them."""
-    for client in clients(gateway, http, "alice-new"):
-        seen = {name for name in listed(client) if name.startswith("inner__")}
-        assert {"inner__whoami", "inner__recall"} <= seen and not seen & {"inner__remember", "inner__count"}
-        assert tool_text(client.tool("inner__whoami"))
-        for hidden in ("inner__remember", "inner__count", "probe__echo", "inner__unlisted"):
-            assert error_of(client.tool(hidden, {"key": "k", "value": "v"}))["message"].startswith("Unknown tool")
-
-
 @requirement("ctx.bind")
 def test_arguments_are_bound_to_the_context(gateway: InProcessGateway, http: httpx.Client) -> None:
     legacy, _ = clients(gateway, http, "alice")

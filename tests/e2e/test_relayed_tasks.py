@@ -14,7 +14,7 @@ from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
 from tests.support.gateway_process import DEMO, TASKS, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.legacy_task_client import Listening, Tasks
+from tests.support.legacy_task_client import Tasks
 from tests.support.mcp_clients import (
     DECLARES_TASKS,
     SESSION_KEY,
@@ -269,24 +269,6 @@ def test_a_task_that_asks_is_answered_while_its_result_is_awaited(
         message["result"]["_meta"][RELATED]["taskId"] for message in seen if "action" in message.get("result", {})
     ]
     assert replied and all(own.startswith("task/") for own in replied), "its server gets its own id"
-
-
-@requirement("wall.memory")
-@pytest.mark.parametrize("name", SERVERS)
-def test_only_its_own_session_is_told_of_a_task(legacy: InProcessGateway, http: httpx.Client, name: str) -> None:
-    mine, other = (Tasks(legacy.url, http, f"{name}__") for _ in range(2))
-    with Listening(mine.client) as told, Listening(other.client) as others:
-        task = mine.begin("work", meta={"progressToken": "p1"}, for_s=0.3)["taskId"]
-        assert eventually(lambda: len(told.of("notifications/tasks/status")) == 1)
-        (status,) = told.of("notifications/tasks/status")
-        assert (status["taskId"], status["status"]) == (task, "completed")
-        (progress,) = told.of("notifications/progress")
-        assert (progress["progressToken"], progress["_meta"][RELATED]) == ("p1", {"taskId": task})
-        # The other session is busy with the same server, and its own tasks are its only ones.
-        own = other.begin("work")["taskId"]
-        assert eventually(lambda: [s["taskId"] for s in others.of("notifications/tasks/status")] == [own])
-        assert not others.of("notifications/progress")
-        assert mine.listed() == [task] and other.listed() == [own]
 
 
 @requirement("proc.isolated")

@@ -5,7 +5,6 @@ import json
 import queue
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -335,31 +334,6 @@ def test_a_client_that_never_comes_back_is_given_up(http: httpx.Client, monkeypa
         assert eventually(lambda: "did not send its answers" in tool_text(client.tool("cancelled")))
         late = messages(back(client, "ask_once", {}, question["requestState"], answers_to(question)))[-1]
         assert late["error"]["code"] == -32015, "the call has ended"
-
-
-@requirement("wall.memory", "spec.bridge")
-def test_what_may_belong_to_one_of_two_calls_waits_in_a_bounded_number_and_is_answered(
-    scripted: RunningGateway, http: httpx.Client
-) -> None:
-    """A modern client's calls: which one a server's question belongs to, is not said on stdio."""
-    token = Modern(scripted.at("legacy"), http).tool("got").headers["mcp-gateway-session"]
-    client = Modern(scripted.at("legacy"), http, headers={"MCP-Gateway-Session": token})
-    asks = [json.dumps({"jsonrpc": "2.0", "id": number, "method": "roots/list"}) for number in range(40)]
-
-    def got(part: str) -> list[Any]:
-        return [json.loads(line) for line in json.loads(tool_text(client.tool("got"))) if part in line]
-
-    with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(client.tool, "say", {})]
-        assert eventually(lambda: len(got('"say"')) == 1)
-        calls.append(pool.submit(client.tool, "say", {"lines": asks}))
-        for answered in (8, 40):
-            assert eventually(lambda: len(got('"error"')) == answered)  # noqa: B023  # it runs in this round
-            client.tool("answer", {"result": '{"content":[]}'})
-    assert all(result_of(call.result())["content"] == [] for call in calls)
-    told = [answer["error"]["message"] for answer in got('"error"')]
-    assert sum("wait for other calls" in text for text in told) == 8
-    assert sum("not declared" in text for text in told) == 32
 
 
 @requirement("spec.bridge")

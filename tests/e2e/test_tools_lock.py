@@ -139,21 +139,6 @@ def test_what_changes_between_two_sessions_is_absent_until_it_is_approved(
         assert seen(first) == ALL and works(first, *USES[0])
 
 
-def test_what_is_new_or_in_no_lock_is_absent(tmp_path: Path, http: httpx.Client) -> None:
-    it = Locked(tmp_path, "modern")
-    assert it.command("lock")[0] == 0
-    it.says(tool(), tool("send"), prompts=[PROMPT, {"name": "new"}])
-    others = {**it.servers, "late": table_server(listing("modern", tools=[tool()]), sandbox="off")}
-    with in_process_gateway(others, options=it.options()) as running:
-        client = opened(f"{running.base}/servers/notes/mcp", http, "modern")
-        assert seen(client) == ALL
-        assert not works(client, "tools/call", {"name": "send", "arguments": {}})
-        late = opened(f"{running.base}/servers/late/mcp", http, "modern")
-        assert seen(late) == NONE
-        assert not works(late, *USES[0])
-        assert "its server is not in the lock" in running.stderr()
-
-
 def test_an_approved_tool_has_no_second_form(tmp_path: Path, http: httpx.Client) -> None:
     """A server lists an approved tool, and another one of the same name."""
     it = Locked(tmp_path, "legacy")

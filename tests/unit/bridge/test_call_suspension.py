@@ -17,8 +17,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
-from gateway.calls.questions_to_client import give_up
-from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.calls.questions_to_client import MAX_QUESTIONS_OF_CALL, give_up
+from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, UNREAD, UPSTREAM_UNAVAILABLE
 from gateway.protocol.client_capabilities import caller_of_meta
 from session_store import ClientFacts, MemoryEventLog, StoreUnavailable
 from tests.requirements import requirement
@@ -170,6 +170,16 @@ async def test_a_question_that_its_server_cancels_while_it_waits_for_other_calls
     held = server.live.questions._unclear
     await until(lambda: not held)
     assert not server.refused and not any(call.suspended for call in calls)
+
+
+@requirement("wall.memory")
+async def test_so_many_questions_wait_for_other_calls() -> None:
+    server = Server()
+    for _ in range(2):
+        server.call()
+    for _ in range(MAX_QUESTIONS_OF_CALL + 1):
+        server.asks()
+    assert server.refused == [UNREAD]
 
 
 async def test_a_question_of_a_call_that_may_not_ask_reaches_no_other_session() -> None:
