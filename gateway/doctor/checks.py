@@ -102,27 +102,13 @@ async def check_settings(settings: Settings, config: Path | None = None) -> Asyn
 
 
 async def _stored(settings: Settings) -> AsyncIterator[Finding]:
+    """Open the store, and yield what its backend observes. Then check the gateways that use it, and their clients."""
     url = settings.gateway.store
     try:
-        backend = _backend(url)
+        backend = backend_for(url, BackendOptions(exclusive=False, create=False))
     except StoreError as error:
         yield failure("store", str(error), "correct gateway.store, the store's URL")
-    else:
-        async for finding in check_store(url, backend):
-            yield finding
-        async for finding in check_replicas(settings, _backend(url)):
-            yield finding
-        if backend.is_durable:
-            async for finding in check_clients(_backend(url)):
-                yield finding
-
-
-def _backend(url: str) -> Backend:
-    return backend_for(url, BackendOptions(exclusive=False, create=False))
-
-
-async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
-    """Open the store, and yield what its backend observes. `url` is only for display."""
+        return
     try:
         await backend.open()
         await backend.ping()
@@ -133,27 +119,27 @@ async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
         yield failure("store", f"{shown(url)}: {error}", _REACH)
         return
     try:
-        for one in await backend.inspect():
-            yield Finding(check=one.subject, state=one.state, what=one.text, do=one.advice)
-    except StoreError as error:
-        yield failure("store", f"{shown(url)}: {error}", _ALLOW)
+        try:
+            for one in await backend.inspect():
+                yield Finding(check=one.subject, state=one.state, what=one.text, do=one.advice)
+        except StoreError as error:
+            yield failure("store", f"{shown(url)}: {error}", _ALLOW)
+        async for finding in _replicas(settings, backend):
+            yield finding
+        async for finding in check_clients(backend):
+            yield finding
     finally:
         await backend.close()
 
 
-async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
+async def _replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
     """Send a request to each live gateway on the store. Yield nothing if there is none, or if store or keys cannot be
     used: other checks report that."""
     if not backend.is_shared:
         return
     with suppress(StoreError, ConfigurationError):
         envelopes = Envelopes(key_ring(settings.gateway.store), tls=peer_tls(settings.gateway.peer_tls))
-        await backend.open()
-        try:
-            live = await backend.directory.replicas()
-        finally:
-            await backend.close()
-        for name, address in live.items():
+        for name, address in (await backend.directory.replicas()).items():
             why = "it reports that other gateways cannot reach it"
             if address:
                 why = await why_not_found(address, name, envelopes)

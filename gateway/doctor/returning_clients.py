@@ -21,14 +21,12 @@ _ALL_RETURN: Final = "no client is known to share a session, or to open sessions
 
 
 async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
-    """Report the clients about which gateways have warned in the last day, from the audit trail in the store. If the
-    store cannot be read, yield nothing: `check_store` reports that."""
+    """Report the clients about which gateways have warned in the last day, from the audit trail in an open store. Yield
+    nothing if the store keeps no trail, or if it cannot be read."""
+    if not backend.is_durable:
+        return
     with suppress(StoreError):
-        await backend.open()
-        try:
-            events = await backend.audit.recent(_EVENTS)
-        finally:
-            await backend.close()
+        events = await backend.audit.recent(_EVENTS)
         since = time() - _LOOKED_BACK_S
         reasons = list(dict.fromkeys(event.reason for event in events if event.event == "warned" and event.at > since))
         for reason in reasons:
