@@ -49,7 +49,7 @@ def check(
     Modules of `in_process` servers are imported. The other servers are started or contacted, unless --offline is given.
     """
     from gateway.config.secrets import key_ring
-    from gateway.doctor.announced_workspaces import check_workspaces
+    from gateway.doctor.machine import check_workspaces
     from gateway.sandbox.sandbox_checks import (
         configured_sandboxes,
         refuse_cgroup,

@@ -11,9 +11,8 @@ from gateway.cluster.own_reachability import why_not_found
 from gateway.config.configuration_errors import located
 from gateway.config.secrets import key_ring, peer_tls
 from gateway.config.settings import ConfigurationError, Loaded, Settings, load
-from gateway.doctor.announced_workspaces import check_workspaces
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.doctor.machine import check_access, check_keys, check_limits, check_sandboxes
+from gateway.doctor.machine import check_access, check_keys, check_limits, check_sandboxes, check_workspaces
 from gateway.doctor.returning_clients import check_clients, check_clients_at
 from gateway.doctor.running_gateways import check_outside
 from gateway.doctor.servers import check_servers

@@ -1,4 +1,4 @@
-"""Check this machine and the configuration: keys, addresses, limits of files and processes, sandboxes."""
+"""Check this machine and the configuration: keys, addresses, workspaces, limits of files and processes, sandboxes."""
 
 import os
 import resource
@@ -10,6 +10,7 @@ from gateway.config.addresses import is_loopback
 from gateway.config.secrets import KEYS_FILE, UnusableSecret, key_file, key_ring, others_can_read, secret_in
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
+from gateway.identity.context_rules import is_catch_all, is_for_all
 from gateway.sandbox.sandbox_checks import (
     ServerSandbox,
     configured_sandboxes,
@@ -21,6 +22,7 @@ from gateway.sandbox.sandbox_checks import (
 from session_store import backend_for
 from transports.upstream.cgroup_delegation import look
 
+_WORKSPACE: Final = "take the workspace from a claim (auth.jwt[].claims.workspace) or a rule (policy.rules[].workspace)"
 _FILES_PER_PROCESS: Final = 5
 _FILES_PER_CLIENT: Final = 1
 _FILES_OF_THE_GATEWAY: Final = 200
@@ -79,6 +81,30 @@ def check_access(settings: Settings) -> Iterator[Finding]:
             f"host is {options.host}, which is not an address that other gateways on the store can connect to",
             "set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to this machine's HOST:PORT",
         )
+
+
+def check_workspaces(settings: Settings) -> Iterator[Finding]:
+    """Warn if workspaces that clients announce grant something, or if the policy names workspaces but only clients
+    announce them."""
+    auth, policy = settings.gateway.auth, settings.gateway.policy
+    if policy.trust_announced_workspace:
+        yield warning(
+            "workspaces",
+            "policy.trust_announced_workspace is on: any client may take any workspace, with all that it grants",
+            f"{_WORKSPACE}, and switch the setting off, unless you trust all clients",
+        )
+        return
+    named = [f"policy.rules[{n}].workspaces" for n, rule in enumerate(policy.rules) if not is_for_all(rule)]
+    named += [f"policy.workspaces.{pattern}" for pattern in policy.workspaces if not is_catch_all(pattern)]
+    said = any(entry.claims.workspace for entry in auth.jwt) or any(rule.workspace is not None for rule in policy.rules)
+    if named and not said:
+        yield warning(
+            "workspaces",
+            f"{', '.join(named)}: workspaces come only from what clients announce, and that grants nothing",
+            f"{_WORKSPACE}; or set policy.trust_announced_workspace if you trust all clients",
+        )
+    else:
+        yield ok("workspaces", "no setting depends on the workspace that a client announces")
 
 
 def check_limits(settings: Settings) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from gateway.config.settings import Settings
 from gateway.doctor import servers
 from gateway.doctor.checks import check_everything, check_settings
 from gateway.doctor.findings import Finding
+from gateway.doctor.machine import check_workspaces
 from gateway.doctor.running_gateways import check_running, is_gateway
 from gateway.doctor.servers import check_servers
 from gateway.upstreams.server_facts import ServerState
@@ -131,6 +132,22 @@ def test_a_program_is_looked_for_in_the_working_directory_of_its_server(tmp_path
     entry = Settings.model_validate({"mcpServers": {"a": {"command": command, "cwd": str(tmp_path)}}}).mcpServers["a"]
     failed = SimpleNamespace(name="a", settings=entry, state=ServerState("failing", "it exited"), is_left_out=False)
     assert do in servers._finding(cast(Any, failed), "", {}).do
+
+
+@requirement("wall.provenance")
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"trust_announced_workspace": True}, "any client may take any workspace"),
+        ({"rules": [{"workspaces": ["team-*"], "trust": "direct"}]}, "policy.rules[0].workspaces"),
+        ({"workspaces": {"a": {}, "*": {}}}, "policy.workspaces.a"),
+        ({"rules": [{"workspaces": ["team-*"]}, {"principals": ["api-key:*"], "workspace": "team-a"}]}, ""),
+        ({"rules": [{"workspaces": ["*"], "trust": "direct"}]}, ""),
+    ],
+)
+def test_what_announced_workspaces_do_is_found_out(policy: Any, words: str) -> None:
+    [finding] = check_workspaces(Settings.model_validate({"gateway": {"policy": policy}}))
+    assert (finding.state, words in finding.what) == ("warning" if words else "ok", True)
 
 
 class Operators(Handler):
