@@ -29,8 +29,8 @@ from gateway.config.hosts.client_files import (
     FoundServers,
     add_entry,
     copy_of,
-    entry_in,
     found_servers,
+    object_in,
     other_servers,
     session_key_of,
     write_file,
@@ -341,7 +341,7 @@ def _write(found: Snippet, url: str) -> None:
         )
     path = Path(file.path).expanduser().absolute()
     try:
-        others, before = other_servers(path, file), entry_in(path, file)
+        others, before = other_servers(path, file), object_in(path, file.at)
         copy = copy_of(path) if path.exists() and path.stat().st_size else None
         written = add_entry(path, file, copy=copy, url=url)
     except ConfigurationError as error:
@@ -375,7 +375,7 @@ def _snippet(client: str, url: str, entry: Entry) -> Snippet:
     file, kept = found().file, ""
     if file is not None and (path := Path(file.path).expanduser()).is_absolute():
         try:
-            before = entry_in(path, file)
+            before = object_in(path, file.at)
         except ConfigurationError as error:
             raise error_exit(str(error)) from None
         kept = session_key_of(before) if _is_for(url, before) else ""

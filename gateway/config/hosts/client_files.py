@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -148,33 +148,26 @@ def session_key_of(entry: Mapping[str, Any]) -> str:
     return ""
 
 
-def other_servers(path: Path, file: ClientFile) -> list[str]:
-    """Return the servers beside the entry in its table of the file at `path`, without those that are this gateway.
-
-    Raises:
-        ConfigurationError: the file cannot be read.
-    """
-    found: Any = read_document(path) if path.exists() and path.stat().st_size else {}
-    for key in file.at[:-1]:
-        found = found.get(key) if isinstance(found, dict) else None
-    entries = found.items() if isinstance(found, dict) else ()
-    return [
-        name
-        for name, entry in entries
-        if name != file.at[-1] and isinstance(entry, dict) and not _is_gateway(entry, entry.get("url"))
-    ]
-
-
-def entry_in(path: Path, file: ClientFile) -> dict[str, Any]:
-    """Return the entry in the file at `path` that has the keys `file.at`; empty if there is none.
+def object_in(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the object to which the keys lead in the file at `path`; empty if there is none.
 
     Raises:
         ConfigurationError: the file cannot be read.
     """
     found: Any = read_document(path) if path.exists() else {}
-    for key in file.at:
+    for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def other_servers(path: Path, file: ClientFile) -> list[str]:
+    """Return the servers beside the entry in its table of the file at `path`, without those that are this gateway.
+    Raises as `object_in`."""
+    return [
+        name
+        for name, entry in object_in(path, file.at[:-1]).items()
+        if name != file.at[-1] and isinstance(entry, dict) and not _is_gateway(entry, entry.get("url"))
+    ]
 
 
 _TOKEN: Final = re.compile(
@@ -272,7 +265,7 @@ def with_entry(text: str, file: ClientFile, where: str, *, url: str = "") -> str
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise ConfigurationError(f"{where}: {key} is not a table")
-    name, entry = file.at[-1], _plain(file.entry)
+    name, entry = file.at[-1], file.entry
     before = table.get(name)
     if before == entry:
         return text
@@ -323,7 +316,7 @@ def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
 def _inserted(text: str, file: ClientFile) -> str:
     """Return the text with the entry added as the last one in its object, after the comments there."""
     places = {place.keys: place for place in _object_places(text)}
-    above, inner = file.at[:-1], {file.at[-1]: _plain(file.entry)}
+    above, inner = file.at[:-1], {file.at[-1]: file.entry}
     while above not in places and above:
         inner, above = {above[-1]: inner}, above[:-1]
     if above not in places:
@@ -385,12 +378,3 @@ def _unquoted(word: str) -> str:
         return str(parsed_document('{"key": ' + word + "}", "", is_toml=False)["key"])
     except ConfigurationError:
         return word
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to dicts and lists, as parsing a file returns them."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value

@@ -37,7 +37,7 @@ class ClientFile:
 
     path: str
     at: tuple[str, ...]
-    entry: Mapping[str, Any]
+    entry: dict[str, Any]
     language: Literal["json", "toml"] = "json"
 
     @property
@@ -46,7 +46,7 @@ class ClientFile:
         if self.language == "toml":
             lines = [f"{key} = {_toml(value)}" for key, value in self.entry.items()]
             return "\n".join([f"[{'.'.join(map(_toml_key, self.at))}]", *lines]) + "\n"
-        document: Any = dict(self.entry)
+        document = self.entry
         for key in reversed(self.at):
             document = {key: document}
         return json.dumps(document, indent=2) + "\n"
