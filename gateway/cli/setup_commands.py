@@ -199,13 +199,13 @@ def add(
         raise error_exit(str(error)) from None
     _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
     _tell_absent({name: entry})
-    faults = _faults_of(name, config)
+    faults, others = _faults_and_others(name, config)
     for line in faults:
         _out.print_labelled("missing", line)
     if added:
         refuses = "refuses this change, and later ones, until nothing is missing for it"
         _out.print(f"A gateway that runs with this file {refuses if faults else 'loads it by itself'}.")
-        if len(others := _others_in(config, name)) == 1:
+        if len(others) == 1:
             _out.print(f"With a second server, {others[0]}'s tools are called {others[0]}__TOOL at /mcp.")
     options = _gateway_of(config)
     if _is_served(url := f"{url_here(options.host, options.port)}/mcp"):
@@ -214,20 +214,14 @@ def add(
         _out.print(f"Next: mcp-session-gateway run{_given(config)}")
 
 
-def _others_in(file: Path, name: str) -> list[str]:
-    """Return the names of the other servers of the configuration; none if it cannot be used."""
+def _faults_and_others(name: str, file: Path) -> tuple[Iterable[str], list[str]]:
+    """Return why the server is left out of the file's configuration, and the names of the other servers. If all of the
+    file cannot be used, return why, and no names."""
     try:
-        return [each for each in load(file).settings.mcpServers if each != name]
-    except ConfigurationError:
-        return []
-
-
-def _faults_of(name: str, file: Path) -> Iterable[str]:
-    """Return why the server is left out of the file's configuration, or why all of the file cannot be used."""
-    try:
-        return load(file).settings.left_out.get(name, ())
+        settings = load(file).settings
+        return settings.left_out.get(name, ()), [each for each in settings.mcpServers if each != name]
     except ConfigurationError as error:
-        return str(error).splitlines()
+        return str(error).splitlines(), []
 
 
 def _gateway_of(config: Path) -> GatewaySettings:
