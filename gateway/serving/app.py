@@ -15,7 +15,7 @@ from gateway.config.settings import Settings
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
 from gateway.serving.pages.home_page import HomePage, is_for_people, is_plain
-from gateway.serving.pages.server_cards import Documents, card_routes
+from gateway.serving.pages.server_cards import card_routes
 from session_store import Backend
 from transports.inbound.http_messages import Receive, Scope, Send
 from transports.inbound.http_sse import HttpSse
@@ -140,7 +140,7 @@ def create_app(
     routes: list[BaseRoute] = [*_health(gateway, names_servers=False), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
     routes += gateway.consent_routes
-    routes += card_routes(Documents(options.cards, options.browser_url), gateway.rates, gateway.guard)
+    routes += card_routes(options.cards, options.browser_url, gateway.rates, gateway.guard)
     if not options.admin.listen:
         routes += gateway.operator_routes
     has_console = is_loopback(options.host) and gateway.has_console and not options.admin.listen

@@ -36,40 +36,29 @@ _CORS: Final = {
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 
 
-class Documents:
-    """The server cards and the catalog. `by_path`: media type and content by path; empty if there are no cards. `base`
-    is the URL at which clients reach the gateway, without a slash at its end."""
-
-    def __init__(self, cards: Mapping[str, CardSettings], base: str) -> None:
-        self._base = base
-        self.by_path: dict[str, tuple[str, bytes]] = {}
-        entries = []
-        for server, card in cards.items():
-            path = ALL if server == ALL_SERVERS else path_of(server)
-            self.by_path[path + CARD] = (_CARD_TYPE, _json(self._card(path, card)))
-            entries.append(self._entry(path, card))
-        if entries:
-            self.by_path[CATALOG] = (_CATALOG_TYPE, _json({"specVersion": "1.0", "entries": entries}))
-
-    def _card(self, path: str, card: CardSettings) -> dict[str, Any]:
-        return {
+def _documents(cards: Mapping[str, CardSettings], base: str) -> dict[str, tuple[str, bytes]]:
+    """Return media type and content of the server cards and the catalog, by path; empty if there are no cards."""
+    found: dict[str, tuple[str, bytes]] = {}
+    entries = []
+    for server, card in cards.items():
+        path = ALL if server == ALL_SERVERS else path_of(server)
+        document = {
             "$schema": _SCHEMA,
             "name": card.name,
             "version": card.version,
             "description": card.description,
-            "remotes": [{"type": "streamable-http", "url": self._base + path}],
+            "remotes": [{"type": "streamable-http", "url": base + path}],
         }
-
-    def _entry(self, path: str, card: CardSettings) -> dict[str, str]:
-        return {
-            "identifier": card.identifier,
-            "type": _CARD_TYPE,
-            "url": self._base + path + CARD,
-        }
+        found[path + CARD] = (_CARD_TYPE, _json(document))
+        entries.append({"identifier": card.identifier, "type": _CARD_TYPE, "url": base + path + CARD})
+    if entries:
+        found[CATALOG] = (_CATALOG_TYPE, _json({"specVersion": "1.0", "entries": entries}))
+    return found
 
 
-def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[BaseRoute]:
-    """Return the routes of the documents. Requests count against the rate limit of the client's address."""
+def card_routes(cards: Mapping[str, CardSettings], base: str, rates: RateLimits, guard: Guard) -> list[BaseRoute]:
+    """Return the routes of the server cards and the catalog. `base`: the URL at which clients reach the gateway,
+    without a slash at its end. Requests count against the rate limit of the client's address."""
 
     def route(path: str, media_type: str, content: bytes) -> Route:
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
@@ -90,7 +79,7 @@ def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[B
 
         return Route(path, document, methods=["GET", "OPTIONS"])
 
-    return [route(path, *found) for path, found in documents.by_path.items()]
+    return [route(path, *found) for path, found in _documents(cards, base).items()]
 
 
 def _names(sent: str, tag: str) -> bool:
