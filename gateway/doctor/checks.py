@@ -13,8 +13,7 @@ from gateway.config.secrets import key_ring, peer_tls
 from gateway.config.settings import ConfigurationError, Loaded, Settings, load
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.machine import check_access, check_keys, check_limits, check_sandboxes, check_workspaces
-from gateway.doctor.returning_clients import check_clients, check_clients_at
-from gateway.doctor.running_gateways import check_outside
+from gateway.doctor.running_gateways import check_clients, check_clients_at, check_outside
 from gateway.doctor.servers import check_servers
 from session_store import Backend, StoreError, backend_for
 from session_store.connect import BackendOptions, shown

@@ -1,20 +1,25 @@
-"""Check running gateways over the network, as clients reach them, and those that this user runs on this machine."""
+"""Check running gateways over the network, as clients reach them, and those that this user runs on this machine. Report
+the clients about which they warn."""
 
 import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import time
 from typing import Any, Final
 
 import httpx2
+import msgspec
 
 from gateway.admin.local_gateways import LocalGateway, local_gateways
 from gateway.config.addresses import is_of_this_machine, url_here
 from gateway.config.settings import ConfigurationError, GatewaySettings, load
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.doctor.returning_clients import check_clients_at
+from gateway.sessions.client_return_tracking import ADVICE, ClientWarning
+from session_store import Backend, StoreError
 
 _TIMEOUT_S: Final = 10.0
 _SECOND_EVENT_S: Final = 4.0
@@ -35,6 +40,10 @@ _HANDSHAKE: Final = {
 }
 _READY_TIMEOUT_S: Final = 2.0
 _READY_BYTES: Final = 16_384
+_LOOKED_BACK_S: Final = 86_400.0
+_EVENTS: Final = 2_000
+_WHERE: Final = "give --admin-url the URL at which operators reach the gateway (gateway.admin.listen, if it is set)"
+_ALL_RETURN: Final = "no client is known to share a session, or to open sessions without returning to them"
 _NONE: Final = "no gateway of yours is found at {url}: --url checks another one"
 
 
@@ -238,3 +247,44 @@ async def is_gateway(url: str) -> bool:
     except (httpx2.HTTPError, TimeoutError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and {"ready", "draining"} <= found.keys()
+
+
+async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
+    """Report the clients about which gateways have warned in the last day, from the audit trail in an open store. Yield
+    nothing if the store keeps no trail, or if it cannot be read."""
+    if not backend.is_durable:
+        return
+    with suppress(StoreError):
+        events = await backend.audit.recent(_EVENTS)
+        since = time() - _LOOKED_BACK_S
+        reasons = list(dict.fromkeys(event.reason for event in events if event.event == "warned" and event.at > since))
+        for reason in reasons:
+            what, _, line = reason.rpartition(ADVICE)
+            yield warning("clients", what, f"have it send {line} (docs/clients.md)")
+        if not reasons:
+            yield ok("clients", _ALL_RETURN)
+
+
+async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
+    """Ask a running gateway which clients return to no session or share one. `key` is an operator's key."""
+    base = url.rstrip("/").removesuffix("/mcp")
+    try:
+        headers, trust_env = {"Authorization": f"Bearer {key}"}, not is_of_this_machine(base)
+        async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT_S, trust_env=trust_env) as http:
+            answer = await http.get(f"{base}/admin/api/warnings")
+    except httpx2.HTTPError as error:
+        what = f"{base} cannot be asked for its clients: {error or type(error).__name__}"
+        yield warning("clients", what, _WHERE)
+        return
+    if answer.status_code == 401:
+        do = "set MCP_GATEWAY_ADMIN_KEY to a key whose digest is in gateway.admin.keys"
+        yield warning("clients", f"{base} does not accept the operator's key", do)
+        return
+    if answer.status_code != 200:
+        yield warning("clients", f"{base} answers {answer.status_code} when asked for its clients", _WHERE)
+        return
+    clients = msgspec.json.decode(answer.content, type=list[ClientWarning])
+    for client in clients:
+        yield warning("clients", client.what, f"have it send {client.line} (docs/clients.md)")
+    if not clients:
+        yield ok("clients", _ALL_RETURN)
