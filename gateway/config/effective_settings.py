@@ -54,25 +54,20 @@ class Section:
 def effective(settings: Settings) -> list[Section]:
     """Return all settings of `gateway` and of its objects, then, for each server, the settings that are given."""
     origins = settings.gateway.origins
-    plain, objects = [], []
-    for name, field in GatewaySettings.model_fields.items():
-        value = getattr(settings.gateway, name)
-        if _is_object(value):
-            found = tuple(_of_object(name, value, _default_of(field), origins))
-            objects.append(Section(title=f"gateway.{name}", settings=found))
-        else:
-            plain.append(_one(name, value, _default_of(field), origins))
+    found: dict[str, list[EffectiveSetting]] = {}
+    for one in _of_object("", settings.gateway, GatewaySettings(), origins):
+        found.setdefault(".".join(one.name.split(".")[:-1][:2]), []).append(one)
     servers = [_of_server(name, entry, origins) for name, entry in settings.mcpServers.items()]
-    return [Section(title="gateway", settings=tuple(plain)), *objects, *servers]
+    return [*(Section(title=title, settings=tuple(some)) for title, some in found.items()), *servers]
 
 
-def _of_object(path: str, values: BaseModel, default: Any, origins: Origins | None) -> Iterator[EffectiveSetting]:
+def _of_object(above: str, values: BaseModel, default: Any, origins: Origins | None) -> Iterator[EffectiveSetting]:
     for name, field in type(values).model_fields.items():
         value, usual = getattr(values, name), getattr(default, name, _default_of(field))
-        if _is_object(value):
-            yield from _of_object(f"{path}.{name}", value, usual, origins)
+        if isinstance(value, BaseModel):
+            yield from _of_object(f"{above}{name}.", value, usual, origins)
         else:
-            yield _one(f"{path}.{name}", value, usual, origins)
+            yield _one(f"{above}{name}", value, usual, origins)
 
 
 def _one(path: str, value: Any, default: Any, origins: Origins | None) -> EffectiveSetting:
@@ -100,10 +95,6 @@ def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> S
             text = shown_value(setting, value)
             found.append(EffectiveSetting(name=f"mcpServers.{name}.{setting}", value=text, origin=place))
     return Section(title=f"mcpServers.{name}", settings=tuple(found))
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, BaseModel)
 
 
 def shown_value(name: str, value: Any) -> str:
