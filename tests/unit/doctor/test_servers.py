@@ -17,57 +17,32 @@ MIB = 1 << 20
 JWT = {"issuer": "https://id.example", "audience": "us", "jwks_url": "https://id.example/jwks"}
 SERVERS = {"files": {"command": "a"}, "notes": {"command": "b"}, "all": {"command": "c", "shared": True}}
 MEASURED = {"files": 10 * MIB, "notes": 30 * MIB, "all": 50 * MIB}
-STATE = MemoryState(292 * MIB, 4_100 * MIB, 100 * MIB)
-"""While the doctor's processes start, each counts as assumed, whatever it is measured to have."""
+
+
+def state(most: int) -> MemoryState:
+    """The memory with a limit in MiB. While the doctor's processes start, each counts as assumed."""
+    return MemoryState(292 * MIB, most * MIB, 100 * MIB)
 
 
 @requirement("ops.memory")
 @pytest.mark.parametrize(
-    ("options", "measured", "state", "machine", "level", "words"),
+    ("options", "measured", "most", "machine", "level", "words"),
     [
-        (
-            {},
-            MEASURED,
-            STATE,
-            8_000,
-            "ok",
-            "about 40.0 MiB (files 10.0 MiB, notes 30.0 MiB), so about 100 fit into 4.0 GiB",
-        ),
-        ({}, {"files": 10 * MIB}, STATE, 8_000, "ok", "about 74.0 MiB (files 10.0 MiB, notes 64.0 MiB (assumed)), so"),
-        ({"session": {"max_sessions": 100}}, MEASURED, STATE, 8_000, "ok", "processes beyond that are refused"),
-        ({"session": {"max_sessions": 101}}, MEASURED, STATE, 8_000, "warning", "session.max_sessions is 101"),
-        ({}, MEASURED, MemoryState(292 * MIB, 460 * MIB, 100 * MIB), 8_000, "warning", "about 9 fit into 460.0 MiB"),
-        (
-            {},
-            MEASURED,
-            STATE,
-            4_000,
-            "warning",
-            "or its cgroup has 3.9 GiB: the kernel ends processes before the limit",
-        ),
-        (
-            {},
-            MEASURED,
-            MemoryState(292 * MIB, 0, 100 * MIB),
-            4_100,
-            "warning",
-            "about 100 fit into 4.0 GiB; then the kernel ends",
-        ),
-        (
-            {},
-            {},
-            MemoryState(292 * MIB, 0, 100 * MIB),
-            0,
-            "ok",
-            "not known on this system; limits.total_memory_mb limits it",
-        ),
+        ({}, MEASURED, 4_100, 8_000, "ok", "40.0 MiB (files 10.0 MiB, notes 30.0 MiB), so about 100 fit into 4.0 GiB"),
+        ({}, {"files": 10 * MIB}, 4_100, 8_000, "ok", "74.0 MiB (files 10.0 MiB, notes 64.0 MiB (assumed)), so"),
+        ({"session": {"max_sessions": 100}}, MEASURED, 4_100, 8_000, "ok", "processes beyond that are refused"),
+        ({"session": {"max_sessions": 101}}, MEASURED, 4_100, 8_000, "warning", "session.max_sessions is 101"),
+        ({}, MEASURED, 460, 8_000, "warning", "about 9 fit into 460.0 MiB"),
+        ({}, MEASURED, 4_100, 4_000, "warning", "its cgroup has 3.9 GiB: the kernel ends processes before the limit"),
+        ({}, MEASURED, 0, 4_100, "warning", "about 100 fit into 4.0 GiB; then the kernel ends"),
+        ({}, {}, 0, 0, "ok", "not known on this system; limits.total_memory_mb limits it"),
     ],
 )
 def test_it_says_how_many_sessions_fit(
-    options: Any, measured: dict[str, int], state: MemoryState, machine: int, level: str, words: str
+    options: Any, measured: dict[str, int], most: int, machine: int, level: str, words: str
 ) -> None:
     settings = Settings.model_validate({"mcpServers": SERVERS, "gateway": options})
-    found = forecast(settings, measured, state, machine * MIB)
+    found = forecast(settings, measured, state(most), machine * MIB)
     assert (found.check, found.state) == ("memory", level) and words in found.what
     assert bool(found.do) is (level == "warning")
 
@@ -110,4 +85,4 @@ def test_servers_that_have_no_process_for_a_session_cost_none() -> None:
     settings = Settings.model_validate(
         {"mcpServers": {"all": SERVERS["all"], "far": {"url": "http://127.0.0.1:9/mcp"}}}
     )
-    assert forecast(settings, {}, STATE, 8_000 * MIB).what == "no server has a process for each session"
+    assert forecast(settings, {}, state(4_100), 8_000 * MIB).what == "no server has a process for each session"
