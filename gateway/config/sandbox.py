@@ -35,7 +35,6 @@ _CONTAINER: Final = "the command, whose container is the sandbox"
 
 _AMOUNTS: Final = ("memory_mb", "processes", "files", "processors")
 _GRANTS: Final = ("read", "write", "reach", "sockets", "listen")
-_OF_OTHER_HOSTS: Final = frozenset({"enabled", "filesystem", "network"})
 
 
 def _absolute(path: str) -> str:
@@ -131,11 +130,6 @@ def sandbox_table(value: Any) -> Any:
 
 SandboxByTrust = Annotated[SandboxTable, BeforeValidator(sandbox_table)]
 """`sandbox` of a server and of the gateway: a profile, a table, or a launcher for sandboxed sessions as a list."""
-
-
-def is_of_another_host(value: Any) -> bool:
-    """Return whether an object named `sandbox` has the fields of VS Code's setting, not those of the gateway's."""
-    return isinstance(value, Mapping) and bool(_OF_OTHER_HOSTS & value.keys())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from gateway.config.configuration_errors import Note, meant
 from gateway.config.hosts.placeholders import Place, Unresolved, expanded, in_braces, variable
-from gateway.config.sandbox import is_of_another_host
 from gateway.config.upstreams import UpstreamSettings
 
 OURS: Final = frozenset({*UpstreamSettings.model_fields, "resources"})  # which validation refuses
@@ -49,6 +48,8 @@ NOT_SERVED: Final = {
     "platform": "a server inside that host",
     "sdk": "a server inside that host",
 }
+_OF_VS_CODE: Final = frozenset({"enabled", "filesystem", "network"})
+"""Fields of VS Code's setting `sandbox`, which ours does not have."""
 _MOST_ENV_FILE: Final = 1 << 20
 
 
@@ -181,7 +182,8 @@ def _filter_tools(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
 
 def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], found: Findings) -> None:
     """Note the fields that have no effect. A field whose name is similar to a known one is a fault: it is misspelt."""
-    of_another = is_of_another_host(entry.get("sandbox"))
+    sandbox = entry.get("sandbox")
+    of_another = isinstance(sandbox, Mapping) and bool(_OF_VS_CODE & sandbox.keys())
     if of_another or given.get("sandboxEnabled"):
         if of_another:
             del entry["sandbox"]

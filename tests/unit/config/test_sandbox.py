@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.sandbox import DEFAULT_PROFILE, LIMITS, Sandbox, is_of_another_host, sandbox_of
+from gateway.config.sandbox import DEFAULT_PROFILE, LIMITS, Sandbox, sandbox_of
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings
 from tests.requirements import requirement
@@ -113,8 +113,3 @@ def test_a_server_without_a_process_has_no_sandbox() -> None:
         UpstreamSettings.model_validate({"url": "https://example.com/mcp", "sandbox": "strict"})
     gateway = {"sandbox": "strict"}
     assert Settings.model_validate({"mcpServers": {"a": {"url": "https://example.com/mcp"}}, "gateway": gateway})
-
-
-def test_a_table_of_vs_code_is_not_ours() -> None:
-    assert is_of_another_host({"filesystem": {"allowWrite": ["/srv"]}})
-    assert not is_of_another_host({"profile": "standard"}) and not is_of_another_host(["bwrap"])

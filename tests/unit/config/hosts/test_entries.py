@@ -39,6 +39,8 @@ def adapt(entry: dict[str, Any], where: str = "mcpServers.a", **environ: str) ->
         ({"command": "x", "tools": ["a", "b"], "includeTools": ["b(x)"]}, {"command": "x", "only_tools": ["b"]}),
         ({"command": "x", "disabledTools": ["a"]}, {"command": "x", "hidden_tools": ["a"]}),
         ({"command": "x", "tools": {"a": {"approval_mode": "auto"}}}, {"command": "x", "tools": {}}),
+        ({"command": "x", "sandbox": {"filesystem": {"allowWrite": ["/srv"]}}}, {"command": "x"}),
+        *(({"command": "x", "sandbox": own},) * 2 for own in ({"profile": "standard"}, ["bwrap"])),
         (OURS, OURS),
         (
             {"url": "https://x.example", "bearer_token_env_var": "T", "env_http_headers": {"X-A": "A"}},
