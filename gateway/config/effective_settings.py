@@ -43,22 +43,14 @@ class EffectiveSetting:
         return self.origin != DEFAULT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """The settings of one object in the configuration."""
-
-    title: str
-    settings: tuple[EffectiveSetting, ...]
-
-
-def effective(settings: Settings) -> list[Section]:
-    """Return all settings of `gateway` and of its objects, then, for each server, the settings that are given."""
+def effective(settings: Settings) -> dict[str, list[EffectiveSetting]]:
+    """Return all settings of `gateway` and of its objects, then, for each server, the settings that are given. The keys
+    are the paths of the objects in the configuration."""
     origins = settings.gateway.origins
     found: dict[str, list[EffectiveSetting]] = {}
     for one in _of_object("", settings.gateway, GatewaySettings(), origins):
         found.setdefault(".".join(one.name.split(".")[:-1][:2]), []).append(one)
-    servers = [_of_server(name, entry, origins) for name, entry in settings.mcpServers.items()]
-    return [*(Section(title=title, settings=tuple(some)) for title, some in found.items()), *servers]
+    return found | {f"mcpServers.{name}": _of_server(name, one, origins) for name, one in settings.mcpServers.items()}
 
 
 def _of_object(above: str, values: BaseModel, default: Any, origins: Origins | None) -> Iterator[EffectiveSetting]:
@@ -82,9 +74,9 @@ def _default_of(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> Section:
-    """Return a section with the settings of a server that the operator has given, without defaults, and a row for each
-    fault because of which the server is left out."""
+def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> list[EffectiveSetting]:
+    """Return the settings of a server that the operator has given, without defaults, and a row for each fault because
+    of which the server is left out."""
     place = (None if origins is None else origins.file) or _BY_PROGRAM
     found = [
         EffectiveSetting(name=f"mcpServers.{name}", value=f"left out: {fault}", origin=place) for fault in entry.faults
@@ -94,7 +86,7 @@ def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> S
         if setting in entry.model_fields_set and value != _default_of(field):
             text = shown_value(setting, value)
             found.append(EffectiveSetting(name=f"mcpServers.{name}.{setting}", value=text, origin=place))
-    return Section(title=f"mcpServers.{name}", settings=tuple(found))
+    return found
 
 
 def shown_value(name: str, value: Any) -> str:

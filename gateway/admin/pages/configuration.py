@@ -7,17 +7,18 @@ from starlette.requests import Request
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.query_types import OperatorError
 from gateway.admin.verb_handlers import Operations
-from gateway.config.effective_settings import Section, effective
+from gateway.config.effective_settings import EffectiveSetting, effective
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     query, shows_all = request.query_params.get("q", ""), request.query_params.get("show") == "all"
-    sections = [_found(section, query, shows_all) for section in effective(operators.settings)]
-    return {
-        "sections": [section for section in sections if section.settings],
-        "query": query,
-        "show": "all" if shows_all else "set",
+    words = query.lower().split()
+    sections = {
+        path: found
+        for path, some in effective(operators.settings).items()
+        if (found := [setting for setting in some if _is_found(setting, words, shows_all)])
     }
+    return {"sections": sections, "query": query, "show": "all" if shows_all else "set"}
 
 
 async def _reload(operators: Operations, _: Request, operator: str) -> str:
@@ -27,17 +28,11 @@ async def _reload(operators: Operations, _: Request, operator: str) -> str:
     return PAGE.path
 
 
-def _found(section: Section, query: str, shows_all: bool) -> Section:
-    """Return the section with only those settings whose name, value or origin has every word of the query. Settings
-    with their default value are included if there is a query, or if `shows_all`."""
-    words = query.lower().split()
-    found = tuple(
-        setting
-        for setting in section.settings
-        if (shows_all or words or setting.is_set)
-        and all(word in f"{setting.name}\n{setting.value}\n{setting.origin}".lower() for word in words)
-    )
-    return Section(title=section.title, settings=found)
+def _is_found(setting: EffectiveSetting, words: list[str], shows_all: bool) -> bool:
+    """Return True if the name, value or origin of the setting has every word of a query. Settings with their default
+    value are found if there is a query, or if `shows_all`."""
+    text = f"{setting.name}\n{setting.value}\n{setting.origin}".lower()
+    return bool(shows_all or words or setting.is_set) and all(word in text for word in words)
 
 
 PAGE: Final = ConsolePage(
@@ -66,12 +61,12 @@ Values of environments, headers and keys are hidden.</p></div>
 <section class="panel" aria-label="Settings">
 <div class="wide"><table class="settings">
 {{ tables.head(["Setting", "Value", "From"]) }}
-{% for section in sections %}
-<tbody data-key="{{ section.title }}">
-<tr class="group"><th colspan="3" scope="rowgroup"><code>{{ section.title }}</code></th></tr>
-{% for s in section.settings %}
+{% for path, settings in sections.items() %}
+<tbody data-key="{{ path }}">
+<tr class="group"><th colspan="3" scope="rowgroup"><code>{{ path }}</code></th></tr>
+{% for s in settings %}
 <tr>
-<th scope="row"><code>{{ s.name[section.title | length + 1:] }}</code></th>
+<th scope="row"><code>{{ s.name[path | length + 1:] }}</code></th>
 <td class="words"><code>{{ s.value }}</code></td>
 <td class="wrap{% if not s.is_set %} soft{% endif %}">{{ s.origin }}</td>
 </tr>

@@ -35,7 +35,7 @@ REMOTE: dict[str, Any] = {"url": f"https://b.example/mcp?api_key={SECRET}", "hea
 
 
 def shown(settings: Settings) -> dict[str, EffectiveSetting]:
-    return {setting.name: setting for section in effective(settings) for setting in section.settings}
+    return {setting.name: setting for section in effective(settings).values() for setting in section}
 
 
 def loaded(loading: Loading, overrides: dict[str, Any] | None = None) -> dict[str, EffectiveSetting]:
@@ -56,7 +56,7 @@ def test_no_credential_is_shown(loading: Loading) -> None:
 @requirement("ops.configuration-page", "ops.partial")
 def test_a_server_that_is_left_out_has_its_fault(loading: Loading, tmp_path: Path) -> None:
     servers = {"good": SERVER | {"env": {}}, "bad": {"command": "x", "env": {"T": "${UNSET_1}"}}}
-    (bad,) = effective(loading({"mcpServers": servers}).settings)[-1].settings
+    (bad,) = effective(loading({"mcpServers": servers}).settings)["mcpServers.bad"]
     fault = f"left out: {tmp_path / 'mcp.json'}: mcpServers.bad.env.T: "
     assert bad.name == "mcpServers.bad" and bad.value.startswith(fault)
 
