@@ -47,25 +47,18 @@ _ALL_RETURN: Final = "no client is known to share a session, or to open sessions
 _NONE: Final = "no gateway of yours is found at {url}: --url checks another one"
 
 
-class _Refused(Exception):
-    """An endpoint cannot be checked any further. `finding` says why."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.what)
-        self.finding = finding
-
-
 async def check_outside(url: str, token: str) -> AsyncIterator[Finding]:
     """Check an MCP endpoint over the network, as a client does. Each request carries `token` as `Authorization:
     Bearer`."""
     client = _Client(url, token)
     try:
-        yield await client.reaches()
+        reached = await client.reaches()
+        yield reached
+        if reached.state != "ok":
+            return
         for finding in await client.in_a_session():
             yield finding
         yield await client.takes_large_bodies()
-    except _Refused as refused:
-        yield refused.finding
     except httpx2.HTTPError as error:
         do = "check that the name resolves, that the load balancer runs, and that its list of gateways is right"
         yield failure("endpoint", f"{url} cannot be reached: {error or type(error).__name__}", do)
@@ -88,18 +81,18 @@ class _Client:
             return await http.post(self._url, json=message, headers=headers)
 
     async def reaches(self) -> Finding:
-        """Check that an MCP gateway answers at the URL. Raises `_Refused` if none does."""
+        """Check that an MCP gateway answers at the URL."""
         message = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": _META}}
         answer = await self._post(message, **_DISCOVER)
         if answer.status_code == 401:
             do = "give the doctor a client's credential with --token (or MCP_GATEWAY_TOKEN)"
-            raise _Refused(failure("endpoint", f"{self._url} requires a credential", do))
+            return failure("endpoint", f"{self._url} requires a credential", do)
         if "result" not in _json(answer):
             what = f"{self._url} answers {answer.status_code}: {answer.text[:200]!r}"
             do = "configure the proxy to pass on the path and the Host header unchanged (or set gateway.allowed_hosts)"
             if answer.status_code == 404:
                 do = f"give --url the URL of clients (gateway.admin.listen is for --admin-url), or {do}"
-            raise _Refused(failure("endpoint", what, do))
+            return failure("endpoint", what, do)
         return ok("endpoint", f"{self._url} answers")
 
     async def in_a_session(self) -> list[Finding]:
