@@ -1,8 +1,8 @@
 """Offer a gateway to programs that embed it: its parts as attributes, and context managers that run it."""
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from time import time
 from typing import Any
 
@@ -122,18 +122,14 @@ class Gateway:
         """Open the store and close it again. Raises `ConfigurationError` if it cannot be used."""
         await self._lifecycle.try_store()
 
-    @contextlib.asynccontextmanager
-    async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
+    def running(self, *, asks_servers: bool = True) -> AbstractAsyncContextManager[None]:
         """Serve inside the block. At its end, end all started servers; if there is no exception, give working tasks up
         to 10 s before. `asks_servers`: probe the servers at the start; False if the caller does so itself."""
-        async with self._lifecycle.running(asks_servers=asks_servers):
-            yield
+        return self._lifecycle.running(asks_servers=asks_servers)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(self, _: Any) -> AsyncIterator[None]:
+    def lifespan(self, _: Any) -> AbstractAsyncContextManager[None]:
         """Serve as long as the app runs that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
-        async with self._lifecycle.running():
-            yield
+        return self._lifecycle.running()
 
     @property
     def settings(self) -> Settings:
