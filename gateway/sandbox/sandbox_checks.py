@@ -47,8 +47,8 @@ class ServerSandbox:
     server: str
     sandbox: Sandbox
     trusts: tuple[str, ...]
-    missing: tuple[str, ...]
-    not_granted: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    not_granted: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     """Sentences on what the processes lack on this machine, such as their own /tmp, although the sandbox is
     effective."""
@@ -100,13 +100,20 @@ def kernel_for(namespaces: bool) -> Kernel:
 def server_sandboxes(
     servers: Mapping[str, SandboxesByTrust],
     kernel: Callable[[bool], Kernel] = kernel_for,
-    delegation: Delegation | None = None,
+    *,
+    delegation: Delegation,
 ) -> list[ServerSandbox]:
     """Return the sandboxes of servers with a command, in the order of the servers: one for each trust, or one if both
     are equal. `kernel` returns what the kernel supports, with namespaces if its argument is True. `delegation` is the
-    place of cgroups; None: there are none."""
-    tree = delegation or Delegation(lacks="no cgroups were looked for")
-    return [found for name, one in servers.items() for found in _of_server(name, one, kernel, tree)]
+    place of cgroups."""
+    found: list[ServerSandbox] = []
+    for name, by_trust in servers.items():
+        sandboxes: dict[tuple[str, ...], Sandbox] = {(trust,): by_trust.sandbox(trust) for trust in TRUSTS}
+        if len({*sandboxes.values()}) == 1:
+            sandboxes = {(): by_trust.sandbox(TRUSTS[0])}
+        for trusts, sandbox in sandboxes.items():
+            found.append(server_sandbox_of(name, by_trust, sandbox, trusts, kernel, delegation=delegation))
+    return found
 
 
 def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
@@ -114,17 +121,6 @@ def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.kind == "command"}
     every = {name: sandboxes_of(name, entry, settings.gateway) for name, entry in entries.items()}
     return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
-
-
-def _of_server(
-    name: str, by_trust: SandboxesByTrust, kernel: Callable[[bool], Kernel], delegation: Delegation
-) -> Iterable[ServerSandbox]:
-    sandboxes = {trust: by_trust.sandbox(trust) for trust in TRUSTS}
-    both = len(set(sandboxes.values())) == 1
-    for trust, sandbox in sandboxes.items():
-        if both and trust != TRUSTS[0]:
-            return
-        yield server_sandbox_of(name, by_trust, sandbox, () if both else (trust,), kernel, delegation=delegation)
 
 
 def server_sandbox_of(
@@ -138,22 +134,19 @@ def server_sandbox_of(
 ) -> ServerSandbox:
     """Return a sandbox of one server, with the parts of it that this machine cannot enforce."""
     enclosure = by_trust.enclosure(sandbox)
-    walls = None if enclosure is None else enclosure.walls
-    missing: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
-    if walls is not None:
-        here = kernel(walls.namespaces or walls.own_folders)
-        missing = (*here.missing(walls), *delegation.missing(walls.limits))
-        shared = here.shared(walls)
+    if enclosure is None:
+        return ServerSandbox(server=name, sandbox=sandbox, trusts=trusts)
+    walls = enclosure.walls
+    here = kernel(walls.namespaces or walls.own_folders)
     return ServerSandbox(
         server=name,
         sandbox=sandbox,
         trusts=trusts,
-        missing=missing,
-        not_granted=() if enclosure is None else enclosure.not_granted,
-        shared=shared,
+        missing=(*here.missing(walls), *delegation.missing(walls.limits)),
+        not_granted=enclosure.not_granted,
+        shared=here.shared(walls),
         walls=walls,
-        forgets=() if enclosure is None else enclosure.forgets,
+        forgets=enclosure.forgets,
     )
 
 

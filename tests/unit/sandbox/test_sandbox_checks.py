@@ -30,6 +30,7 @@ from transports.upstream.walls.kernel_support import Kernel
 
 OLD = Kernel(landlock=0, filters="no filters", gate="no gate", namespaces="no namespaces", mounts="no mounts")
 STORE = {f"sessions.db{ending}" for ending in ("", ".keys", ".lock", "-wal", "-shm", "-journal")}
+NO_CGROUPS = Delegation(lacks="no cgroups were looked for")
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 
 
@@ -37,10 +38,10 @@ def settings_of(gateway: Any = None, **servers: Any) -> Settings:
     return Settings.model_validate({"mcpServers": servers, "gateway": gateway or {}})
 
 
-def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[ServerSandbox]:
+def found(kernel: Kernel, delegation: Delegation = NO_CGROUPS, **sandboxes: Any) -> list[ServerSandbox]:
     settings = settings_of(**{name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()})
     every = {name: sandboxes_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
-    return server_sandboxes(every, lambda _: kernel, delegation)
+    return server_sandboxes(every, lambda _: kernel, delegation=delegation)
 
 
 @requirement("box.told")
