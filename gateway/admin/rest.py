@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -30,14 +31,6 @@ _FRAMES_EVERY_S: Final = 0.5
 _FRESH: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-class Problem(OperatorError):
-    """An error of REST with its HTTP status, sent as problem details (RFC 9457)."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
 class Rest:
     """Make the routes of the REST interface."""
 
@@ -56,14 +49,19 @@ class Rest:
         ]
 
     async def _describe(self, request: Request) -> Response:
-        return JSONResponse(description())
+        return JSONResponse(openapi(API))
 
     def _endpoint(self, ways: dict[str, Verb]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                operator = await self._operator(request)
+                self.access.check_host(request)
+                operator = await self.access.operator(request)
+                if operator is None:
+                    return _problem(401, "send Authorization: Bearer with a key of gateway.admin.keys", CHALLENGE)
                 verb = ways["GET" if request.method == "HEAD" else request.method]
                 answer = await self._answer(verb, request, operator)
+            except HostNotAllowed as error:
+                return _problem(421, str(error))
             except OperatorError as error:
                 return _problem(error.status, str(error))
             except TooManyAttempts as error:
@@ -88,16 +86,6 @@ class Rest:
                         return
                     checked = monotonic()
                 yield part
-
-    async def _operator(self, request: Request) -> str:
-        try:
-            self.access.check_host(request)
-        except HostNotAllowed as error:
-            raise Problem(421, str(error)) from None
-        operator = await self.access.operator(request)
-        if operator is None:
-            raise Problem(401, "send Authorization: Bearer with a key of gateway.admin.keys")
-        return operator
 
     async def _answer(self, verb: Verb, request: Request, operator: str) -> Any:
         """Execute a verb. Return the answer; for a request that accepts an event stream, return the events."""
@@ -154,14 +142,7 @@ class Rest:
             page = await read(page.after)
 
 
-def _problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+def _problem(status: int, detail: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
+    """Return an error as problem details (RFC 9457)."""
     body = {"status": status, "detail": detail}
-    challenge = CHALLENGE if status == 401 else {}
-    return JSONResponse(
-        body, status, headers={**_FRESH, **challenge, **(headers or {})}, media_type="application/problem+json"
-    )
-
-
-def description() -> dict[str, Any]:
-    """Return the description of the interface in OpenAPI 3.1."""
-    return openapi(API, VERBS)
+    return JSONResponse(body, status, headers={**_FRESH, **headers}, media_type="application/problem+json")

@@ -6,7 +6,7 @@ answer. Routes, OpenAPI and the client of the commands are derived from these.
 """
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol, TypeVar, get_args, get_origin
 
@@ -435,9 +435,9 @@ class Operators(Protocol):
         ...
 
 
-def openapi(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
-    """Return the description of these verbs in OpenAPI 3.1. `base` is the path prefix of their routes."""
-    kinds = [kind for one in verbs for kind in (one.type, one.sends)]
+def openapi(base: str) -> dict[str, Any]:
+    """Return the description of all verbs in OpenAPI 3.1. `base` is the path prefix of their routes."""
+    kinds = [kind for one in VERBS for kind in (one.type, one.sends)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     problem = {
         "description": "It gets no further",
@@ -452,7 +452,7 @@ def openapi(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
         },
     }
     paths: dict[str, Any] = {}
-    for one, schema, body in zip(verbs, schemas[::2], schemas[1::2], strict=True):
+    for one, schema, body in zip(VERBS, schemas[::2], schemas[1::2], strict=True):
         sent = {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
         paths.setdefault(base + one.path, {})[one.method.lower()] = {
             "operationId": one.name,

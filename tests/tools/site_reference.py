@@ -9,7 +9,8 @@ import click
 import typer
 
 import gateway
-from gateway.admin.rest import description
+from gateway.admin.rest import API
+from gateway.admin.verbs import openapi
 from gateway.cli.main import app
 
 
@@ -44,7 +45,7 @@ def rest_interface() -> str:
     lines = ["# REST interface", ""]
     lines += ["For operators, with `Authorization: Bearer KEY`. `GET /admin/api/openapi.json` is this description in"]
     lines += ["OpenAPI 3.1, with the schemas of all answers. Errors are `application/problem+json` (RFC 9457).", ""]
-    for path, ways in sorted(description()["paths"].items()):
+    for path, ways in sorted(openapi(API)["paths"].items()):
         for method, operation in ways.items():
             lines += [f"## {method.upper()} {path}", "", f"{operation['summary']}.", ""]
             if operation["parameters"]:
