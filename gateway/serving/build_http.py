@@ -29,7 +29,7 @@ from gateway.sessions.session_aliases import Aliases
 from gateway.sessions.token_carriers import Carriers, without_tokens
 from gateway.tasks.gateway_tasks.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery
-from gateway.tasks.gateway_tasks.result_requests import Outcomes, ResultCalls
+from gateway.tasks.gateway_tasks.result_requests import ResultCalls
 from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.task_maker import TaskMaker
 from gateway.tasks.gateway_tasks.task_requests import MadeTasks, TaskVisibility
@@ -243,9 +243,7 @@ class Http:
             settings=options.tasks,
             maker=parts.maker,
             made=parts.made,
-            results=ResultCalls(
-                parts.table, base.backend.bus, Outcomes(self.body_budget, options.limits.in_flight_bytes)
-            ),
+            results=ResultCalls(parts.table, base.backend.bus, self.body_budget, options.limits.in_flight_bytes),
             handles=handles,
             intake=intake,
             endpoints=endpoints,

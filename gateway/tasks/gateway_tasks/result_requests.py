@@ -57,27 +57,9 @@ _AGAIN_S: Final = 1.0
 _Read = Callable[[], Awaitable[Task | None]]
 
 
-class Outcomes:
-    """Shares the outcomes of tasks between calls, and limits the bytes that clients have not read yet: `most` bytes for
-    each session, `body_budget` for all sessions."""
-
-    def __init__(self, body_budget: BodyBudget, most: int) -> None:
-        self._body_budget = body_budget
-        self._most = most
-        self._shared: WeakValueDictionary[str, SharedOutcome] = WeakValueDictionary()
-        self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
-
-    def of(self, name: str) -> "SharedOutcome":
-        """Return the shared outcome of the task with this name. It is in memory only while a caller refers to it."""
-        return self._shared.setdefault(name, SharedOutcome())
-
-    def room_of(self, live: LiveSession) -> "Room":
-        """Return the object that limits the bytes of outcomes that the session's client has not read yet."""
-        return self._rooms.setdefault(live, Room(self._body_budget, live.session.counted_as, self._most))
-
-
 class SharedOutcome:
-    """Reads the outcome of one task, and encodes it once for all calls that wait for it."""
+    """Reads the outcome of one task, and encodes it once for all calls that wait for it. It is in memory only while one
+    of them refers to it."""
 
     __slots__ = ("__weakref__", "_message", "_over", "_text", "_turn")
 
@@ -144,12 +126,16 @@ class Room:
 
 
 class ResultCalls:
-    """Answers `tasks/result`. `table` has the tasks that this replica runs."""
+    """Answers `tasks/result`. `table` has the tasks that this replica runs. `most` limits the bytes that the client of
+    one session has not read yet, `body_budget` those of all sessions."""
 
-    def __init__(self, table: TaskTable, bus: Bus, outcomes: Outcomes) -> None:
+    def __init__(self, table: TaskTable, bus: Bus, body_budget: BodyBudget, most: int) -> None:
         self._table = table
-        self._outcomes = outcomes
         self._bus = bus
+        self._body_budget = body_budget
+        self._most = most
+        self._outcomes: WeakValueDictionary[str, SharedOutcome] = WeakValueDictionary()  # by name of the task
+        self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
         self._asked: WeakKeyDictionary[LiveSession, _AskedQuestions] = WeakKeyDictionary()
         self._waiting = WaitingCalls()
         self._tasks = Tasks("results of tasks")
@@ -160,7 +146,8 @@ class ResultCalls:
         live = live_session_of(call)
         assert live is not None
         self._waiting.add(call)
-        outcome, room = self._outcomes.of(handle.name), self._outcomes.room_of(live)
+        outcome = self._outcomes.setdefault(handle.name, SharedOutcome())
+        room = self._rooms.setdefault(live, Room(self._body_budget, live.session.counted_as, self._most))
         read = functools.partial(_read, call, text, look, outcome, room)
         waiting = _Waiting(call, live, text, read, asked=self._asked.setdefault(live, _AskedQuestions()))
         self._tasks.spawn(waiting.run(self._bus, handle, self._table))

@@ -14,7 +14,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import TOO_OFTEN, too_much_in_flight
 from gateway.tasks.errors import UnknownTask
-from gateway.tasks.gateway_tasks.result_requests import Outcomes, ResultCalls
+from gateway.tasks.gateway_tasks.result_requests import ResultCalls
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
@@ -39,7 +39,7 @@ class Scene:
     def __init__(self, store: Store, replica: Replica, running: RunningTask) -> None:
         self.replica, self.running, self.store = replica, running, store
         self.bodies = BodyBudget(1 << 30, Counter(), too_much_in_flight)
-        self.results = ResultCalls(replica.table, store.backend.bus, Outcomes(self.bodies, MOST))
+        self.results = ResultCalls(replica.table, store.backend.bus, self.bodies, MOST)
         client = msgspec.structs.replace(store.session.client, initialize_params=CLIENT)
         session = msgspec.structs.replace(store.session, id="another session", client=client)
         self.live = replica.live.of(session)
