@@ -198,7 +198,7 @@ class Replica:
             failed=self.metrics.failed,
             forwarded=self.metrics.forwarded["answered"],
             restarts=sum(upstream.restarts.total() for upstream in self.upstreams),
-            history=list(self.metrics.history.samples),
+            history=list(self.metrics.samples),
             warnings=self.warnings()[:_MOST_WARNINGS],
             unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )

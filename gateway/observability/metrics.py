@@ -146,17 +146,29 @@ def quantile(counts: Sequence[int], q: float) -> float:
     return BUCKETS_S[-1]
 
 
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """The figures of one second: its end (Unix time), answered and failed requests, and quantiles of durations."""
+
+    at: float
+    calls: int
+    failed: int
+    p50_s: float
+    p99_s: float
+
+
 class Metrics:
     """The counters and durations of this process since its start."""
 
     def __init__(self) -> None:
         self.series: dict[tuple[str, str, str, Kind], Series] = {}  # by server, method, era and outcome
-        self.longest_s = 0.0  # the longest request of the current second
+        self._longest_s = 0.0  # the longest request of the current second
         self.loop_lag_s = 0.0  # how late the event loop was in the last second
         self.stalls = Histogram(PAUSES_S)  # how late each beat of `gateway.observability.event_loop_watch` was
         self.collections = [Histogram(PAUSES_S) for _ in range(_GENERATIONS)]
         self.counters: dict[str, Counter[Any]] = {name: Counter() for name in COUNTERS}
-        self.history = History(self)
+        self.samples: deque[Sample] = deque(maxlen=300)  # one for each second
+        self._counts_before: list[int] = []  # those of the last sample
+        self._failed_before = 0
 
     def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
         """Count a request that was answered after `took_s` seconds. `kind`: how it ended."""
@@ -167,8 +179,19 @@ class Metrics:
         if method not in STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total += took_s
-            if took_s > self.longest_s:
-                self.longest_s = took_s
+            if took_s > self._longest_s:
+                self._longest_s = took_s
+
+    def end_second(self, at: float) -> None:
+        """Add the sample of the second that ends at the Unix time `at`."""
+        counts, failed = self.counts, self.failed
+        came = [now - before for now, before in zip_longest(counts, self._counts_before, fillvalue=0)]
+        newly = failed - self._failed_before
+        self._counts_before, self._failed_before = counts, failed
+        # A bucket is wide: no request took longer than the longest.
+        longest_s, self._longest_s = self._longest_s or BUCKETS_S[-1], 0.0
+        p50_s, p99_s = (round(min(quantile(came, q), longest_s), 6) for q in (0.5, 0.99))
+        self.samples.append(Sample(round(at, 1), sum(came), newly, p50_s, p99_s))
 
     @property
     def forwarded(self) -> Counter[str]:
@@ -198,34 +221,3 @@ class Metrics:
     def counts(self) -> list[int]:
         """Return the number of answered requests in each bucket of `BUCKETS_S`."""
         return [sum(column) for column in zip(*(series.counts for series in self.series.values()), strict=True)]
-
-
-class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """The figures of one second: its end (Unix time), answered and failed requests, and quantiles of durations."""
-
-    at: float
-    calls: int
-    failed: int
-    p50_s: float
-    p99_s: float
-
-
-class History:
-    """The figures of the last `seconds` seconds, one sample for each."""
-
-    def __init__(self, metrics: Metrics, seconds: int = 300) -> None:
-        self._metrics = metrics
-        self._counts: list[int] = []
-        self._failed = 0
-        self.samples: deque[Sample] = deque(maxlen=seconds)
-
-    def take(self, at: float) -> None:
-        """Add the sample of the second that ends at the Unix time `at`."""
-        counts, failed = self._metrics.counts, self._metrics.failed
-        came = [now - before for now, before in zip_longest(counts, self._counts, fillvalue=0)]
-        newly = failed - self._failed
-        self._counts, self._failed = counts, failed
-        # A bucket is wide: no request took longer than the longest.
-        longest_s, self._metrics.longest_s = self._metrics.longest_s or BUCKETS_S[-1], 0.0
-        p50_s, p99_s = (round(min(quantile(came, q), longest_s), 6) for q in (0.5, 0.99))
-        self.samples.append(Sample(round(at, 1), sum(came), newly, p50_s, p99_s))

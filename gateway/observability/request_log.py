@@ -223,7 +223,7 @@ class RequestLog:
 
     def another_second(self, at: float) -> None:
         """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many lines were left out."""
-        self.metrics.history.take(at)
+        self.metrics.end_second(at)
         if self._left_out:
             logger.info("%d more requests were answered (limit: %d lines a second)", self._left_out, LINES_PER_S)
         self._left, self._left_out = LINES_PER_S, 0

@@ -27,17 +27,17 @@ def test_quantiles_lie_in_the_bucket_of_the_true_one(times: list[float]) -> None
 def test_the_history_has_each_second_once_and_none_is_slower_than_its_slowest_request() -> None:
     metrics = Metrics()
     metrics.answered("s", "tools/call", "legacy", "ok", 0.00025)
-    metrics.history.take(1.0)
+    metrics.end_second(1.0)
     metrics.answered("s", "tools/call", "legacy", "tool error", 0.02)
     metrics.answered("s", "subscriptions/listen", "modern", "cancelled", 3_600.0)
-    metrics.history.take(2.0)
-    metrics.history.take(3.0)
+    metrics.end_second(2.0)
+    metrics.end_second(3.0)
     for took in (4.19, 5.42):
         metrics.answered("s", "tools/call", "legacy", "ok", took)
-    metrics.history.take(4.0)
+    metrics.end_second(4.0)
     metrics.answered("s", "tools/call", "legacy", "ok", 0.3)
-    metrics.history.take(5.0)
-    first, second, third, slow, faster = metrics.history.samples
+    metrics.end_second(5.0)
+    first, second, third, slow, faster = metrics.samples
     assert (first.calls, first.failed) == (1, 0) and 0.0002 <= first.p50_s <= 0.0003
     assert (second.calls, second.failed) == (1, 1) and 0.01 <= second.p99_s <= 0.025
     assert (third.calls, third.p50_s, third.p99_s) == (0, 0.0, 0.0)
