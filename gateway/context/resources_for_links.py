@@ -118,11 +118,13 @@ class LinkResourceProvider:
         secret = secrets.token_urlsafe(24)
         processes = ProcessTree()
         try:
-            path = str(self.folders.sockets / secrets.token_hex(8))
-            folder = str(self.folders.path(session.id))
-            close = await self._server.listen(path, partial(self.state_of, session, secret, processes))
-            if folder in env.values() or any("{temp_dir}" in part for part in launcher):
-                close = self._with_folder(session.id, close)
+            with Held() as held:
+                path = str(self.folders.sockets / secrets.token_hex(8))
+                folder = str(self.folders.path(session.id))
+                held.add(await self._server.listen(path, partial(self.state_of, session, secret, processes)))
+                if folder in env.values() or any("{temp_dir}" in part for part in launcher):
+                    self.folders.use(session.id)
+                    held.add(partial(self.folders.release, session.id))
         except OSError as error:
             raise UpstreamUnavailable(f"no socket or folder for the session: {error.strerror or error}") from error
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
@@ -136,21 +138,7 @@ class LinkResourceProvider:
             began=processes.started,
             hide=str if files is None else files.hide,
         )
-        return LinkResources(given=given, files=files, close=close)
-
-    def _with_folder(self, session_id: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Create the session's folder. Return a function that calls `close` and releases the folder."""
-        try:
-            self.folders.use(session_id)
-        except OSError:
-            close()
-            raise
-
-        def release() -> None:
-            close()
-            self.folders.release(session_id)
-
-        return release
+        return LinkResources(given=given, files=files, close=held.close)
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
