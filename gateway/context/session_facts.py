@@ -66,43 +66,17 @@ def workspace_source(context: Context) -> str:
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:
     """Return the facts that servers get about every session, by the names that the configuration uses."""
-    return {name: fact(session) for name, fact in _FACTS.items()} | {CORRELATION_ID: correlation}
-
-
-_FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
-    "session_id": lambda session: session.id,
-    "workspace": lambda session: session.context.workspace,
-    "workspace_provenance": lambda session: workspace_source(session.context),
-    "trust": lambda session: session.context.trust,
-    "principal": lambda session: str(session.principal),
-    "agent": lambda session: session.client.name,
-    "permissions": lambda session: " ".join(session.context.permissions),
-}
-_FURTHER: Final[Mapping[str, Callable[[Session], str]]] = {
-    "principal.issuer": lambda session: session.principal.issuer,
-    "principal.subject": lambda session: session.principal.subject,
-    "endpoint": lambda session: session.endpoint,
-}
-"""Facts about a session that servers get only if the configuration names them, each with the function that reads it
-from the session's record."""
-
-
-def context_meta(session: Session, correlation: str, more: Mapping[str, Any] = MappingProxyType({})) -> msgspec.Raw:
-    """Return, as JSON, the facts of a session that are sent to servers in `_meta` under `CONTEXT_KEY`. `more`: further
-    members to add."""
     context = session.context
-    facts: dict[str, Any] = {
+    return {
         "session_id": session.id,
         "workspace": context.workspace,
         "workspace_provenance": workspace_source(context),
         "trust": context.trust,
         "principal": str(session.principal),
         "agent": session.client.name,
-        "permissions": context.permissions,
+        "permissions": " ".join(context.permissions),
         CORRELATION_ID: correlation,
-        **more,
     }
-    return msgspec.Raw(encode(facts))
 
 
 def with_trace(result: Object, session: Session | None, correlation: str) -> Object:
@@ -164,7 +138,9 @@ class SessionFacts:
         """Return the value of a field, built-in or defined by the operator; empty if the session has none."""
         field = self._fields.get(name)
         if field is None:
-            return (_FACTS.get(name) or _FURTHER[name])(session)
+            principal = session.principal
+            further = {"principal.issuer": principal.issuer, "principal.subject": principal.subject}
+            return (facts_of(session, "") | further | {"endpoint": session.endpoint})[name]
         return self._added(session, name, field)[0]
 
     def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
@@ -216,9 +192,10 @@ class SessionFacts:
         }
 
     def meta(self, session: Session, correlation: str) -> msgspec.Raw:
-        """Return, as JSON, the facts of a session that are sent to servers in `_meta`, with the fields that the
-        operator has defined (`context_meta`)."""
-        return context_meta(session, correlation, self.told_to_servers(session))
+        """Return, as JSON, the facts of a session that are sent to servers in `_meta` under `CONTEXT_KEY`, with the
+        fields that the operator has defined."""
+        facts = {**facts_of(session, correlation), "permissions": session.context.permissions}
+        return msgspec.Raw(encode({**facts, **self.told_to_servers(session)}))
 
     def told_to_servers(self, session: Session) -> dict[str, dict[str, str]]:
         """Return the operator's fields that servers get, and the source of each: members of `_meta`, or claims of an

@@ -12,7 +12,6 @@ from gateway.context.session_facts import (
     SESSION_KEY,
     TRACE_KEY,
     SessionFacts,
-    context_meta,
     correlation_id,
     facts_of,
     new_correlation_id,
@@ -59,7 +58,7 @@ def test_a_fact_is_found_by_its_name() -> None:
 def test_the_context_in_meta_has_every_fact_and_the_correlation_id_of_the_call() -> None:
     session = a_session(FakeClock(), context=Context(workspace="w", permissions=("a", "b")))
     for correlation in ("c-1", "c-2"):
-        told = json.loads(bytes(context_meta(session, correlation)))
+        told = json.loads(bytes(SessionFacts(ContextSettings(), {}).meta(session, correlation)))
         assert told == {**facts_of(session, correlation), "permissions": ["a", "b"]}
 
 
