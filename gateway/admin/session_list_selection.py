@@ -104,22 +104,16 @@ def matches(session: Session, query: str) -> bool:
 
 
 def _key(sort: str, session: Session, part: SessionPart) -> float:
-    match sort:
-        case "used":
-            return -session.used_at
-        case "created":
-            return -session.created_at
-        case "calls":
-            return -part.calls
-        case "failures":
-            return -part.failed
-        case "last_failure":
-            return -part.failed_at
-        case "in_flight":
-            return -part.in_flight
-        case "memory":
-            return -part.memory_bytes
-    return 0.0
+    values = {
+        "used": session.used_at,
+        "created": session.created_at,
+        "calls": part.calls,
+        "failures": part.failed,
+        "last_failure": part.failed_at,
+        "in_flight": part.in_flight,
+        "memory": part.memory_bytes,
+    }
+    return -values[sort] if sort in values else 0.0
 
 
 def cursor_of(place: SortKey) -> str:

@@ -196,18 +196,10 @@ def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
     types = frozenset(one for one in kinds if isinstance(one, str) and one in _TYPES)
     if not _COMBINED.isdisjoint(part) or len(types) != 1:
         return "json", types
-    match kind:
-        case "string" if part.get("format") == "password" or part.get("writeOnly") is True:
-            return "password", types
-        case "string":
-            return "text", types
-        case "integer":
-            return "integer", types
-        case "number":
-            return "number", types
-        case "boolean":
-            return "boolean", types
-    return "json", types
+    if kind == "string":
+        is_secret = part.get("format") == "password" or part.get("writeOnly") is True
+        return "password" if is_secret else "text", types
+    return kind if kind in ("integer", "number", "boolean") else "json", types
 
 
 def _listed(part: Mapping[str, Any]) -> list[Any]:
