@@ -29,7 +29,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     entries = timeline.entries[-_LATEST_ENTRIES:]
     page = await operators.tasks(TaskQuery(query=timeline.head.session, limit=_LATEST_TASKS))
     return {
-        **await _environment_facts(operators, row),
+        **await _environment_facts(operators, request, row),
         "head": timeline.head,
         "session": row,
         "failures": [] if row is None else explained(row),
@@ -126,28 +126,23 @@ async def _switch(operators: Operations, request: Request, operator: str) -> str
 _ONE_SERVER: Final = re.compile(r"/servers/([^/]+)/mcp")
 
 
-async def _environment_facts(operators: Operations, row: SessionRow | None) -> dict[str, Any]:
+async def _environment_facts(operators: Operations, request: Request, row: SessionRow | None) -> dict[str, Any]:
     """Return the variables `environment` and `try_tools` of the template. `row` is None for a session that has ended.
 
-    `try_tools` returns the URL of the Tools page for an operator; empty if the operator may not try tools in the
-    session.
+    `try_tools` is the URL of the Tools page; empty if the operator may not try tools in the session.
     """
-    environment = None
-    if row is not None:
-        try:
-            environment = await operators.environment(row.session)
-        except NoSuch:  # it has just ended
-            row = None
-
-    def try_tools(operator: str | None) -> str:
-        where = operators.tried.where
-        if row is None or where == "off" or (where == "own" and row.principal != f"{OPERATOR_ISSUER}:{operator}"):
-            return ""
-        only = _ONE_SERVER.fullmatch(row.endpoint)
-        chosen = {"session": row.session} | ({"server": only[1]} if only else {})
-        return f"/admin/tools?{urlencode(chosen)}"
-
-    return {"environment": environment, "try_tools": try_tools}
+    if row is None:
+        return {"environment": None, "try_tools": ""}
+    try:
+        environment = await operators.environment(row.session)
+    except NoSuch:  # it has just ended
+        return {"environment": None, "try_tools": ""}
+    where, own = operators.tried.where, f"{OPERATOR_ISSUER}:{request.scope.get(OPERATOR, '')}"
+    if where == "off" or (where == "own" and row.principal != own):
+        return {"environment": environment, "try_tools": ""}
+    only = _ONE_SERVER.fullmatch(row.endpoint)
+    chosen = {"session": row.session} | ({"server": only[1]} if only else {})
+    return {"environment": environment, "try_tools": f"/admin/tools?{urlencode(chosen)}"}
 
 
 PAGE: Final = ConsolePage(
@@ -164,7 +159,7 @@ PAGE: Final = ConsolePage(
 <p>{{ head.client or "unnamed client" }} · {{ head.principal }}</p></div>
 {% if session %}
 <div class="actions">
-{% if try_tools(operator) %}<a class="button" href="{{ root }}{{ try_tools(operator) }}">Try a tool here</a>{% endif %}
+{% if try_tools %}<a class="button" href="{{ root }}{{ try_tools }}">Try a tool here</a>{% endif %}
 <details><summary>End this session…</summary>
 <form method="post" action="{{ root }}/admin/sessions/{{ head.session }}/end">
 <p>Its processes stop at once, on every replica, and its state is deleted. Its client has to open another.</p>
