@@ -33,17 +33,10 @@ _ROUNDED_S: Final = 0.01
 gateway."""
 
 
-class ExplainedFailure(NamedTuple):
-    """A failed call, and the refusals of the sandbox that may be its cause, the nearest in time first."""
-
-    failure: Failure
-    refused: Sequence[RefusedRow]
-
-
-def explained(row: SessionRow) -> list[ExplainedFailure]:
-    """Return the session's failed calls in order, each with the sandbox's refusals near to it in time. Equal refusals
-    are stored with the time of the last one only, so an older failure may lack its refusal."""
-    return [ExplainedFailure(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
+def explained(row: SessionRow) -> list[tuple[Failure, list[RefusedRow]]]:
+    """Return the session's failed calls in order, each with the sandbox's refusals that may be its cause. Equal
+    refusals are stored with the time of the last one only, so an older failure may lack its refusal."""
+    return [(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
 
 
 def refused_near(server: str, begin: float, end: float, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
