@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from gateway.admin.query_types import NoSuch, OperatorError
+from gateway.admin.query_types import NoSuch, OperatorError, has_words
 from gateway.admin.report_types import Approval, Attempt, CatalogPage, ToolRow, TriedCall, TriedOutcome, UnapprovedRow
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
@@ -91,7 +91,6 @@ class ToolCatalog:
 
     def page(self, query: str = "", *, server: str = "", limit: int = 100) -> CatalogPage:
         """Return the tools whose server, name, title or description has all words of the query."""
-        words = query.lower().split()
         found: list[ToolRow] = []
         unknown: list[str] = []
         for upstream in self._upstreams:
@@ -102,7 +101,7 @@ class ToolCatalog:
                 unknown.append(upstream.name)
             else:
                 rows = (_row(upstream.name, tool) for tool in tools.listed)
-                found += [row for row in rows if all(word in row.text for word in words)]
+                found += [r for r in rows if has_words(query, (r.server, r.name, r.title, r.description))]
         return CatalogPage(tools=found[:limit], total=len(found), unknown=unknown)
 
     def tool(self, server: str, name: str) -> ToolRow:

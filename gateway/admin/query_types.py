@@ -96,9 +96,8 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
         if self.status not in ("", task.status) and not (self.status == "tool_error" and task.is_tool_error):
             return False
         facts = (str(task.principal), task.endpoint, task.server, task.tool, task.message)
-        text = "\n".join(facts).lower()
         starts = task.id.startswith(self.query) or task.session_id.startswith(self.query)
-        return starts or all(word in text for word in self.query.lower().split())
+        return starts or has_words(self.query, facts)
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,6 +262,12 @@ def _minute(text: str) -> int:
     return int(hours) * 60 + int(minutes)
 
 
+def has_words(query: str, facts: Iterable[str]) -> bool:
+    """Return True if the facts contain every word of the query, in upper or lower case."""
+    text = "\n".join(facts).lower()
+    return all(word in text for word in query.lower().split())
+
+
 def is_part(given: str, text: str) -> bool:
     """Return True if `text` contains `given`, in upper or lower case."""
     return given.lower() in text.lower()
@@ -298,14 +303,13 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
         """Return True if the session has all given values except `server` and `tool`, and its facts contain all words
         of the query."""
         facts = (head.session, head.principal, head.client, head.workspace, head.endpoint, head.era, head.ended)
-        text = "\n".join(facts).lower()
         last = max(head.updated_at, head.ended_at)
         return (
             is_part(self.principal, head.principal)
             and is_part(self.client, head.client)
             and (head.failed > 0 or not self.failed)
             and self.hours.meet(head.created_at or last, last)
-            and all(word in text for word in self.query.lower().split())
+            and has_words(self.query, facts)
         )
 
     def has_entry(self, entries: Iterable[TimelineEntry]) -> bool:

@@ -475,11 +475,6 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: Any = None
     output_schema: Any = None
 
-    @property
-    def text(self) -> str:
-        """Return the text in which the words of a query are searched."""
-        return "\n".join((self.server, self.name, self.title, self.description)).lower()
-
 
 class UnapprovedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A tool, prompt or resource template that a server lists, and that is hidden from clients because the lock file

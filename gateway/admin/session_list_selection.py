@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gateway.admin.query_types import OperatorError, SessionFilter, SessionQuery
+from gateway.admin.query_types import OperatorError, SessionFilter, SessionQuery, has_words
 from gateway.admin.report_types import (
     SessionPart,
     SessionRow,
@@ -99,8 +99,7 @@ def matches(session: Session, query: str) -> bool:
         *(session.id, str(session.principal), session.client.name, context.workspace, session.endpoint, session.era),
         *(context.trust, session.owner, *session.links),
     )
-    text = "\n".join(facts).lower()
-    return all(word in text for word in query.lower().split())
+    return has_words(query, facts)
 
 
 def _key(sort: str, session: Session, part: SessionPart) -> float:

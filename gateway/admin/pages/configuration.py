@@ -5,18 +5,17 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.pages.page import ConsolePage
-from gateway.admin.query_types import OperatorError
+from gateway.admin.query_types import OperatorError, has_words
 from gateway.admin.verb_handlers import Operations
 from gateway.config.effective_settings import EffectiveSetting, effective
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     query, shows_all = request.query_params.get("q", ""), request.query_params.get("show") == "all"
-    words = query.lower().split()
     sections = {
         path: found
         for path, some in effective(operators.settings).items()
-        if (found := [setting for setting in some if _is_found(setting, words, shows_all)])
+        if (found := [setting for setting in some if _is_found(setting, query, shows_all)])
     }
     return {"sections": sections, "query": query, "show": "all" if shows_all else "set"}
 
@@ -28,11 +27,11 @@ async def _reload(operators: Operations, _: Request, operator: str) -> str:
     return PAGE.path
 
 
-def _is_found(setting: EffectiveSetting, words: list[str], shows_all: bool) -> bool:
+def _is_found(setting: EffectiveSetting, query: str, shows_all: bool) -> bool:
     """Return True if the name, value or origin of the setting has every word of a query. Settings with their default
     value are found if there is a query, or if `shows_all`."""
-    text = f"{setting.name}\n{setting.value}\n{setting.origin}".lower()
-    return bool(shows_all or words or setting.is_set) and all(word in text for word in words)
+    is_shown = bool(shows_all or query.split() or setting.is_set)
+    return is_shown and has_words(query, (setting.name, setting.value, setting.origin))
 
 
 PAGE: Final = ConsolePage(

@@ -6,7 +6,7 @@ from typing import Any, Final, get_args
 from starlette.requests import Request
 
 from gateway.admin.pages.page import ConsolePage, hours_of
-from gateway.admin.query_types import DayHours, is_part
+from gateway.admin.query_types import DayHours, has_words, is_part
 from gateway.admin.verb_handlers import Operations
 from session_store.ports.audit import EventName
 from session_store.session import redact
@@ -50,14 +50,13 @@ def _matches(event: dict[str, Any], given: dict[str, str], hours: DayHours) -> b
         return False
     server, _, tool = event.get("tool", "").partition("/")
     of_endpoint = event.get("endpoint", "").removeprefix("/servers/").removesuffix("/mcp")
-    text = "\n".join(str(event.get(name, "")) for name in _WORDS).lower()
     return (
         hours.meet(event["at"], event["at"])
         and is_part(redact(given["session"]), event.get("session", ""))
         and is_part(given["principal"], event.get("principal", ""))
         and (is_part(given["server"], server) or is_part(given["server"], of_endpoint))
         and is_part(given["tool"], tool)
-        and all(word in text for word in given["q"].lower().split())
+        and has_words(given["q"], (str(event.get(name, "")) for name in _WORDS))
     )
 
 
