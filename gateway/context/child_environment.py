@@ -63,7 +63,8 @@ class ChildEnvironment:
         }
         if not configured:
             return variables
-        return variables | await self.secrets.fill(with_paths(configured, files), session.principal, token)
+        filled = await self.secrets.current(with_paths(configured, files), session.principal, token)
+        return {**variables, **filled.values}
 
     def without_session(self) -> dict[str, str]:
         """Return the variables of a child that is started for no session. Their values are empty or the configured

@@ -101,22 +101,15 @@ class PrincipalSecrets:
         settings = self._secrets.get(name)
         return None if settings is None or not self._is_for(settings, principal) else settings.consent
 
-    async def fill(
+    async def current(
         self, values: Mapping[str, str], principal: Principal, token: CallerToken | None = None
-    ) -> dict[str, str]:
-        """Return the values, with their placeholders replaced by the principal's secrets. `token`: the access token of
-        the principal; None if there is none.
+    ) -> CurrentSecrets:
+        """Return the values, with their placeholders replaced by the principal's secrets, and the time from which the
+        tokens in them have to be renewed. `token`: the access token of the principal; None if there is none.
 
         Raises:
             UpstreamUnavailable: the principal lacks a secret. The message has the secret's name, never its value.
         """
-        return dict((await self.current(values, principal, token)).values)
-
-    async def current(
-        self, values: Mapping[str, str], principal: Principal, token: CallerToken | None = None
-    ) -> CurrentSecrets:
-        """Return the values as `fill` does, and the time from which the tokens in them have to be renewed. Raises as
-        `fill`."""
         own, until = dict[str, str](), math.inf
         for name in secrets_in(*values.values()):
             own[name], its_until = await self._secret(name, principal, token)

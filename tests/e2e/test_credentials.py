@@ -213,6 +213,6 @@ async def test_a_command_that_prints_a_secret_is_given_no_other(monkeypatch: pyt
     command = (sys.executable, "-c", program)
     alice = Principal(issuer="api-key", subject="alice")
     credentials = PrincipalSecrets({"word": SecretSettings(command=command)}, ())
-    given = await credentials.fill({"T": "${secret:word}"}, alice)
+    given = (await credentials.current({"T": "${secret:word}"}, alice)).values
     names = set(json.loads(given["T"]))
     assert "PATH" in names and not names & {"MCP_GATEWAY_KEYS", "CLOUD_SECRET"}

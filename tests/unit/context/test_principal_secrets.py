@@ -19,7 +19,7 @@ async def test_a_name_reaches_no_variable_of_the_gateways_own(monkeypatch: pytes
     secrets = PrincipalSecrets({"word": SecretSettings(env="MCP_GATEWAY_{subject}")}, ["api-key"])
     for subject in ("KEYS", "alice"):
         with pytest.raises(UpstreamUnavailable):
-            await secrets.fill({"T": "${secret:word}"}, Principal(issuer="api-key", subject=subject))
+            await secrets.current({"T": "${secret:word}"}, Principal(issuer="api-key", subject=subject))
 
 
 @requirement("wall.secrets")
@@ -35,7 +35,7 @@ async def test_the_log_names_the_source_that_could_not_be_read(
     secrets = PrincipalSecrets(sources, ["api-key"])
     for name in sources:
         with pytest.raises(UpstreamUnavailable, match="there is no credential"):
-            await secrets.fill({"T": f"${{secret:{name}}}"}, Principal(issuer="api-key", subject="ada"))
+            await secrets.current({"T": f"${{secret:{name}}}"}, Principal(issuer="api-key", subject="ada"))
     assert caplog.messages == [
         f"gateway.secrets.file could not be read: {tmp_path}/ada: No such file or directory",
         f"gateway.secrets.program could not be read: {tmp_path}/vault: No such file or directory",
@@ -60,7 +60,8 @@ async def test_a_placeholder_after_a_dollar_is_text_and_so_is_one_in_a_secret(mo
     values = {"A": "$${secret:word} $${secret_file:none}", "B": "${secret:word}, ${secret:other}", "C": "$$$"}
     assert is_template(values["A"]), "it has to be filled in, too"
     paths = with_paths(values | {"D": "${secret_file:word}"}, {"word": "/f/0"})
-    assert await secrets.fill(paths, Principal(issuer="api-key", subject="ada")) == {
+    found = await secrets.current(paths, Principal(issuer="api-key", subject="ada"))
+    assert found.values == {
         "A": "${secret:word} ${secret_file:none}",
         "B": "${secret:other} $${secret:word}, other",
         "C": "$$$",
