@@ -203,7 +203,6 @@ class Access:
         return self._guard.is_secure(request.scope, request.headers)
 
     def check_host(self, request: Request) -> None:
-        """Raise `HostNotAllowed` if the request's Host header names no allowed host."""
         self._hosts.check(request.headers.get("host", ""))
 
     async def operator(self, request: Request) -> str | None:

@@ -112,10 +112,7 @@ class SessionFinder:
 
     async def find(self, prefix: str) -> Session:
         """Find the one session whose id begins with `prefix`. If `prefix` is empty, return the only live session.
-
-        Raises:
-            NoSuch, Ambiguous, TooShort: `prefix` names no session, several sessions, or has too few characters.
-        """
+        Raises `NoSuch`, `Ambiguous` or `TooShort`."""
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise TooShort("session")
         exact = await self.sessions.peek(prefix) if prefix else None

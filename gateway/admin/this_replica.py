@@ -159,11 +159,8 @@ class Replica:
         return self.cluster is not None and self.cluster.configuration.is_outdated
 
     async def answer(self, what: str, args: Any) -> Any:
-        """Answer a query of another replica: call the method that is registered for `what`.
-
-        Raises:
-            LookupError: this version does not know the query.
-        """
+        """Answer a query of another replica: call the method that is registered for `what`. Raises `LookupError` if
+        this version does not know the query."""
         for method, asked in QUESTIONS.items():
             if asked.name == what:
                 given = args if len(asked.takes) > 1 else [args][: len(asked.takes)]
@@ -276,24 +273,18 @@ class Replica:
 
     @question("listing")
     async def listing(self, query: SessionQuery) -> ListingPage:
-        """Return the first of this replica's sessions that match the query, and totals of all that match."""
         return await listing_page(self.live, query, time, self.memory)
 
     @question("timeline")
     async def unwritten(self, name: str) -> TimelinePart | None:
-        """Return the part of a session's timeline that is not in the store yet. `name` is the beginning of the
-        session's id."""
         return self.activity.unwritten(name)
 
     @question("write activity")
     async def write_activity(self) -> None:
-        """Write counts, and the timelines of ended sessions, to the store."""
         await self.activity.write_seen()
 
     @question("environment")
     async def environment(self, session_id: str) -> SessionEnvironment | None:
-        """Return the variables, folders and sandboxes of a session's servers; None if this replica does not serve the
-        session."""
         return self.environments.held(session_id)
 
     @question("watch")
@@ -332,7 +323,6 @@ class Replica:
 
     @question("drain")
     async def drain(self) -> None:
-        """Hand the sessions to other replicas and take no new ones. Return when that is done."""
         await self.serving.drain()
 
     def reload_with(self, reload: Reloads) -> None:
@@ -349,7 +339,6 @@ class Replica:
 
     @question("admit")
     async def admit(self) -> None:
-        """End the drain: take sessions again."""
         self.serving.admit()
 
 

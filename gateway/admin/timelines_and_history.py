@@ -64,11 +64,8 @@ class Insights:
     # -- timelines
 
     async def timeline(self, prefix: str) -> SessionTimeline:
-        """Return the timeline of a session that is live or has ended in the last day.
-
-        Raises:
-            NoSuch, Ambiguous, TooShort: `prefix` names no session, several sessions, or has too few characters.
-        """
+        """Return the timeline of a session that is live or has ended in the last day. Raises `NoSuch`,
+        `Ambiguous` or `TooShort`."""
         name, session = await self._named(prefix)
         stored = await self._backend.timelines.read(name)
         head = None if stored is None else stored.head

@@ -125,11 +125,7 @@ class Operations:
 
     @property
     def tried(self) -> TriedCalls:
-        """Return the part that lists tools, and calls them for operators.
-
-        Raises:
-            UnknownHere: the command works on a store, without a running gateway.
-        """
+        """Return the part that lists tools, and calls them for operators. Raises `UnknownHere`."""
         if self._tried is None:
             raise UnknownHere("only a running gateway knows tools and calls them: use --url")
         return self._tried
@@ -354,11 +350,8 @@ class TaskList:
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:
-        """Find the one task whose id begins with `prefix`, or whose id at its client is `prefix`.
-
-        Raises:
-            NoSuch, Ambiguous, TooShort: `prefix` names no task, several tasks, or has too few characters.
-        """
+        """Find the one task whose id begins with `prefix`, or whose id at its client is `prefix`. Raises `NoSuch`,
+        `Ambiguous` or `TooShort`."""
         if (handle := claimed(prefix)) is not None:
             return await self._of_client(handle)
         if len(prefix) < SHORTEST_PREFIX:

@@ -56,11 +56,7 @@ class SessionFolders:
         self._threads = ThreadPoolExecutor(_THREADS, "session-folders")
 
     def _opened(self) -> Path:
-        """Return the folder of this process; create it if there is none.
-
-        Raises:
-            OSError: the folder cannot be created.
-        """
+        """Return the folder of this process; create it if there is none. Raises `OSError`."""
         if self._folder is None:
             base = tempfile.gettempdir()
             root = _root(Path(base if len(base) <= _LONGEST_BASE else "/tmp"))
@@ -240,11 +236,8 @@ def _delete(folder: Path) -> None:
 
 def _empty(folder: Path) -> None:
     """Remove the contents of a folder. Restore permissions that a server took away. Each subfolder is moved into one
-    common folder before it is emptied, so that no path becomes too long and few file descriptors are open.
-
-    Raises:
-        OSError: an entry could not be removed.
-    """
+    common folder before it is emptied, so that no path becomes too long and few file descriptors are open. Raises
+    `OSError`."""
     folder.chmod(_PRIVATE)
     together, numbers = folder / secrets.token_hex(6), count()
     together.mkdir(mode=_PRIVATE)

@@ -255,11 +255,7 @@ class Audit:
 
     async def flush(self) -> None:
         """Write the buffered events to the store, the file and stderr. If the store does not answer, its events stay
-        buffered.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        buffered. Raises `StoreUnavailable`."""
         await self._tasks.settled()
         try:
             await self._flush()

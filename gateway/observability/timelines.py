@@ -236,11 +236,7 @@ class Timelines:
 
     async def flush(self, *, ended_only: bool = False) -> None:
         """Write all buffered entries to the store, or only those of ended sessions. Entries that could not be written
-        stay buffered, up to a limit.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        stay buffered, up to a limit. Raises `StoreUnavailable`."""
         wanted = [name for name, waiting in self._waiting.items() if waiting.ended or not ended_only]
         for names in slices(wanted, _WRITTEN_AT_ONCE):
             # Two may write at once: the regular write, and that for an operator who is looking.

@@ -227,11 +227,7 @@ class Figures:
 
     async def flush(self) -> None:
         """Write all changed records, including the one of the current minute. Records that could not be written are
-        kept for the next call.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        kept for the next call. Raises `StoreUnavailable`."""
         if self._short.at:
             self._keep(self._short)
         for (step_s, at), body in list(self._unwritten.items()):

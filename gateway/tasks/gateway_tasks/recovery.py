@@ -83,11 +83,7 @@ class TaskRecovery:
 
     async def decide(self, task: Task, session: Session | None) -> None:
         """Recover a task that has no outcome and that no replica runs. This replica owns `session`; None if the session
-        has ended. Concurrent callers share one recovery.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        has ended. Concurrent callers share one recovery. Raises `StoreUnavailable`."""
         if not task.is_over and self.table.get(task.name) is None:
             await self._tasks.share(task.name, lambda: self._decide(task, session))
 
@@ -148,11 +144,7 @@ class TaskRecovery:
     # -- tasks about which no client asks
 
     async def sweep(self) -> None:
-        """Recover up to `AT_ONCE` tasks of replicas that are gone.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        """Recover up to `AT_ONCE` tasks of replicas that are gone. Raises `StoreUnavailable`."""
         names, cluster = self.table.names, self.cluster
         if cluster is not None and (
             cluster.is_leaving or not cluster.lease.trusts_expired or not await cluster.may_claim()

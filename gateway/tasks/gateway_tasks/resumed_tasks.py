@@ -63,11 +63,7 @@ class TaskContinuation:
     async def follow(self, task: Task, session: Session, call: StoredCall, lost: Callable[[RunningTask], None]) -> bool:
         """Follow the task that a server has created for the call. Return False if this replica cannot reach the server.
         `lost` is called if the server no longer knows its task: `lost` must end or repeat the call, which is still in
-        flight.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        flight. Raises `StoreUnavailable`."""
         followed, endpoint = call.followed, self.endpoints.get(task.endpoint)
         upstream = None if endpoint is None else endpoint.server(task.server, call.context)
         if followed is None or upstream is None or not upstream.settings.is_remote:
@@ -111,11 +107,7 @@ class TaskContinuation:
 
     async def run_again(self, task: Task, session: Session, call: StoredCall) -> None:
         """Send the call again, after recording this in the store: if this replica dies, the call is not sent a third
-        time.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        time. Raises `StoreUnavailable`."""
         live = await self._live_of(session)
         exchange = self._exchange(task, live, call, caller_of_meta(_meta_of(call)))
         running = await self._take(replace(task, epoch=session.epoch, questions=b"", **_again(task)), exchange)
