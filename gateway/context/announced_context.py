@@ -34,11 +34,7 @@ class MetaPath:
         self._parts = tuple(path.split("."))
 
     def text(self, meta: Mapping[str, Any]) -> str:
-        """Return the string at the path; empty if there is none.
-
-        Raises:
-            Refused: 400, the value is not a string.
-        """
+        """Return the string at the path; empty if there is none. Raises `Refused`: 400, the value is not a string."""
         if not self._key or (self._parts[0] not in meta and self._key not in meta):
             return ""
         nested: Any = meta
@@ -85,11 +81,8 @@ class Announcements:
 
     def of(self, request: Request, *, is_anonymous: bool = False) -> Announced:
         """Return what a request announces: the workspace, and the context fields in `_meta`, in headers and from the
-        session key. The key of an anonymous client is left out, because whoever knows the key has the session.
-
-        Raises:
-            Refused: 400, an announced value is not allowed.
-        """
+        session key. The key of an anonymous client is left out, because whoever knows the key has the session. Raises
+        `Refused`: 400, an announced value is not allowed."""
         fields = tuple((name, text) for name, path in self._in_meta.items() if (text := path.text(request.meta)))
         if self._in_headers:
             try:
@@ -101,11 +94,8 @@ class Announcements:
         return Announced(self.workspace(request.meta), fields)
 
     def workspace(self, meta: Mapping[str, Any]) -> str:
-        """Return the workspace that `_meta` announces, mapped by the operator's `workspace_ids`; empty if none.
-
-        Raises:
-            Refused: 400, the workspace is not a string, or too long.
-        """
+        """Return the workspace that `_meta` announces, mapped by the operator's `workspace_ids`; empty if none. Raises
+        `Refused`: 400, the workspace is not a string, or too long."""
         announced = self._path.text(meta)
         return self._id_of(announced) if announced else ""
 

@@ -173,11 +173,7 @@ class RateLimits:
 
     async def count_message(self, principal: Principal, client: str) -> None:
         """Count a message of a client. Beyond the rate, wait until the rate allows the message. `client` is the
-        client's network.
-
-        Raises:
-            Refused: 429, with the time to wait before a retry.
-        """
+        client's network. Raises `Refused`: 429, with the time to wait before a retry."""
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count(accounts, whose)
 

@@ -165,14 +165,8 @@ class RequestedTasks:
     async def call(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
     ) -> Answer:
-        """Answer a request about a task that the gateway has created. `resolved` is the session of the request.
-
-        Raises:
-            Refused: the task is unknown, or it has ended and cannot be cancelled; 429, its session sends too many
-                requests.
-            OwnedByPeer: another replica must cancel it.
-            StoreUnavailable: the store does not answer.
-        """
+        """Answer a request about a task that the gateway has created. `resolved` is the session of the request. Raises
+        the errors of `MadeTasks.cancelled`."""
         message = message_of(request)
         if message.method == "tasks/cancel":
             task = await self.made.cancelled(handle, who)

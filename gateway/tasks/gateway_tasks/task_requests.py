@@ -76,13 +76,8 @@ class TaskVisibility:
 
 
 async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:
-    """Return the session of a task, for a request from a client of this era (legacy or modern MCP).
-
-    Raises:
-        Refused: the session or the task is unknown, or the session cannot be used now.
-        OwnedByPeer: another replica owns the session.
-        StoreUnavailable: the store does not answer.
-    """
+    """Return the session of a task, for a request from a client of this era (legacy or modern MCP). Raises
+    `UnknownTask` if there is none, and the errors of `found_session`."""
     found = await found_session(handle.session_id, who, resolver, era)
     if found is None:
         raise UnknownTask()
