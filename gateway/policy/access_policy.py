@@ -146,16 +146,13 @@ class Policy:
 
     def why_hidden(self, context: Context, server: str) -> str:
         """Return the reason why the server is hidden from sessions with this context; empty if it is visible."""
-        rules, where = self._entry(server), f"mcpServers.{server}"
+        where = f"mcpServers.{server}"
         if server not in self._servers:
             return f"it is not in the configuration any more ({where})"
         if server in self._hidden:
             return f"it is left out, and its entry does not say who may know of it ({where})"
-        if rules.direct_only and context.trust != "direct":
-            return f"it is for direct trust only ({where}.direct_only)"
-        if missing := set(rules.permissions) - set(context.permissions):
-            return f"it needs {', '.join(sorted(missing))} ({where}.permissions)"
-        return self._outside(context, "servers", (server,))
+        reason = _not_for(context, "mcpServers", {server: self._servers[server]})
+        return reason or self._outside(context, "servers", (server,))
 
     def is_remote(self, server: str) -> bool:
         """Return True if a server is reached over the network."""
@@ -337,9 +334,9 @@ def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule
     return {pattern: found for pattern, found in rules.items() if any(matches(pattern, name) for name in names)}
 
 
-def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) -> str:
-    """Return the reason why an item is hidden from sessions with this context; empty if it is visible. `found` has the
-    settings whose patterns match the item, by pattern."""
+def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings | UpstreamSettings]) -> str:
+    """Return the reason why an item or a server is hidden from sessions with this context; empty if it is visible.
+    `found` has the settings whose patterns match the item, by pattern; or those of the server, by its name."""
     for pattern, item in found.items():
         if item.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.{pattern}.direct_only)"
