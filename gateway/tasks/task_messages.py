@@ -1,6 +1,7 @@
 """Encode the tasks that the gateway has created, for legacy clients (MCP 2025-11-25) and modern ones (2026-07-28).
 Pure: no I/O."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -58,11 +59,22 @@ def task_result(task: Task, handle: str) -> bytes:
 
 def declaring_tasks(discovery: bytes) -> bytes:
     """Return a `server/discover` result with the tasks extension, even if the servers do not declare it."""
-    result = object_of(discovery)
-    capabilities = object_of(result.get("capabilities"))
-    extensions = {TASKS: msgspec.Raw(b"{}")} | object_of(capabilities.get("extensions"))
-    capabilities |= {"extensions": msgspec.Raw(encode(extensions))}
-    return encode(result | {"capabilities": msgspec.Raw(encode(capabilities))})
+    return _declaring(discovery, {"capabilities": {"extensions": {TASKS: {}}}})
+
+
+def declaring_legacy_tasks(handshake: bytes) -> bytes:
+    """Return an `initialize` result that declares tools as callable as tasks, even if the servers do not declare it."""
+    tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    return _declaring(handshake, {"capabilities": {"tasks": tasks}})
+
+
+def _declaring(raw: msgspec.Raw | bytes | None, declared: Mapping[str, Any]) -> bytes:
+    """Return a JSON object with the members of `declared`, at all levels, that it lacks."""
+    members = object_of(raw)
+    for name, inner in declared.items():
+        if inner or name not in members:
+            members[name] = msgspec.Raw(_declaring(members.get(name), inner))
+    return encode(members)
 
 
 def _modern(result: bytes) -> bytes:
@@ -105,17 +117,3 @@ def legacy_outcome(task: Task, handle: str) -> Message:
         return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(with_related(result, handle))))
     error = task.error or encode(error_of(CANCELLED, task.message or "Cancelled", ""))
     return Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error))
-
-
-def declaring_legacy_tasks(handshake: bytes) -> bytes:
-    """Return an `initialize` result that declares tools as callable as tasks, even if the servers do not declare it."""
-    result = object_of(handshake)
-    capabilities = object_of(result.get("capabilities"))
-    tasks = object_of(capabilities.get("tasks"))
-    requests = object_of(tasks.get("requests"))
-    tools = {"call": msgspec.Raw(b"{}")} | object_of(requests.get("tools"))
-    requests |= {"tools": msgspec.Raw(encode(tools))}
-    nothing = msgspec.Raw(b"{}")
-    tasks = {"list": nothing, "cancel": nothing} | tasks | {"requests": msgspec.Raw(encode(requests))}
-    capabilities |= {"tasks": msgspec.Raw(encode(tasks))}
-    return encode(result | {"capabilities": msgspec.Raw(encode(capabilities))})
