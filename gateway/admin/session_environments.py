@@ -4,7 +4,6 @@ what it sees."""
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -319,7 +318,7 @@ def _conversation(upstream: ConfiguredUpstream, live: LiveSession | None) -> Con
         return None
     else:
         found = (one for (name, *_), one in live.conversations.items() if name == upstream.name)
-    return next(islice(sorted(found, key=lambda one: one.link is None), 1), None)
+    return min(found, key=lambda one: one.link is None, default=None)
 
 
 def _here() -> str:
