@@ -184,18 +184,16 @@ def _image(data: str, kind: str) -> Part:
     return Part(kind="image", title=title, source=f"data:{kind};base64,{data}")
 
 
-def _text(title: str, text: str) -> Part:
+def _text(title: str, text: str, kind: Literal["text", "json"] = "text") -> Part:
     note = "" if len(text) <= MOST_CHARS else f"The first {MOST_CHARS:,} of {len(text):,} characters."
-    return Part(kind="text", title=title, text=visible(text[:MOST_CHARS]), note=note)
+    return Part(kind=kind, title=title, text=visible(text[:MOST_CHARS]), note=note)
 
 
 def _json(title: str, value: Any) -> Part:
     try:
-        text = as_json(value, indent=2)
+        return _text(title, as_json(value, indent=2), "json")
     except (RecursionError, ValueError):
         return Part(kind="text", title=title, note="It is nested too deeply to be shown.")
-    note = "" if len(text) <= MOST_CHARS else f"The first {MOST_CHARS:,} of {len(text):,} characters."
-    return Part(kind="json", title=title, text=text[:MOST_CHARS], note=note)
 
 
 PAGE: Final = ConsolePage(
