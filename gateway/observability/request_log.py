@@ -191,24 +191,11 @@ class RequestLog:
         with self.tracing.forwarding(session, replica) as headers:
             yield [*correlated, *((name.encode(), value.encode()) for name, value in headers.items())]
 
-    def answered(self, request: Request, principal: Principal, outcome: Outcome, about: LogFacts, why: str) -> None:
+    def answered(
+        self, request: Request, principal: Principal | None, outcome: Outcome, about: LogFacts, why: str
+    ) -> None:
         """Record a request that the gateway answered itself, without sending a call to a server. `about`: fields of its
         log line, such as its session. `why`: the error message."""
-        self._record(request, principal, outcome, why, about)
-
-    def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
-        """Record a request that was refused before it became a call."""
-        self._record(request, principal, Outcome.refused(refused.code), str(refused), refused.log_facts)
-
-    def refused_by_wire(self, refused: Refused) -> None:
-        """Record an HTTP request that was refused before it was parsed, or that is not a call."""
-        if self._has_line():
-            outcome, correlation = Outcome.refused(refused.code), refused.correlation
-            self._line("request refused", outcome, 0.0, reason=str(refused), correlation=correlation)
-
-    def _record(
-        self, request: Request, principal: Principal | None, outcome: Outcome, why: str, about: LogFacts
-    ) -> None:
         method = "" if request.message is None else str(request.message.method)
         took_s = monotonic() - request.arrived_at if request.arrived_at else 0.0
         self.metrics.answered("", method, request.era, outcome.kind, took_s)
@@ -217,9 +204,18 @@ class RequestLog:
         # Logging a line costs half as much as relaying a call.
         if self._has_line():
             who = "" if principal is None else str(principal)
-            correlation = CORRELATION.get()
-            facts = {"principal": who, "reason": why, "correlation": correlation}
+            facts = {"principal": who, "reason": why, "correlation": CORRELATION.get()}
             self._line(method, outcome, took_s, era=request.era, about=about, **facts)
+
+    def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
+        """Record a request that was refused before it became a call."""
+        self.answered(request, principal, Outcome.refused(refused.code), refused.log_facts, str(refused))
+
+    def refused_by_wire(self, refused: Refused) -> None:
+        """Record an HTTP request that was refused before it was parsed, or that is not a call."""
+        if self._has_line():
+            outcome, correlation = Outcome.refused(refused.code), refused.correlation
+            self._line("request refused", outcome, 0.0, reason=str(refused), correlation=correlation)
 
     def another_second(self, at: float) -> None:
         """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many lines were left out."""
