@@ -28,16 +28,6 @@ Serving = Callable[[], Mapping[str, str]]
 """Type of a function that returns the log fields of the request that the current task serves."""
 
 
-class Form(Protocol):
-    """A format of log lines for programs."""
-
-    def fields(self, fields: Mapping[str, Any]) -> str:
-        """Format the fields as the part of a log line that follows the event's name."""
-
-    def line(self, at: str, level: str, event: str, fields: str) -> str:
-        """Return a whole line, without a line break at its end. `fields`: the result of the method `fields`."""
-
-
 class _Logfmt:
     """The format `name=value` with spaces in between. Values are quoted where necessary."""
 
@@ -110,8 +100,10 @@ class _Pretty:
         return f"\x1b[{style}m{text}\x1b[0m" if style and text and self._has_colour else text
 
 
+Form = _Json | _Logfmt
+"""A format for programs. `fields` formats the part of a line that follows the event's name, `line` returns it whole."""
+
 FORMS: Final[Mapping[str, Form]] = {"json": _Json(), "logfmt": _Logfmt()}
-"""The formats for programs, by name."""
 
 
 class LineFormatter(logging.Formatter):
