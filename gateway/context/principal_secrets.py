@@ -48,6 +48,11 @@ def is_template(value: str) -> bool:
     return PLACEHOLDER.search(value) is not None
 
 
+def without_templates(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the values that are the same for all sessions: those without a placeholder for a principal's secret."""
+    return {name: value for name, value in values.items() if not is_template(value)}
+
+
 def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets of the placeholders `${secret_file:NAME}` in the values, each with the placeholder
     `${secret:NAME}`."""

@@ -18,7 +18,7 @@ from time import time
 from typing import Final
 
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.principal_secrets import is_template
+from gateway.context.principal_secrets import without_templates
 from gateway.sandbox.package_command import PackageCommand, parse
 from gateway.sandbox.package_fetch import FetchFailed, FetchRequest, NotForAll, PackageFetcher
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, packages_root, usable_root
@@ -259,15 +259,10 @@ async def _done(work: Callable[[], None]) -> None:
         raise
 
 
-def fetched_with(entry: UpstreamSettings) -> dict[str, str]:
-    """Return the variables for the fetch of a server's package, without values of single sessions."""
-    return {variable: value for variable, value in entry.env.items() if not is_template(value)}
-
-
 def package_folder(entry: UpstreamSettings) -> PackageFolder | None:
     """Return the folder of the package that a server's command names, fetched or not; None if it names none, or if each
     session fetches it for itself. A gateway of this user uses the same folder, wherever it is started."""
-    place = _place(entry.argv, fetched_with(entry))
+    place = _place(entry.argv, without_templates(entry.env))
     return None if place is None else place[0]
 
 

@@ -12,7 +12,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.consented_tokens import ConsentedTokens
-from gateway.context.principal_secrets import PrincipalSecrets
+from gateway.context.principal_secrets import PrincipalSecrets, without_templates
 from gateway.context.resources_for_links import LinkResourceProvider
 from gateway.context.session_assertions import ISSUER, Assertions
 from gateway.policy.access_policy import Policy
@@ -28,7 +28,7 @@ from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
-from gateway.sandbox.shared_package_fetches import Packages, fetched_with
+from gateway.sandbox.shared_package_fetches import Packages
 from gateway.sandbox.system_call_gate_threads import SandboxGates
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from gateway.serving.build_sessions import SessionParts
@@ -140,7 +140,7 @@ class Servers:
         )
 
     def _resources(self, name: str, entry: UpstreamSettings, sandbox: SandboxesByTrust) -> SessionResources:
-        base, folders, env = self._base, self.link_resources.folders, fetched_with(entry)
+        base, folders, env = self._base, self.link_resources.folders, without_templates(entry.env)
         return SessionResources(
             entry,
             grants=self.link_resources,

@@ -3,7 +3,7 @@
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from gateway.config.configuration_errors import missing_extra
 from gateway.config.limits import SUSPENDED_S, LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import OBJECT, UpstreamSettings
-from gateway.context.principal_secrets import is_template
+from gateway.context.principal_secrets import is_template, without_templates
 from gateway.errors import StartRefused, left_out
 from gateway.protocol.methods import REPEATABLE
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -152,7 +152,7 @@ class UpstreamFactory:
             return HttpUpstream(
                 name=name,
                 url=settings.url,
-                headers=_same_for_all(settings.headers),
+                headers=without_templates(settings.headers),
                 max_event_bytes=limits.line_bytes,
                 gateway=self.gateway,
                 repeatable=REPEATABLE,
@@ -162,7 +162,7 @@ class UpstreamFactory:
             name=name,
             command=Command(
                 argv=settings.argv,
-                env=_same_for_all(settings.env),
+                env=without_templates(settings.env),
                 cwd=settings.cwd,
             ),
             fork_server=self.fork_server,
@@ -174,11 +174,6 @@ class UpstreamFactory:
                 secrets=secrets_in_command(settings),
             ),
         )
-
-
-def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that are the same for all sessions: those without a placeholder for a principal's secret."""
-    return {name: value for name, value in values.items() if not is_template(value)}
 
 
 def _in_process(where: str, name: str, server: Any) -> Upstream:
