@@ -211,9 +211,8 @@ async def test_a_sink_that_raises_loses_only_that_line(house: House, caplog: pyt
     ],
 )
 async def test_missing_commands_are_named(house: House, command: str, why: str) -> None:
-    with pytest.raises(ProcessFailed, match=f"^{why}$") as caught:
+    with pytest.raises(ProcessFailed, match=f"^{why}$"):
         await house.start(command)
-    assert caught.value.command == command
     assert house.sink.codes == []
 
 

@@ -191,13 +191,12 @@ _INSTALL: Final = {
 
 
 class ProcessFailed(Exception):
-    """A command could not be started. The message says why, and how to get a known program if it `is_missing`;
-    `command` is the first word of the command."""
+    """A command, whose first word is `command`, could not be started. The message says why, and how to get a known
+    program if it `is_missing`."""
 
     def __init__(self, reason: str, command: str, *, is_missing: bool = False) -> None:
         do = _INSTALL.get(command) if is_missing else None
         super().__init__(f"{reason}; {do}" if do else reason)
-        self.command = command
 
 
 class LineSink(Protocol):

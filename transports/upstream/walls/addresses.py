@@ -29,8 +29,6 @@ _SCOPE: Final = struct.Struct("=I")
 class Disconnect:
     """An address of the family AF_UNSPEC. Connecting a socket to it ends the socket's connection."""
 
-    raw: bytes
-
 
 @dataclass(frozen=True, slots=True)
 class InternetAddress:
@@ -65,7 +63,7 @@ def read_address(raw: bytes, domain: int) -> Disconnect | InternetAddress | Abst
         raise _error(errno.EINVAL)
     family: int = _FAMILY.unpack_from(raw)[0]
     if family == socket.AF_UNSPEC and domain in INTERNET:
-        return Disconnect(raw)
+        return Disconnect()
     if family != domain:
         raise _error(errno.EINVAL if domain == socket.AF_UNIX else errno.EAFNOSUPPORT)
     if family == socket.AF_UNIX:
