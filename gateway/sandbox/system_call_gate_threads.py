@@ -31,7 +31,6 @@ _MOST_AT_ONCE: Final = 16
 
 
 class _Packet(msgspec.Struct, frozen=True):
-    resolve: bool = False
     refused: tuple[Refusal, ...] = ()
     touched: tuple[tuple[str, str], ...] = ()
 
@@ -245,13 +244,9 @@ class DnsResolver:
             task.add_done_callback(lambda _: at_once.release())
 
     async def _answer(self, query: Query, writer: asyncio.StreamWriter) -> None:
-        reply = await self.reply(query)
+        reply = query.reply(*await self._outcome(query))
         if not writer.is_closing():
             writer.write(reply)
-
-    async def reply(self, query: Query) -> bytes:
-        """Return the response to one query."""
-        return query.reply(*await self._outcome(query))
 
     async def _outcome(self, query: Query) -> tuple[LookupOutcome, tuple[str, ...]]:
         if not self._questions.spend():

@@ -14,7 +14,6 @@ from session_store.sqlite.database import Database, Tables, transaction
 
 _AFTER: Final = "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number"
 _ROWS_AT_ONCE: Final = (64, 8, 1)
-_Row = tuple[str, int, str, bytes]
 
 
 class SqliteEventLog(Tables):
