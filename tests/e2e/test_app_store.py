@@ -86,21 +86,6 @@ def test_the_store_of_the_document_keeps_sessions_for_every_loop_and_process(tmp
 
 
 @requirement("app.outage", "rep.store-down")
-async def test_requests_that_need_their_session_wait_for_the_store_and_no_session_is_lost() -> None:
-    with running_redis() as redis:
-        async with client_of(SessionMiddleware(app, store=redis.url, keys=KEYS)) as [client]:
-            assert (await client.get("/visit")).json() == 1
-            redis.stop()
-            for path in ("/visits", "/visit"):  # the first one finds the connection closed
-                refused = await client.get(path)
-                assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-            assert (await client.get("/about")).status_code == 200
-            redis.start()
-            assert (await client.get("/visits")).json() == 1
-            assert (await client.get("/visit")).json() == 2
-
-
-@requirement("app.outage", "rep.store-down")
 async def test_a_client_is_not_told_to_repeat_what_the_store_may_execute_late() -> None:
     with running_redis() as redis:
         async with client_of(SessionMiddleware(app, store=redis.url, keys=KEYS)) as [client]:

@@ -139,18 +139,6 @@ def test_a_message_url_is_of_the_principal_of_its_stream(gateway: RunningGateway
         assert "alice" in stream.answer()["result"]["content"][0]["text"]
 
 
-@requirement("spec.sse-session")
-def test_a_message_that_reaches_no_stream_is_not_accepted(gateway: RunningGateway) -> None:
-    with opened(gateway, ALICE) as stream:
-        stream.initialize()
-
-    def refused() -> bool:
-        answer = stream.post(message(2, "ping"))
-        return answer.status_code == 504 and "retry-after" not in answer.headers and "new event stream" in answer.text
-
-    assert eventually(refused), "after 202, a client waits for the answer forever"
-
-
 @requirement("wall.authority", "spec.sse", "spec.origin")
 def test_it_serves_under_a_name_of_its_own_whom_a_proxy_vouches_for(gateway: RunningGateway) -> None:
     ada = {"X-User": "ada", "Host": "gateway.example"}

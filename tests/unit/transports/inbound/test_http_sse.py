@@ -74,6 +74,7 @@ class Client:
         self._left = asyncio.Event()
         self._events: asyncio.Queue[str] = asyncio.Queue()
         self._address = ""
+        self.answer: list[Any] = []
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -92,7 +93,7 @@ class Client:
             return await self._events.get()
 
     async def post(self, message: Any) -> int:
-        """Post a message, and return the status."""
+        """Post a message, and return the status. `answer` has all that was sent."""
         body, sent = json.dumps(message).encode(), []
 
         async def receive() -> Any:
@@ -103,6 +104,7 @@ class Client:
 
         path, _, query = self._address.partition("?")
         await self._served(self._scope("POST", path, query.encode()), receive, send)
+        self.answer = sent
         return int(sent[0]["status"])
 
     @staticmethod
@@ -149,11 +151,20 @@ class DeafBus(MemoryBus):
         """Accept it."""
 
 
-async def test_a_message_that_its_stream_does_not_acknowledge_is_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_over", [False, True], ids=["deaf", "over"])
+async def test_a_message_that_its_stream_does_not_acknowledge_is_not_accepted(
+    is_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 202, a client would wait for the answer forever."""
     monkeypatch.setattr(http_sse, "ACKNOWLEDGED_S", 0.0)
-    client = Client(DeafBus())
+    client = Client(MemoryBus() if is_over else DeafBus())
     async with client.open():
+        if not is_over:
+            assert await client.post(CALL) == 504
+    if is_over:
         assert await client.post(CALL) == 504
+    head, body = client.answer
+    assert b"retry-after" not in dict(head["headers"]) and b"new event stream" in body["body"]
 
 
 async def test_a_message_is_accepted_while_those_before_it_are_handled() -> None:
