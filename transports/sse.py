@@ -24,12 +24,10 @@ def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None 
 
 
 class Event(NamedTuple):
-    """A received event: its data (empty if the event only sets an id), the last id that the stream has set, and its
-    type."""
+    """A received event: its data (empty if the event only sets an id), and the last id that the stream has set."""
 
     data: bytes
     id: str = ""
-    type: str = ""
 
 
 class TooLarge(ValueError):
@@ -47,7 +45,6 @@ class EventDecoder:
         self._data = bytearray()  # the lines of the event that has not ended, each with a line break
         self._size = 0
         self._id = ""
-        self._type = ""
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yield the events that this chunk completes.
@@ -74,9 +71,8 @@ class EventDecoder:
 
     def _line(self, line: bytes) -> Event | None:
         if not line:
-            data, kind, self._type = bytes(memoryview(self._data)[:-1]), self._type, ""
-            self._data = bytearray()
-            return Event(data, self._id, kind) if data or self._id else None
+            data, self._data = bytes(memoryview(self._data)[:-1]), bytearray()
+            return Event(data, self._id) if data or self._id else None
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
@@ -84,8 +80,6 @@ class EventDecoder:
             self._data += b"\n"
         elif field == b"id" and b"\0" not in value:
             self._id = value.decode("utf-8", "replace")
-        elif field == b"event":
-            self._type = value.decode("utf-8", "replace")
         elif field == b"retry" and value.isdigit():
             self.retry_ms = int(value) if len(value) <= _MOST_RETRY_DIGITS else _LONGEST_RETRY_MS
         return None
