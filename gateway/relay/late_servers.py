@@ -350,10 +350,6 @@ class LateServers:
             if (task := self._tasks.running(key)) is not None:
                 task.cancel()
 
-    async def settled(self) -> None:
-        """Wait until all background tasks have ended."""
-        await self._tasks.settled()
-
     async def close(self) -> None:
         """Cancel all background tasks."""
         await self._tasks.close()

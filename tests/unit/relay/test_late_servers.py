@@ -218,7 +218,7 @@ async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow(la
     await until(lambda: listener.frames)
     second = await listed(late, slow, page=never)
     assert second.known == {"a": TOOLS} and not second.missing
-    await late.settled()
+    await late._tasks.settled()
     assert len(listener.frames) == 1, "what the client has is what the server lists"
     slow.lists.forget("tools")
     assert len((await listed(late, slow, page=never)).missing) == 1, "the server has announced a change"
