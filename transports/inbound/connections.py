@@ -71,13 +71,6 @@ class Connection(Protocol):
         longer checked."""
 
 
-class Cycle(Protocol):
-    """The parts of uvicorn's `RequestResponseCycle` (one request and its response) that this module uses."""
-
-    disconnected: bool
-    message_event: asyncio.Event
-
-
 class CycleTransport:
     """Wrap a transport for uvicorn's cycles (request and response). Its `close` ends the connection after a response;
     the usual `close` resets a connection on which the request is still arriving."""
@@ -319,12 +312,6 @@ def reset(transport: asyncio.Transport) -> None:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
-
-
-def disconnect(cycle: Cycle) -> None:
-    """Tell the app of a request that its client has left."""
-    cycle.disconnected = True
-    cycle.message_event.set()
 
 
 def end_writing(transport: asyncio.Transport) -> bool:

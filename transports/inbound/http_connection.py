@@ -15,12 +15,13 @@ import h11
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle as H11Cycle
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from transports.inbound.asgi_bypass import RepeatedRequests
 from transports.inbound.connection_handover import ConnectionHandover, Siblings
-from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
+from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, drop, reset
 from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http_messages import Receive, Scope, Send
@@ -148,7 +149,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
-            disconnect(running)  # uvicorn does this only for the last of pipelined requests
+            _disconnect(running)  # uvicorn does this only for the last of pipelined requests
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
@@ -327,7 +328,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._leave(b"")  # the request has its answer already
                 return
             else:
-                disconnect(cycle)
+                _disconnect(cycle)
                 if cycle.response_started:
                     self.transport.abort()
                 else:
@@ -384,6 +385,12 @@ class HttpConnection(HttpToolsProtocol):
         drop(self.transport)
 
 
+def _disconnect(cycle: RequestResponseCycle | H11Cycle) -> None:
+    """Tell the app of a request that its client has left."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+
+
 def _too_long(limit: int) -> BadRequest:
     return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
 
@@ -408,23 +415,9 @@ def http_connections(
     `siblings`, a connection moves to the process that owns its session; the factory's argument `moves` counts its moves
     so far."""
 
-    def made(
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        moves: int = 0,
-    ) -> HttpConnection:
-        return HttpConnection(
-            config,
-            server_state,
-            app_state,
-            _loop,
-            connections=connections,
-            memory=memory,
-            handover=None if siblings is None else ConnectionHandover(siblings, moves),
-        )
+    def made(*of_uvicorn: Any, moves: int = 0, **more_of_uvicorn: Any) -> HttpConnection:
+        handover = None if siblings is None else ConnectionHandover(siblings, moves)
+        return HttpConnection(*of_uvicorn, connections=connections, memory=memory, handover=handover, **more_of_uvicorn)
 
     return made
 
@@ -522,7 +515,7 @@ class H11Connection(H11Protocol):
         self._others.refusals[fault.kind] += 1
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            disconnect(cycle)
+            _disconnect(cycle)
             if cycle.response_started:
                 self.transport.abort()
                 return
