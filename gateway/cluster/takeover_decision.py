@@ -45,22 +45,17 @@ class PeerOutcome(enum.Enum):
     taken effect."""
 
 
-DECISIONS: Final[Mapping[tuple[Lease, bool], PeerOutcome | None]] = {
-    # lease, and whether the peer has been timed out for at least one lease
-    (Lease.VALID, False): None,
-    (Lease.VALID, True): PeerOutcome.CUT_OFF,
-    (Lease.RENEWED, False): PeerOutcome.CUT_OFF,
-    (Lease.RENEWED, True): PeerOutcome.CUT_OFF,
-    (Lease.OLD, False): PeerOutcome.SILENT,
-    (Lease.OLD, True): PeerOutcome.SILENT,
-    (Lease.EXPIRED, False): PeerOutcome.SILENT,
-    (Lease.EXPIRED, True): PeerOutcome.SILENT,
-    (Lease.UNKNOWN, False): None,
-    (Lease.UNKNOWN, True): PeerOutcome.UNREACHABLE,
+_DECISIONS: Final[Mapping[Lease, tuple[PeerOutcome | None, PeerOutcome]]] = {
+    # at first, and once the peer has been timed out for at least one lease
+    Lease.VALID: (None, PeerOutcome.CUT_OFF),
+    Lease.RENEWED: (PeerOutcome.CUT_OFF, PeerOutcome.CUT_OFF),
+    Lease.OLD: (PeerOutcome.SILENT, PeerOutcome.SILENT),
+    Lease.EXPIRED: (PeerOutcome.SILENT, PeerOutcome.SILENT),
+    Lease.UNKNOWN: (None, PeerOutcome.UNREACHABLE),
 }
 
 
 def decide(lease: Lease, *, for_a_lease: bool) -> PeerOutcome | None:
     """Return the outcome of a request to a peer that has timed out; None if the peer may still answer. `for_a_lease`:
     the peer was silent for at least `LEASE_S`."""
-    return DECISIONS[lease, for_a_lease]
+    return _DECISIONS[lease][for_a_lease]
