@@ -40,7 +40,6 @@ PURE = [
     "gateway/protocol/params.py",
     "gateway/identity/request_context.py",
     "gateway/identity/context_rules.py",
-    "gateway/calls/shared_subscriptions.py",
     "gateway/calls/lifecycles.py",
     "gateway/calls/suspended_call.py",
     "gateway/calls/open_call_counts.py",

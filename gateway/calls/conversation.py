@@ -20,13 +20,12 @@ from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link_manager import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
-from gateway.calls.shared_subscriptions import is_lower, lowest_level
 from gateway.calls.suspended_call import response_under
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
-from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.handshake import HandshakeRefused, is_lower, lowest_level
 from gateway.protocol.methods import CACHEABLE, LISTS, may_be_relayed
 from gateway.protocol.reserved_meta import with_reports_only, without_reserved_in
 from session_store import StoreUnavailable

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.protocol.cache_hints import PRIVATE, PUBLIC, hints_of
 from gateway.protocol.extensions import SKILLS, object_of, passed_on
-from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
+from transports.era import HANDSHAKE_VERSIONS, LOG_LEVELS, MODERN_VERSIONS
 from transports.jsonrpc import UNREADABLE, InvalidMessage, Object, decode_exact, encode
 
 
@@ -121,6 +121,20 @@ def _instructions(results: Iterable[Object]) -> dict[str, str]:
 def capabilities_of(result: bytes | None) -> dict[str, Any]:
     """Return the capabilities in the `initialize` result of a legacy server."""
     return _part(result, "capabilities")
+
+
+def lowest_level(levels: Iterable[str]) -> str:
+    """Return the lowest of these log levels; empty if none of them is one."""
+    return min((level for level in levels if level in LOG_LEVELS), key=LOG_LEVELS.index, default="")
+
+
+def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
+    """Return True if a legacy server must be set to the log level `level` before a call is sent. Each call of a modern
+    client has its own level, but a server has only one: the lowest requested so far (`present`, empty before the
+    first). Messages are filtered later for each call."""
+    if level not in LOG_LEVELS or "logging" not in capabilities_of(initialize_result):
+        return False
+    return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)
 
 
 def capabilities_json(result: bytes | None) -> bytes:

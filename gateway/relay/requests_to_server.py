@@ -3,7 +3,7 @@ Decide which results are cached, and for whom (MCP 2026-07-28, Caching). A reque
 sent."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,9 +17,9 @@ from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.shared_subscriptions import params_for_shared
 from gateway.protocol.cache_hints import is_answer_to_input
 from gateway.protocol.extensions import SPEC, object_of
+from gateway.protocol.handshake import lowest_level
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import METHODS, RECORDED
 from gateway.protocol.params import text_of
@@ -30,7 +30,7 @@ from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.first_answer_cache import is_unused
 from gateway.upstreams.result_cache import CacheKey
-from transports.era import LEGACY, MODERN, Era
+from transports.era import LEGACY, LOG_LEVELS, MODERN, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import has_params, param_headers
@@ -77,6 +77,23 @@ async def send_call(
             return
         params = seen
     await conversation.start(exchange, params, meta)
+
+
+def params_for_shared(method: str, params: Object, others: Sequence[LiveSession], present: str = "") -> Object | None:
+    """Return the params with which a session's request is sent to a process that sessions share. None if the request
+    must not be sent.
+
+    An unsubscription is not sent while one of the other sessions (`others`) is subscribed. The log level becomes the
+    lowest of all sessions, and of the calls of modern clients (`present`, empty if none named one)."""
+    if method == "resources/unsubscribe":
+        uris = frozenset({msgspec.json.decode(params.get("uri", b"null"))})
+        return None if any(other.subscribed(uris) for other in others) else params
+    if method == "logging/setLevel":
+        level = msgspec.json.decode(params.get("level", b"null"))
+        if level in LOG_LEVELS:
+            lowest = lowest_level((level, present, *(other.session.log_level for other in others)))
+            return params | {"level": msgspec.Raw(encode(lowest))}
+    return params
 
 
 def for_server(

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
-from gateway.calls.shared_subscriptions import lowest_level
 from gateway.calls.watched_messages import WatchedMessages
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.protocol.client_capabilities import ClientDeclaration
+from gateway.protocol.handshake import lowest_level
 from gateway.upstreams.link_env_and_headers import SessionResources
 from gateway.upstreams.server_facts import KnownFacts
 from session_store import Context, Session, TimelineEntry

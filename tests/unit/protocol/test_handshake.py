@@ -10,6 +10,7 @@ from gateway.protocol.handshake import (
     capabilities_of,
     discovery_of,
     handshake_of,
+    is_lower,
     limit_version,
     merge_discoveries,
     merge_handshakes,
@@ -172,3 +173,24 @@ def test_a_number_that_no_float_holds_hides_no_capability() -> None:
     assert capabilities_of(result)["tools"] == {}
     for unreadable in (b"1", b'{"a":"\xff"}', b'{"a":' + TOO_DEEP + b"}"):
         assert capabilities_of(shaken().replace(b'"capabilities":{}', b'"capabilities":' + unreadable)) == {}
+
+
+LOGS, SILENT = b'{"capabilities":{"logging":{}}}', b'{"capabilities":{}}'
+
+
+@pytest.mark.parametrize(
+    ("level", "present", "handshake", "expected"),
+    [
+        ("info", "", LOGS, True),
+        ("debug", "info", LOGS, True),
+        ("error", "info", LOGS, False),
+        ("info", "info", LOGS, False),
+        ("info", "", SILENT, False),
+        ("info", "", None, False),
+        ("loud", "", LOGS, False),
+    ],
+)
+def test_a_server_is_asked_for_a_lower_level_only(
+    level: str, present: str, handshake: bytes | None, expected: bool
+) -> None:
+    assert is_lower(level, present, handshake) is expected

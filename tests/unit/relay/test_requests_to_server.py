@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gateway.calls.live_session import LiveSession
-from gateway.calls.shared_subscriptions import is_lower, params_for_shared
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
+from gateway.relay.requests_to_server import params_for_shared
 from tests.support.fake_upstream import a_live
 from transports.era import LOG_LEVELS
 from transports.jsonrpc import encode
@@ -41,24 +41,3 @@ def test_the_process_has_the_lowest_level_that_any_session_asked_for(level: str)
     unknown, call = params(level="loud"), params(name="x")
     assert params_for_shared("logging/setLevel", unknown, [other(log_level=level)]) is unknown, "for it to refuse"
     assert params_for_shared("tools/call", call, [other()]) is call
-
-
-LOGS, SILENT = b'{"capabilities":{"logging":{}}}', b'{"capabilities":{}}'
-
-
-@pytest.mark.parametrize(
-    ("level", "present", "handshake", "expected"),
-    [
-        ("info", "", LOGS, True),
-        ("debug", "info", LOGS, True),
-        ("error", "info", LOGS, False),
-        ("info", "info", LOGS, False),
-        ("info", "", SILENT, False),
-        ("info", "", None, False),
-        ("loud", "", LOGS, False),
-    ],
-)
-def test_a_server_is_asked_for_a_lower_level_only(
-    level: str, present: str, handshake: bytes | None, expected: bool
-) -> None:
-    assert is_lower(level, present, handshake) is expected
