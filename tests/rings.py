@@ -129,7 +129,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/test_site.py": ("docs/", "mkdocs.yml"),
     "tests/test_surroundings.py::test_a_run_beside_a_gateway": ("gateway/serving/", "gateway/cli/"),
     "tests/test_wheel.py": ("gateway/cli/", "gateway/__init__.py", "pyproject.toml"),
-    "tests/proof/test_model.py": _CLUSTER,
+    "tests/proof/test_model.py": ("tests/proof/",),  # SPIN reads the models, and nothing of the product
 }
 """Suite (a folder, a file, or a beginning of test ids) → what touches it beside itself: folders and files."""
 _LONGEST: Final = (
