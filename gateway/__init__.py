@@ -11,8 +11,8 @@ from gateway.version import __version__
 if TYPE_CHECKING:
     from gateway.config.settings import Settings
     from gateway.integrations.app_session import AppSession, SessionNotLoaded
-    from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
     from gateway.integrations.mounted_gateway_middleware import GatewaySessionMiddleware
+    from gateway.integrations.sdk_event_store import SdkEventStore, SdkSubscriptionBus
     from gateway.integrations.session_middleware import SessionMiddleware
     from gateway.observability.logs import log_formatter
     from gateway.serving.app import create_app
@@ -38,8 +38,8 @@ _MODULES: Final = {
     "AppSession": "gateway.integrations.app_session",
     "Gateway": "gateway.serving.gateway",
     "GatewaySessionMiddleware": "gateway.integrations.mounted_gateway_middleware",
-    "SdkEventStore": "gateway.integrations.mcp_sdk",
-    "SdkSubscriptionBus": "gateway.integrations.mcp_sdk",
+    "SdkEventStore": "gateway.integrations.sdk_event_store",
+    "SdkSubscriptionBus": "gateway.integrations.sdk_event_store",
     "SessionMiddleware": "gateway.integrations.session_middleware",
     "SessionNotLoaded": "gateway.integrations.app_session",
     "Settings": "gateway.config.settings",

@@ -163,7 +163,7 @@ def test_serving_commands_and_urls_does_not_load_the_sdk() -> None:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OF_EXTRAS = {
     "gateway/context/consent_flow.py": "mcp",
-    "gateway/integrations/mcp_sdk.py": "mcp",
+    "gateway/integrations/sdk_event_store.py": "mcp",
     "gateway/integrations/pytest_plugin.py": "test",
     "gateway/observability/tracing.py": "tracing",
     "gateway/sessions/session_management_tools.py": "mcp",
@@ -412,7 +412,7 @@ def test_every_test_that_a_document_or_a_table_names_exists() -> None:
 CONTEXT_VARIABLES = {
     "gateway/observability/logs.py": "the correlation id of log lines",
     "gateway/observability/tracing.py": "the span of a request, for who reports its end",
-    "gateway/integrations/mcp_sdk.py": "the log that an SDK's event store writes to",
+    "gateway/integrations/sdk_event_store.py": "the log that an SDK's event store writes to",
     "session_store/current_tool_session.py": "current_session(), for the code of tools",
     "transports/via_header.py": "the gateways that a request has passed, which it repeats to servers",
 }

@@ -69,7 +69,7 @@ import importlib, pkgutil, gateway, session_store, transports
 # For tests; programs of their own.
 unwanted = ("testing", "pytest_plugin", "fork_server", "__main__")
 of_the_sdk = (
-    *("context.consent_flow", "integrations.mcp_sdk"),
+    *("context.consent_flow", "integrations.sdk_event_store"),
     *("sessions.session_management_tools", "upstream.in_process"),
 )
 for package in (gateway, session_store, transports):

@@ -22,7 +22,7 @@ from gateway.admin.query_types import OperatorError
 from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.admin.verb_handlers import Operations
 from gateway.calls.live_session import WATCHED_S
-from gateway.calls.watched_messages import MOST_FRAMES
+from gateway.calls.messages_for_operators import MOST_FRAMES
 from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable

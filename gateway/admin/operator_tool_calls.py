@@ -38,7 +38,7 @@ from gateway.version import __version__
 from session_store import Principal, Session, StoreUnavailable
 from session_store.session import redact
 from transports.era import LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
-from transports.inbound.http_messages import read_body
+from transports.inbound.http_requests_and_responses import read_body
 from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound.modern_request_checks import VERSION_HEADER
 from transports.inbound.post_parsing import VOUCHED_FOR

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from gateway.calls.watched_messages import SeenFrame, StderrLine
+from gateway.calls.messages_for_operators import SeenFrame, StderrLine
 from gateway.observability.metrics import Sample
 from gateway.observability.observed_call import Counted, Failure
 from gateway.sandbox.refusal_reports import RefusedRow

@@ -18,9 +18,9 @@ from gateway.admin.query_types import OperatorError, TooLate
 from gateway.admin.report_types import Attempt, FramesPage, StderrPage
 from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import VERBS, Verb, openapi
-from gateway.calls.watched_messages import MOST_FRAMES
+from gateway.calls.messages_for_operators import MOST_FRAMES
 from session_store import StoreUnavailable
-from transports.inbound.http_messages import peer_of
+from transports.inbound.http_requests_and_responses import peer_of
 
 API: Final = "/admin/api"
 

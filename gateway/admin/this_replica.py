@@ -30,8 +30,8 @@ from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.session_list_selection import ListingPage, listing_page, part_of, suspended_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
+from gateway.calls.messages_for_operators import SeenFrame, StderrLine
 from gateway.calls.server_start_failures import MOST_LINES, newest
-from gateway.calls.watched_messages import SeenFrame, StderrLine
 from gateway.cluster.ownership import Cluster
 from gateway.config.configuration_difference import Difference
 from gateway.config.configuration_errors import ConfigurationError

@@ -43,7 +43,7 @@ from gateway.admin.report_types import (
     UsageBy,
     UsageRow,
 )
-from gateway.calls.watched_messages import MOST_FRAMES
+from gateway.calls.messages_for_operators import MOST_FRAMES
 from gateway.context.consented_tokens import Connection
 from gateway.sessions.client_return_tracking import ClientWarning
 from gateway.version import __version__

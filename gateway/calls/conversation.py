@@ -18,10 +18,10 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallOnFastPath, CallsInFlight, CallWatch, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link_manager import LinkLifecycle, LinkSession, LinkSource, LinkUsers
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.calls.suspended_call import response_under
-from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared

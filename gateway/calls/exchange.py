@@ -24,9 +24,9 @@ from gateway.calls.lifecycles import (
     step,
 )
 from gateway.calls.link_manager import LinkSession
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.calls.open_call_counts import Use
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
-from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.session_facts import RESTARTED_KEY, traced_error, with_meta, with_trace
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, cancelled_message, error_of

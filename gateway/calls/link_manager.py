@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss, step
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.calls.server_start_failures import Backoff, FirstAnswerTimeout, newest, with_output_tail
-from gateway.calls.watched_messages import WatchedMessages
 from gateway.context.resources_for_links import NO_RESOURCES, LinkResources
 from gateway.errors import ConsentNeeded, StartRefused
 from gateway.observability.logs import CORRELATION

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, Loss, step
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.calls.open_call_counts import Usage
 from gateway.calls.questions_to_client import Questions
 from gateway.calls.session_event_streams import Followers, LostStreams, Outbox
-from gateway.calls.watched_messages import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.credential_claims import CallerToken, CredentialClaims
 from gateway.observability.observed_call import Counted, Failure

@@ -12,7 +12,7 @@ import typer
 from gateway.cli.error_exit import error_exit
 from gateway.cli.find_configuration import configuration, required_configuration
 from gateway.cli.options import ConfigOption, JsonOption, StrictOption, options
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.config.configuration_errors import located
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.observability.escaped_text import as_json as to_json

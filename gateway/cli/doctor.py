@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gateway.cli.find_configuration import configuration
 from gateway.cli.options import ConfigOption, options
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.doctor.findings import Finding
 from gateway.observability.escaped_text import as_json as to_json
 from gateway.observability.escaped_text import visible

@@ -13,7 +13,7 @@ from gateway.cli.check import until_fetched, why_silent
 from gateway.cli.error_exit import error_exit
 from gateway.cli.find_configuration import configuration, with_command
 from gateway.cli.options import Caller, ConfigOption, options
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.config.configuration_errors import located
 from gateway.config.endpoint_paths import path_of
 from gateway.config.patterns import sample_of

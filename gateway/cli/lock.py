@@ -11,7 +11,7 @@ from gateway.cli.check import until_fetched
 from gateway.cli.error_exit import error_exit
 from gateway.cli.find_configuration import configuration, required_configuration
 from gateway.cli.options import ConfigOption, options
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.config.configuration_errors import located
 from gateway.config.load import gathered
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, load

@@ -11,7 +11,7 @@ from rich.text import Text
 from gateway.admin.formatting import amount, clock, readable, span
 from gateway.admin.query_types import Page
 from gateway.admin.report_types import ReplicaReport, SessionRow, SessionTotals, TaskRow
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.context.consented_tokens import Connection
 from gateway.observability.escaped_text import as_json, visible, visible_line
 

@@ -16,7 +16,7 @@ from gateway.admin.verbs import Operators
 from gateway.cli.gateway_or_store import asks
 from gateway.cli.options import AtGateway, JsonOption
 from gateway.cli.output import print_event, replicas_table, sessions_table
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 
 app = typer.Typer(help="List replicas, drain them and admit them again.", no_args_is_help=True, add_completion=False)

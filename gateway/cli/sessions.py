@@ -18,7 +18,7 @@ from gateway.admin.verbs import Operators
 from gateway.cli.gateway_or_store import asks
 from gateway.cli.options import JsonOption, Target
 from gateway.cli.output import facts_table, none_line, print_event, sessions_table, totals_line
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 from session_store import AuditEvent
 

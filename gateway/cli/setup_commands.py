@@ -22,7 +22,7 @@ from gateway.cli.error_exit import error_exit
 from gateway.cli.find_configuration import FILE, fault_after_dashes
 from gateway.cli.gateway_or_store import endpoint_here
 from gateway.cli.options import ConfigOption, options
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.configuration_errors import did_you_mean
 from gateway.config.hosts.client_files import (

@@ -11,7 +11,7 @@ from gateway.admin.verbs import Operators
 from gateway.cli.gateway_or_store import asks
 from gateway.cli.options import JsonOption, Target
 from gateway.cli.output import facts_table, tasks_table
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.observability.escaped_text import as_json
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gateway.admin.auth import SignInLink
 from gateway.admin.local_gateways import announced, runtime_folder
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal_output import Terminal
 from gateway.config.hosts.client_snippets import snippet
 from gateway.config.settings import GatewaySettings
 from gateway.observability.escaped_text import visible_line

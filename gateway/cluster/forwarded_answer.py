@@ -7,7 +7,7 @@ import msgspec
 from gateway.cluster.forwarded_request_envelope import JSON_TYPE, is_event_stream
 from gateway.cluster.ownership import Route
 from transports.inbound.event_stream import continued
-from transports.inbound.http_messages import Receive, Send
+from transports.inbound.http_requests_and_responses import Receive, Send
 from transports.inbound_port import HeaderList, OwnedByPeer, UnrecordedAnswer
 from transports.peer_channel import PeerCall
 from transports.reply_queue import Frame, ReplyQueue

@@ -29,7 +29,7 @@ from gateway.policy.rate_limits import RateLimits
 from session_store import Session, StoreUnavailable
 from transports.inbound.connection_handover import ANSWERED_BY
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import ClientWatch, Receive, Scope, Send
+from transports.inbound.http_requests_and_responses import ClientWatch, Receive, Scope, Send
 from transports.inbound_port import Answer, AnsweringConnection, CallValues, HeaderList, OwnedByPeer, Refused, Request
 from transports.jsonrpc import is_one_value
 from transports.peer_channel import PeerCall

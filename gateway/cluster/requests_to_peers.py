@@ -24,7 +24,7 @@ from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from session_store import Session, StoreUnavailable
 from transports.background_tasks import Tasks
-from transports.inbound.http_messages import ClientWatch
+from transports.inbound.http_requests_and_responses import ClientWatch
 from transports.inbound_port import HeaderList, Refused
 from transports.peer_channel import (
     CHECKED_S,

@@ -6,7 +6,7 @@ from typing import Final
 from gateway.sessions.token_carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
 from session_store import KeyRing, Purpose, TokenCodec
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import Scope, header_map
+from transports.inbound.http_requests_and_responses import Scope, header_map
 from transports.inbound_port import HeaderList, Refused
 
 _HEADER: Final = GATEWAY_HEADER.encode()

@@ -23,7 +23,7 @@ from session_store import (
 from session_store.current_tool_session import tool_session
 from session_store.session import checked_metadata
 from session_store.tool_session import READABLE_BY_CALLERS
-from transports.inbound.http_messages import Scope, peer_of
+from transports.inbound.http_requests_and_responses import Scope, peer_of
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from gateway.relay.message_handler import store_errors_refused
 from session_store.current_tool_session import SCOPE_KEY, bound_session
 from transports.era import Era
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import Receive, Scope, Send, peer_of, send_json
+from transports.inbound.http_requests_and_responses import Receive, Scope, Send, peer_of, send_json
 from transports.inbound_port import OwnedByPeer, Refused, Request
 from transports.jsonrpc import INVALID_REQUEST
 

@@ -21,7 +21,7 @@ from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, Stor
 from session_store.app_store import DocumentBackend, DocumentStore
 from session_store.connect import BackendOptions, check_store_url
 from session_store.current_tool_session import SCOPE_KEY, bound_session
-from transports.inbound.http_messages import Receive, Scope, Send, send_json
+from transports.inbound.http_requests_and_responses import Receive, Scope, Send, send_json
 from transports.inbound_port import HeaderList, Refused
 
 _ISSUES: Final = "SessionMiddleware"

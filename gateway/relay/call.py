@@ -36,8 +36,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
-from gateway.calls.watched_messages import WatchedMessages
 from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
 from gateway.context.announced_context import Announcements

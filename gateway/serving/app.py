@@ -17,7 +17,7 @@ from gateway.serving.gateway import Gateway
 from gateway.serving.pages.home_page import HomePage, is_for_people, is_plain
 from gateway.serving.pages.server_cards import card_routes
 from session_store import Backend
-from transports.inbound.http_messages import Receive, Scope, Send
+from transports.inbound.http_requests_and_responses import Receive, Scope, Send
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
-from gateway.calls.watched_messages import WatchedMessages
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.protocol.client_capabilities import ClientDeclaration

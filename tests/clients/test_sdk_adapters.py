@@ -12,7 +12,7 @@ import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
-from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
+from gateway.integrations.sdk_event_store import SdkEventStore, SdkSubscriptionBus
 from session_store import MemoryBackend
 from session_store.redis import RedisBackend
 from tests.matrix.run import connected, text

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from transports.inbound.call_template import MAX_KEPT_BYTES, CallTemplate
 from transports.inbound.event_stream import stream_headers, whole_stream
 from transports.inbound.host_and_origin import origin_headers
-from transports.inbound.http_messages import Receive, Scope, Send
+from transports.inbound.http_requests_and_responses import Receive, Scope, Send
 from transports.inbound.modern_request_checks import MIRRORED
 from transports.inbound.post_parsing import Head, Posts, is_batch
 from transports.inbound_port import (

@@ -15,7 +15,7 @@ import msgspec
 
 from transports.era import VERSION_KEY
 from transports.inbound.event_stream import KEEPALIVE_S, Stream
-from transports.inbound.http_messages import Send, send_json, send_status
+from transports.inbound.http_requests_and_responses import Send, send_json, send_status
 from transports.inbound.modern_request_checks import names_version
 from transports.inbound.post_parsing import BATCHES, LengthChecks
 from transports.inbound.unauthenticated_limits import MAX_ID_CHARS, Limited, Limits, Refusals

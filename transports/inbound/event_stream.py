@@ -6,7 +6,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from time import monotonic
 from typing import Any, Final
 
-from transports.inbound.http_messages import Receive, Send, until_disconnect
+from transports.inbound.http_requests_and_responses import Receive, Send, until_disconnect
 from transports.inbound_port import Answer, EventSource, HeaderList
 from transports.reply_queue import Frame
 from transports.sse import COMMENT, encode_event

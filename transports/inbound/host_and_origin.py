@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from transports.inbound.http_messages import Scope, Send, header_map, peer_of
+from transports.inbound.http_requests_and_responses import Scope, Send, header_map, peer_of
 from transports.inbound.unauthenticated_limits import MAX_LABEL_CHARS, Limits, client_network
 from transports.inbound_port import HeaderList, Refused
 from transports.jsonrpc import INVALID_REQUEST

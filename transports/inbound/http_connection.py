@@ -24,7 +24,7 @@ from transports.inbound.connection_handover import ConnectionHandover, Siblings
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, drop, reset
 from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.head_cache import ConnectionMemory
-from transports.inbound.http_messages import Receive, Scope, Send
+from transports.inbound.http_requests_and_responses import Receive, Scope, Send
 from transports.inbound.unauthenticated_limits import Limited
 
 _PROGRESS_BITS: Final = 16

@@ -21,7 +21,7 @@ from transports.background_tasks import Tasks, first_of
 from transports.era import Era
 from transports.inbound.event_stream import KEEPALIVE_S, Stream
 from transports.inbound.host_and_origin import Guard, check_same_site
-from transports.inbound.http_messages import (
+from transports.inbound.http_requests_and_responses import (
     Receive,
     Scope,
     Send,

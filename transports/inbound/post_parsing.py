@@ -10,7 +10,7 @@ import msgspec
 
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import Scope, check_is_json, peer_of
+from transports.inbound.http_requests_and_responses import Scope, check_is_json, peer_of
 from transports.inbound.modern_request_checks import (
     VERSION_HEADER,
     check_notification,

@@ -16,7 +16,7 @@ from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.event_stream import KEEPALIVE_S, follow, next_or_quiet, stream_answer
 from transports.inbound.head_cache import REPEATS
 from transports.inbound.host_and_origin import Guard, check_same_site, readable_by
-from transports.inbound.http_messages import (
+from transports.inbound.http_requests_and_responses import (
     ClientWatch,
     Receive,
     Scope,

@@ -17,7 +17,7 @@ import msgspec
 
 from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.sse import EventDecoder, TooLarge
-from transports.upstream.non_message_lines import LineBudget, log_line, meant_by
+from transports.upstream.invalid_output_lines import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 from transports.work_steps import PIECES_AT_ONCE, Turns
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.non_message_lines import LineBudget, answered_by, log_line, meant_by
+from transports.upstream.invalid_output_lines import LineBudget, answered_by, log_line, meant_by
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, LinkFull, UpstreamUnavailable, too_large
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from gateway.admin.query_types import DayHours
 from gateway.admin.verb_handlers import Operations
-from transports.inbound.http_messages import read_body
+from transports.inbound.http_requests_and_responses import read_body
 
 BASE_URL: Final = "gateway.base_url"
 """The key in `request.scope` of the gateway's base URL, as the browser knows it."""

@@ -15,7 +15,7 @@ from gateway.admin.query_types import NoSuch, TaskQuery
 from gateway.admin.report_types import SessionRow, StderrPage
 from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import Operators
-from gateway.calls.watched_messages import StderrLine
+from gateway.calls.messages_for_operators import StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
 from session_store.ports.timelines import MAX_ENTRIES
 

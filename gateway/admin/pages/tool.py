@@ -17,7 +17,7 @@ from gateway.admin.query_types import OperatorError
 from gateway.admin.report_types import Attempt, ToolRow, TriedCall
 from gateway.admin.verb_handlers import Operations
 from gateway.observability.escaped_text import as_json, visible
-from transports.inbound.http_messages import peer_of
+from transports.inbound.http_requests_and_responses import peer_of
 
 MOST_CHARS: Final = 100_000
 MOST_PARTS: Final = 50

@@ -29,7 +29,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.serving.pages.html_pages import page_headers, rendered
 from session_store import ANONYMOUS, Principal, StoreError
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import peer_of, read_body
+from transports.inbound.http_requests_and_responses import peer_of, read_body
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_REQUEST
 

@@ -17,7 +17,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.serving.pages.html_pages import page_headers, rendered
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import Receive, Scope, Send
+from transports.inbound.http_requests_and_responses import Receive, Scope, Send
 from transports.inbound_port import Refused
 
 _HOST_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:[]")

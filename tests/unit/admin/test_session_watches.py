@@ -8,7 +8,7 @@ from gateway.admin.query_types import OperatorError, TooLate
 from gateway.admin.report_types import FrameQuery, FrameReport, FramesPage, StderrPage
 from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.admin.verb_handlers import Operations
-from gateway.calls.watched_messages import SeenFrame, StderrLine
+from gateway.calls.messages_for_operators import SeenFrame, StderrLine
 from gateway.config.settings import Settings
 from session_store import MemoryBackend, Principal
 from session_store.testing import FakeClock, a_session

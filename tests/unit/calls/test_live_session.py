@@ -7,8 +7,8 @@ import pytest
 from gateway.calls import live_session
 from gateway.calls.lifecycles import GONE, LiveState
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
+from gateway.calls.messages_for_operators import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, WatchedMessages
 from gateway.calls.received_lists import Lists
-from gateway.calls.watched_messages import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.merged_lists import Tools
 from session_store import StoreUnavailable

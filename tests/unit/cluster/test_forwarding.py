@@ -454,7 +454,7 @@ async def test_a_replica_that_may_not_claim_has_another_one_do_it_before_it_send
 
 @requirement("rep.takeover")
 async def test_nobody_waits_for_a_claim_whose_client_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.inbound.http_messages._WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("transports.inbound.http_requests_and_responses._WATCH_AFTER_S", 0.0)
     claiming = asyncio.get_running_loop().create_future()
     asking = Asking(claiming)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gateway.calls.exchange import Exchange
 from gateway.calls.link_manager import LinkLifecycle
 from gateway.calls.live_session import ReturnWatch
-from gateway.calls.watched_messages import WatchedMessages
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.authenticate import Authenticated
 from gateway.protocol.merged_lists import Tools

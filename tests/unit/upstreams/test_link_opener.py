@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.calls.watched_messages import WatchedMessages
+from gateway.calls.messages_for_operators import WatchedMessages
 from gateway.context.resources_for_links import LinkResources
 from gateway.upstreams.link_env_and_headers import secrets_of_link
 from gateway.upstreams.link_opener import SessionLinks

@@ -17,7 +17,7 @@ from transports.inbound.asgi_bypass import JsonHeads, RepeatedRequests
 from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import send_json
+from transports.inbound.http_requests_and_responses import send_json
 from transports.inbound.post_parsing import LengthChecks, Posts
 from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, HeaderList, Request

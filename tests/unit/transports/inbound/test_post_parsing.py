@@ -8,7 +8,7 @@ import pytest
 
 from transports.era import LEGACY, MODERN
 from transports.inbound.host_and_origin import Guard
-from transports.inbound.http_messages import header_map
+from transports.inbound.http_requests_and_responses import header_map
 from transports.inbound.post_parsing import (
     Head,
     LengthChecks,

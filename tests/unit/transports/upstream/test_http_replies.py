@@ -13,7 +13,7 @@ from transports.jsonrpc import Message, encode_request, parse
 from transports.sse import TooLarge
 from transports.testing import RecordedEvents
 from transports.upstream.http_replies import LEAST_S, MOST_S, ReplyReader, StreamPlace, pause_s, skim
-from transports.upstream.non_message_lines import LineBudget
+from transports.upstream.invalid_output_lines import LineBudget
 
 REQUEST = parse(encode_request(7, "ping", b"{}"))
 ANSWER = b'{"jsonrpc":"2.0","id":7,"result":{}}'

@@ -12,7 +12,7 @@ from tests.requirements import requirement
 from transports.testing import RecordedEvents
 from transports.upstream.child_process import Command, PipeWriter, Process
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.non_message_lines import EVERY_S, MOST_KINDS, MOST_LOOKED_AT, LineBudget
+from transports.upstream.invalid_output_lines import EVERY_S, MOST_KINDS, MOST_LOOKED_AT, LineBudget
 from transports.upstream.stdio import MAX_UNREAD_BYTES, STUCK_S, StdioLink, StdioUpstream
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkFull, UpstreamUnavailable
 

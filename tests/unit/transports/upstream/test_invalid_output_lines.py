@@ -6,7 +6,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
-from transports.upstream.non_message_lines import EVERY_S, MOST_KINDS, LineBudget, answered_by, meant_by
+from transports.upstream.invalid_output_lines import EVERY_S, MOST_KINDS, LineBudget, answered_by, meant_by
 
 
 @requirement("proc.noise")

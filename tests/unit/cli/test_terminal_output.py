@@ -21,8 +21,8 @@ from gateway.admin.report_types import (
 )
 from gateway.cli.output import facts_table, none_line, sessions_table, totals_line
 from gateway.cli.sessions import SHOWN_ENTRIES, environment_lines, timeline_lines, timeline_table
-from gateway.cli.terminal import Terminal
 from gateway.cli.terminal_greeting import StatusLine, progress_line, rendered
+from gateway.cli.terminal_output import Terminal
 from gateway.serving.startup_greeting import Greeting, ServerLine
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.http_messages import header_map
+from transports.inbound.http_requests_and_responses import header_map
 from transports.inbound_port import Refused
 
 
