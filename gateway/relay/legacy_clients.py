@@ -398,7 +398,7 @@ class LegacyClients:
         if session is None:
             if self.resolver.carriers.has_key(request):
                 return Carried()
-            if "principal" in self.resolver.settings.reattach and not who.principal.is_anonymous:
+            if "principal" in self.resolver.opener.settings.reattach and not who.principal.is_anonymous:
                 return Carried()
             session = (await self.resolver.opener.open(request, who, ClientFacts(), None)).live.session
         headers = self.resolver.carriers.headers(session, request, cookie_held=by_cookie)

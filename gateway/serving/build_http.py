@@ -84,13 +84,11 @@ class Resolution:
                 rules=sessions.rules,
                 announcements=sessions.announcements,
                 prestart=self.prestart,
-                cluster=base.cluster,
                 clock=base.clock,
             ),
             aliases=Aliases(settings, self.carriers, self.returns, servers.endpoints),
             returns=self.returns,
             records=sessions.records,
-            settings=settings,
             audit=base.audit,
         )
 

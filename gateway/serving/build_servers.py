@@ -102,9 +102,7 @@ class Servers:
             sessions.records.remember_shown,
         )
         self.admission = Admission(self.policy, self.tool_calls, base.audit, options.policy, changed)
-        self._children = ChildSessions(
-            lifecycle=sessions.lifecycle, attacher=sessions.attacher, store=base.backend.sessions, clock=base.clock
-        )
+        self._children = ChildSessions(lifecycle=sessions.lifecycle, attacher=sessions.attacher, clock=base.clock)
         self.endpoints = {ALL: self.serving(self.upstreams)}
         """The servers and policy behind each path: one for all servers, and one for each server alone."""
         self.endpoints |= {path_of(one.name): self.serving([one]) for one in self.upstreams}

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gateway.cluster.ownership import Cluster
 from gateway.config.sessions import SessionSettings
 from gateway.context.announced_context import Announcements
 from gateway.errors import bad_context, not_found_by_others
@@ -37,7 +36,6 @@ class SessionOpener:
     rules: ContextRules
     announcements: Announcements
     prestart: PrestartPool
-    cluster: Cluster | None
     clock: Callable[[], float]
 
     def context_of(self, request: Request, who: RequestContext) -> Context:
@@ -57,7 +55,8 @@ class SessionOpener:
             Refused: 429, the principal has the maximum number of sessions; 503, other replicas do not reach this one.
             OwnedByPeer: another replica owns the session with this alias.
         """
-        if self.cluster is not None and not self.cluster.is_reachable:
+        cluster = self.lifecycle.cluster
+        if cluster is not None and not cluster.is_reachable:
             raise not_found_by_others()
         session = self._new(request, who, client)
         if alias is not None and alias.is_key:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Route, RouteMemory
-from gateway.config.sessions import SessionSettings
 from gateway.errors import no_session, session_unknown
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -47,7 +46,6 @@ class SessionResolver:
     aliases: Aliases
     returns: ReturnTracker
     records: SessionRecords
-    settings: SessionSettings
     audit: Audit
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
@@ -233,7 +231,7 @@ class SessionResolver:
             if resolved.live.session.client.initialize_params:  # else an event stream has opened it a moment ago
                 self.audit.record("resumed", session=resolved.live.session, reason=INITIALIZED_AGAIN)
             return resolved
-        if alias is None and "principal" in self.settings.reattach and not asks_for_new(request):
+        if alias is None and "principal" in self.opener.settings.reattach and not asks_for_new(request):
             name = reattach_alias(who.principal, client.name, request.endpoint)
             alias = None if name is None else Alias(name)
         return await self.open(request, who, client, alias)
@@ -250,7 +248,7 @@ class SessionResolver:
                 return await self.attacher.attach(session, who.claims)
         if key is not None:
             return await self.resume_by_alias(key, who)
-        if "cookie" in self.settings.reattach and not asks_for_new(request):
+        if "cookie" in self.opener.settings.reattach and not asks_for_new(request):
             resolved = await self.resume_by_cookie(request, who)
             if resolved is not None and same_client(resolved.live.session, request, client):
                 return Resolved(live=resolved.live, context=resolved.context)

@@ -22,7 +22,7 @@ from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import tool_result
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.session_loading import SessionAttacher
-from session_store import Session, SessionStore
+from session_store import Session
 from session_store.session import new_session_id
 from transports.era import Era
 from transports.jsonrpc import Message, Object, decode_object, encode
@@ -68,7 +68,6 @@ class ChildSessions:
 
     lifecycle: SessionLifecycle
     attacher: SessionAttacher
-    store: SessionStore
     clock: Callable[[], float]
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
@@ -97,7 +96,9 @@ class ChildSessions:
         if name == CLOSE:
             _answer(exchange, era, {"closed": await self._close(live.session, given)})
             return None
-        found = await self.store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
+        found = (
+            await self.lifecycle.store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
+        )
         if found is None:
             raise unknown_handle(name, given)
         if found.id != live.session.id:  # else the call was forwarded here, to the owner of the child
@@ -108,7 +109,7 @@ class ChildSessions:
     async def _open(self, within: Session) -> str:
         # A child session opens its siblings: one limit holds for all children of a parent. Read from the store: the
         # cached record may be older than the last handle that was opened or closed.
-        parent = await self.store.peek(within.parent or within.id)
+        parent = await self.lifecycle.store.peek(within.parent or within.id)
         if parent is None:
             raise session_unknown()
         if len(parent.children) >= MAX_CHILDREN:
@@ -129,17 +130,17 @@ class ChildSessions:
         )
         child = await self.lifecycle.create(child, _alias(parent, handle))
         self.lifecycle.created(child, reason="opened with open_session")
-        grown = await self.store.change_set(parent.id, "children", add=child.id)
+        grown = await self.lifecycle.store.change_set(parent.id, "children", add=child.id)
         if grown is None or len(grown.children) > MAX_CHILDREN:  # the parent has ended, or others were opened meanwhile
             await self._close(parent, handle)
             raise session_unknown() if grown is None else too_many_handles(MAX_CHILDREN)
         return handle
 
     async def _close(self, parent: Session, handle: str) -> bool:
-        found = await self.store.named(_alias(parent, handle))
+        found = await self.lifecycle.store.named(_alias(parent, handle))
         if found is None:
             return False
-        await self.store.change_set(found.parent, "children", remove=found.id)
+        await self.lifecycle.store.change_set(found.parent, "children", remove=found.id)
         return await self.lifecycle.end(found.id, "its handle was closed")
 
 

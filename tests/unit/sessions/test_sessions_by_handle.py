@@ -31,9 +31,7 @@ class Children:
     def __init__(self) -> None:
         self.parts = Parts()
         parts = self.parts
-        self.children = ChildSessions(
-            lifecycle=parts.lifecycle, attacher=parts.attacher, store=parts.store, clock=parts.clock
-        )
+        self.children = ChildSessions(lifecycle=parts.lifecycle, attacher=parts.attacher, clock=parts.clock)
 
     async def moved(self, live: LiveSession, tool: str, **arguments: Any) -> tuple[Any, Object | None]:
         """The session that a call runs in, and what is sent to the server."""
