@@ -272,6 +272,7 @@ OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/sandbox/package_command.py", "reader.whitespace_split"),
     ("gateway/serving/uvicorn_server.py", "self._operators[0].should_exit"),
     ("session_store/redis/connection.py", "error.__cause__"),
+    ("transports/inbound/asgi_bypass.py", "self._connection.server_state.total_requests"),
     ("transports/inbound/http_connection.py", "cycle.disconnected"),
     ("transports/inbound/http_connection.py", "cycle.transport"),
     ("transports/inbound/http_connection.py", "cycle.waiting_for_100_continue"),

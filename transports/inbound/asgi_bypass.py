@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
+from uvicorn.server import ServerState
 
 from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
 from transports.inbound.event_stream import stream_headers, whole_stream
@@ -31,12 +32,6 @@ logger = logging.getLogger(__name__)
 
 _COPIED_BYTES: Final = 64 << 10
 """The largest body that is copied into one write with its head. A larger one is written separately."""
-
-
-class ServerState(Protocol):
-    default_headers: HeaderList
-    tasks: set[asyncio.Task[None]]
-    total_requests: int
 
 
 class Connection(Protocol):
