@@ -12,8 +12,10 @@ from random import Random
 
 from rich.console import Console
 
+from tests.attack.fuzz import repeats
 from tests.attack.fuzz.envelope import CHECKS, run
 from tests.attack.fuzz.framing import BEHAVIOURS, TOLERATED, differences, gateway_reads, referee_reads, remembering
+from tests.attack.fuzz.repeats import conversation
 from tests.attack.fuzz.requests import pieces, repeated, smaller, stream
 
 _console = Console(highlight=False, soft_wrap=True)
@@ -55,6 +57,22 @@ def _tell(number: int, segments: Sequence[bytes], behaviour: str, finding: str) 
         _console.print(f"  {name:8}{value}", markup=False)
 
 
+def _fuzz_repeats(first: int, until: float) -> tuple[Counter[str], int]:
+    """What became of the requests at the memory of their connection, and how many conversations it changed."""
+    became, found, number = Counter[str](), 0, first
+    while time.monotonic() < until and not found:
+        number += 1
+        said = conversation(Random(number))
+        findings, counts = repeats.differences(said)
+        became += counts
+        if findings:
+            found += 1
+            _console.print(f"[bold red]found[/] with seed {number}:", markup=True)
+            for text in (*findings, str(said.pieces)):
+                _console.print(f"  {text}", markup=False)
+    return became, found
+
+
 def _fuzz_envelope(first: int, until: float) -> tuple[Counter[str], set[str]]:
     """How many messages of each kind were tried, and which checks found something."""
     tried, found, number = Counter[str](), set[str](), first
@@ -78,15 +96,20 @@ _EXAMPLES = 200
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="half of it for each")
+    parser.add_argument("--minutes", type=float, default=1.0, help="a third of it for each")
     parser.add_argument("--seed", type=int, help="where to begin; told when none is given")
-    parser.add_argument("--only", choices=("framing", "envelope"))
+    parser.add_argument("--only", choices=("framing", "repeats", "envelope"))
     arguments = parser.parse_args()
     # Time-outs and refusals are counted by the thousand here, not logged.
     first = secrets.randbelow(1 << 40) if arguments.seed is None else arguments.seed
     _console.print(f"seed {first}")
-    shares = 1 if arguments.only else 2
+    shares = 1 if arguments.only else 3
     share_s, found = arguments.minutes * 60 / shares, 0
+    if arguments.only in (None, "repeats"):
+        became, kinds_of_memory = _fuzz_repeats(first, time.monotonic() + share_s)
+        found += kinds_of_memory
+        told = ", ".join(f"{times} {name}" for name, times in became.most_common())
+        _console.print(f"connections with and without memory: {told}; {kinds_of_memory} findings.")
     if arguments.only in (None, "framing"):
         count, tolerated, kinds = _fuzz_framing(first, time.monotonic() + share_s)
         found += len(kinds)
