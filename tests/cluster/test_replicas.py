@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_g
 from tests.support.mcp_clients import Legacy, error_of, restarted, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import descendants, eventually, gone
+from transports.peer_frames import frame
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 # Without a sandbox: calls tell the probe of files to leave a note in.
@@ -245,3 +247,21 @@ def test_a_rolling_restart_loses_no_call(redis_server: RunningRedis) -> None:
         calls = run_concurrently(working, 8)
         rolling.join(60)
         assert not failures and min(calls) > 3, failures[:3]
+
+
+@requirement("id.purpose", "rep.any")
+def test_only_replicas_are_let_in_at_the_internal_listener(steady: list[RunningGateway], http: httpx.Client) -> None:
+    ports = {
+        c.laddr.port for g in steady for c in psutil.Process(g.pid).net_connections("inet") if c.status == "LISTEN"
+    }
+    public = {int(gateway.base.rpartition(":")[2]) for gateway in steady}
+    assert len(ports - public) == 3
+    token = Wandering(steady, "demo", http).open().session
+    strangers = [frame(b"q", 1, b"\x00\x00\x00\x40" + b"x" * 64 + b"{}"), frame(b"h", 1, b"x")]
+    strangers.append(b"GET /mcp HTTP/1.1\r\nMcp-Session-Id: " + token.encode() + b"\r\n\r\n")
+    for port in ports - public:
+        for knock in strangers:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                connection.sendall(knock)
+                assert connection.recv(64) == b""
+    assert eventually(lambda: all(http.get(f"{g.base}/readyz").status_code == 200 for g in steady))

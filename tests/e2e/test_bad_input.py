@@ -286,6 +286,22 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGatewa
         yield running
 
 
+@requirement("wall.structure", "wall.order")
+@pytest.mark.parametrize("credential", [{}, {"Authorization": "Bearer wrong"}])
+@pytest.mark.parametrize("body", [b"{", call(NESTED[: 400 * 150 - 1] + "]"), b"[" * 60_000])
+def test_a_strangers_body_is_not_read(
+    measured: RunningGateway, http: httpx.Client, credential: dict[str, str], body: bytes
+) -> None:
+    """The answer is the same whatever the body is: nobody has looked at it."""
+    for path in ("/mcp", "/servers/demo/mcp"):
+        plain = http.post(measured.base + path, content=call(), headers={**JSON, **credential})
+        answer = http.post(measured.base + path, content=body, headers={**JSON, **credential})
+        assert answer.status_code == plain.status_code == 401
+        assert answer.json()["id"] is plain.json()["id"] is None
+        assert answer.json()["error"]["message"] == plain.json()["error"]["message"]
+        assert answer.headers["www-authenticate"] == plain.headers["www-authenticate"]
+
+
 @requirement("wall.structure")
 def test_a_body_of_too_many_parts_is_refused_with_its_reason(measured: RunningGateway, http: httpx.Client) -> None:
     legacy = Legacy(measured.base + "/servers/demo/mcp", http, headers=bearer(KEYS["alice"])).open()

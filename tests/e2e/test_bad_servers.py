@@ -15,6 +15,7 @@ from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import RunningGateway, running_gateway
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.scripted_http_server import running_http_probe
 from tests.support.table_server import EXITS, GOOD, TOKEN, table_server
 from tests.support.waiting import eventually
 
@@ -205,3 +206,16 @@ def test_a_process_that_answers_unreadably_fails_its_call_at_once(
         assert failed(messages(client.tool("broken", {"line": line}))[-1])
         assert time.monotonic() - began < 5
         assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
+
+
+@requirement("rep.honest")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_server_behind_a_url_that_answers_unreadably_fails_its_call_at_once(http: httpx.Client, kind: str) -> None:
+    with running_http_probe() as remote, in_process_gateway({"remote": {"url": remote.url}}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        for line in (*NAMED[:3], *NAMED[4:6], *NAMELESS):
+            began = time.monotonic()
+            answer = messages(client.tool("broken", {"line": line, "kind": kind}))[-1]
+            assert answer["error"]["code"] == -32014, answer
+            assert time.monotonic() - began < 5
+        assert tool_text(client.tool("echo", {"text": "hi"})) == "hi"

@@ -139,6 +139,17 @@ def test_a_batch_that_is_too_long_is_refused_before_any_of_it_is_read_or_done(
     assert json.loads(tool_text(old.tool("state"))) == {}, "nothing of it was done"
 
 
+@requirement("wall.before-auth")
+def test_nothing_of_a_batch_is_done_for_somebody_who_may_not_send_it(old: Legacy) -> None:
+    work = [ping(1), call(2, "state", touched="yes")]
+    for wrong, status in (
+        ({"Authorization": "Bearer nobody"}, 401),
+        ({"Mcp-Session-Id": "x" * 22 + "." + "y" * 43}, 404),
+    ):
+        assert old.post(work, headers=wrong).status_code == status
+    assert json.loads(tool_text(old.tool("state"))) == {}
+
+
 @requirement("wall.before-auth", "spec.legacy")
 def test_each_message_of_a_batch_is_answered_on_its_own(old: Legacy) -> None:
     mixed: list[Any] = [

@@ -87,6 +87,30 @@ def test_a_client_cannot_forge_its_context(probe: RunningGateway, http: httpx.Cl
     assert "forged" not in tool_text(twice)
 
 
+@requirement("ctx.correlation", "ctx.meta-out")
+def test_each_request_has_a_correlation_id_taken_from_a_valid_traceparent(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    valid = f"00-{trace}-00f067aa0ba902b7-01"
+    client = Modern(probe.at("probe"), http)
+
+    def seen(answer: httpx.Response) -> tuple[str, str, str]:
+        result = messages(answer)[-1]["result"]
+        told = json.loads(result["content"][0]["text"])[CONTEXT]
+        out = result["_meta"]["io.github.mcp-session-gateway/trace"]
+        assert out["session"] == told["session_id"][:8] and len(out["session"]) == 8
+        return told["correlation_id"], out["correlation_id"], told["session_id"]
+
+    assert seen(client.tool("meta", headers={"traceparent": valid}))[:2] == (trace, trace)
+    assert seen(client.tool("meta", meta={"traceparent": valid}))[:2] == (trace, trace)
+    assert f'"correlation": "{trace}"' in probe.stderr()
+    first, second = (seen(client.tool("meta", headers={"traceparent": f"{valid}-x"})) for _ in range(2))
+    assert first[0] == first[1] != trace and first[0] != second[0]
+    legacy = Legacy(probe.at("probe"), http, headers={"traceparent": valid}).open()
+    assert seen(legacy.tool("meta"))[:2] == (trace, trace)
+
+
 # -- fields that an operator adds to the context, and everything that they reach
 
 
@@ -226,3 +250,17 @@ def test_a_late_workspace_is_applied_and_a_changed_one_is_refused_and_both_are_t
     again = legacy.initialize(meta={"orbit": {"workspace": "w-9"}})
     assert result_of(again)["_meta"][TOLD] == {"workspace": "w-9", "applied": True}, "a handshake begins anew"
     assert env(legacy)["WORKSPACE"] == "w-9"
+
+
+@requirement("ctx.temp-dir")
+def test_a_session_has_a_folder_for_its_servers_until_it_ends(
+    gateway: RunningGateway, http: httpx.Client, base: Path
+) -> None:
+    one = Legacy(f"{gateway.base}/servers/other/mcp", http, headers=ANN).open()
+    two = Legacy(f"{gateway.base}/servers/other/mcp", http, headers=ANN).open()
+    folder, other = Path(env(one)["TMPDIR"]), Path(env(two)["TMPDIR"])
+    assert folder != other and folder.is_relative_to(base) and folder.stat().st_mode & 0o777 == 0o700
+    (folder / "file").write_text("x")
+    assert json.loads(tool_text(one.tool("files", {"folder": str(folder)}))) == ["file"]
+    assert one.delete().status_code == 200
+    assert eventually(lambda: not folder.exists()) and other.exists()

@@ -79,8 +79,7 @@ def test_what_is_no_request_is_refused(demo: RunningGateway, http: httpx.Client)
     broken = http.post(demo.url, content=b"{", headers={**headers, "Content-Type": "application/json"})
     assert (broken.status_code, broken.json()["error"]["code"]) == (400, -32700)
     notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}}
-    accepted = post(demo.url, http, notification, headers)
-    assert (accepted.status_code, accepted.content) == (202, b"")
+    assert post(demo.url, http, notification, headers).status_code == 202
     for method in ("GET", "DELETE"):
         answer = http.request(method, demo.url, headers={**ACCEPT, "MCP-Protocol-Version": "2026-07-28"})
         assert answer.status_code == 405 and answer.headers["allow"] == "POST"

@@ -207,6 +207,32 @@ def test_check_doctor_and_run_tell_the_same_faults(tmp_path: Path) -> None:
     assert found == 2 and "must be the program alone: write 'python'" in words
 
 
+@requirement("ops.foreign-config", "ops.check")
+def test_check_and_doctor_list_what_has_no_effect(tmp_path: Path) -> None:
+    document = {
+        "theme": "dark",
+        "mcpServers": {
+            "demo": DEMO_ENTRY | {"autoApprove": ["x"]},
+            "feed": {"type": "sse", "url": "https://x.example/sse"},
+            "off": {"command": "x", "disabled": True},
+        },
+    }
+    told = (
+        "ignored theme",
+        "mcpServers.demo: ignored autoApprove",
+        "mcpServers.feed: not served, because its type sse is HTTP+SSE of MCP 2024-11-05",
+        "mcpServers.off: not served, because disabled is true",
+        "the variable MCP_GATEWAY_SERVICE_HOST is ignored",
+    )
+    for command in ("check", "doctor"):
+        found, words = ran(tmp_path, document, command, MCP_GATEWAY_SERVICE_HOST="10.0.0.1")
+        assert all(line in words for line in told), words
+    found, words = ran(tmp_path, document, "check", "--json", MCP_GATEWAY_SERVICE_HOST="10.0.0.1")
+    answer = json.loads(words)
+    assert found == 0 and answer["good"] and answer["servers"] == ["demo"] and answer["unanswered"] == []
+    assert [len(answer["warnings"]), len(answer["ignored"])] == [2, 3]
+
+
 @requirement("ops.check")
 def test_check_says_ok_only_of_servers_that_answered(tmp_path: Path) -> None:
     document = {"mcpServers": {"demo": DEMO_ENTRY, "broken": {"command": "/does/not/exist"}}}
@@ -288,6 +314,17 @@ def test_a_request_that_comes_back_is_refused(http: httpx.Client) -> None:
         assert eventually(lambda: "its url leads back" in http.get(url).json()["unavailable"].get("loop", ""))
         headers = {"Via": "1.1 another, 1.0 proxy.example"}
         assert Legacy(gateway.url, http).initialize(headers=headers).status_code == 200
+
+
+@requirement("ops.loop")
+def test_a_loop_through_another_gateway_ends_at_the_first(http: httpx.Client) -> None:
+    port = free_port()
+    back = {"demo": DEMO_ENTRY, "a": {"url": f"http://127.0.0.1:{port}/mcp"}}
+    with running_gateway(back) as b, running_gateway({"demo": DEMO_ENTRY, "b": {"url": b.url}}, port=port) as a:
+        client = Legacy(a.url, http).open()
+        around = {"name": "b__a__demo__whoami", "arguments": {}}
+        assert eventually(lambda: "leads back" in client.call("tools/call", around).text)
+        assert "leads back" not in client.call("tools/call", around | {"name": "b__demo__whoami"}).text
 
 
 def _written(folder: Path, document: Any) -> Path:
@@ -373,6 +410,20 @@ def test_the_image_opens_no_gateway_that_asks_for_credentials(tmp_path: Path, ht
         assert Modern(gateway.url, http).tool("whoami").status_code == 401
         answer = Modern(gateway.url, http, headers=bearer(KEYS["alice"])).tool("whoami")
         assert json.loads(tool_text(answer))["principal"] == "api-key:alice"
+
+
+@requirement("wall.defaults", "ops.config")
+@pytest.mark.parametrize("asked", [("check",), ("doctor",), ("run", "--port", "0")])
+def test_nothing_calls_it_good_and_nothing_starts(asked: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    entry = {"mcpServers": {"demo": server(DEMO)}, "gateway": {"anonymous": False, "api_keys": API_KEYS}}
+    path.write_text(json.dumps(entry), encoding="utf-8")
+    ran = command(*asked, "--config", str(path), MCP_GATEWAY_ANONYMOUS="true")
+    said = ran.stdout + ran.stderr
+    assert ran.returncode != 0 and "MCP_GATEWAY_ANONYMOUS" in said and "api_keys" in said, said
+    if asked[0] == "run":
+        ran = command(*asked, "--anonymous", "--config", str(path))
+        assert ran.returncode == 2 and "the command line" in ran.stderr, ran.stderr
 
 
 # -- ready means that a request is answered best here: on the public listener, and on that of operators

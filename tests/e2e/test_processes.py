@@ -286,6 +286,22 @@ def test_a_shared_process_that_is_started_again_has_the_subscriptions_and_the_lo
 
 
 @requirement("proc.isolated", "spec.complete")
+def test_no_client_of_a_shared_process_takes_the_log_messages_of_another_whatever_its_era(http: httpx.Client) -> None:
+    with in_process_gateway({"p": server((*PROBE, "legacy-only"), shared=True)}) as gateway:
+        legacy = Legacy(gateway.url, http).open()
+
+        def set_by(level: str) -> str:
+            Modern(gateway.url, http).tool("pid", meta={"io.modelcontextprotocol/logLevel": level})
+            return str(json.loads(tool_text(legacy.tool("set")))[-1])
+
+        assert result_of(legacy.call("logging/setLevel", {"level": "info"})) == {}
+        assert set_by("error") == "logging/setLevel info"
+        assert set_by("debug") == "logging/setLevel debug"
+        assert result_of(legacy.call("logging/setLevel", {"level": "warning"})) == {}
+        assert set_by("critical") == "logging/setLevel debug"
+
+
+@requirement("proc.isolated", "spec.complete")
 def test_no_session_of_a_shared_process_ends_the_subscription_of_another(http: httpx.Client) -> None:
     thing, both = {"uri": "probe://thing"}, ["probe://thing", "probe://other"]
     with in_process_gateway({"p": server((*PROBE, "legacy-only"), shared=True)}) as gateway:

@@ -127,6 +127,20 @@ def test_a_call_in_flight_is_answered_by_the_process_that_has_it(http: httpx.Cli
 
 
 @requirement("live.epoch")
+def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) -> None:
+    before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
+    with edited({"probe": before}, **SOON) as it:
+        client = opened(it.gateway.at("probe"), http, "legacy")
+        answers: list[httpx.Response] = []
+        calling = threading.Thread(target=lambda: answers.append(client.tool("hang")))
+        calling.start()
+        it.edit({"probe": after})
+        calling.join(30)
+        error = error_of(answers[0])
+        assert error["code"] == -32014 and "configuration of the server has changed" in error["message"]
+
+
+@requirement("live.epoch")
 def test_the_deadline_ends_a_call_also_if_its_session_has_another_workspace_by_now(http: httpx.Client) -> None:
     with edited({"probe": server(PROBE), "gone": server(PROBE)}, **SOON) as it:
         client = Legacy(it.gateway.at("gone"), http).open(meta={"orbit": {"workspace": "w-1"}})
@@ -273,6 +287,15 @@ def test_a_storm_of_signals_is_one_reload_at_a_time(http: httpx.Client) -> None:
             assert tool_text(client.tool("pid")) == pid
         it.edit({**probe, "more": server(PROBE)})
         assert eventually(lambda: "servers added: more" in it.gateway.stderr())
+
+
+@requirement("live.reload")
+def test_the_first_operators_key_waits_for_a_restart_because_there_is_no_console(http: httpx.Client) -> None:
+    servers = {"probe": server(PROBE)}
+    with edited(servers) as it:
+        told = it.edit(servers, {"admin": {"keys": {"ann": sha256("ann")}}})
+        assert "loaded again: unchanged until a restart: gateway.admin.keys" in told
+        assert http.get(f"{it.gateway.base}/admin/api/overview", headers=bearer("ann")).status_code == 404
 
 
 @requirement("box.secrets")

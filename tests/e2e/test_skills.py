@@ -102,3 +102,14 @@ def test_what_patterns_for_methods_deny_stays_denied() -> None:
         assert uris(call("skills/list")["skills"]) == [GUIDE, SECRET]
         assert call("skills/get", uri="skill://s__/guide/SKILL.md") == -32602
         assert call("skills/get", uri=GUIDE)["skill"]["uri"] == GUIDE
+
+
+@requirement("spec.skills")
+def test_a_server_that_has_not_declared_it_gets_no_method_of_the_extension() -> None:
+    for servers in ({"s": OTHER}, {"s": OTHER, "t": OTHER}):
+        entries = {name: table_server(table) for name, table in servers.items()}
+        with in_process_gateway(entries) as gateway, httpx.Client(timeout=30) as http:
+            call = caller(gateway.url, "legacy", http)
+            found = call("skills/list")
+            assert found == -32601 if len(servers) == 1 else found["skills"] == []
+            assert call("skills/get", uri=GUIDE) == (-32601 if len(servers) == 1 else -32602)

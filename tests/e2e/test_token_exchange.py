@@ -101,6 +101,67 @@ def test_each_server_acts_for_the_person_of_its_session_and_for_nobody_else(
 
 
 @requirement("cred.exchange")
+def test_a_token_is_exchanged_anew_before_it_expires_and_with_the_clients_latest(
+    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
+) -> None:
+    own_issuer.lives_s = 2
+    first, second = own_issuer.token("ada"), own_issuer.token("ada", jti="second")
+    with (
+        running_http_probe() as remote,
+        in_process_gateway(servers(remote), options=settings(own_issuer, tmp_path)) as gateway,
+    ):
+        client = Legacy(f"{gateway.base}/servers/remote/mcp", http, headers=bearer(first)).open()
+        assert tool_text(client.tool("count")) == "1"
+        before = last_token(remote)
+
+        def is_new() -> bool:
+            client.tool("count")
+            return last_token(remote) != before
+
+        assert eventually(is_new), "the link stays, and its token is another"
+        assert {*own_issuer.exchanged} == {first} and len([calls for calls in remote.sessions.values() if calls]) == 1
+        client.headers = bearer(second)
+        assert eventually(lambda: is_new() and own_issuer.exchanged[-1] == second)
+        calls, exchanges = len(remote.executed), len(own_issuer.exchanged)
+        for _ in range(50):
+            client.tool("count")
+        assert len(remote.executed) == calls + 50 and len(own_issuer.exchanged) - exchanges <= 3
+
+
+@requirement("cred.exchange")
+def test_what_the_authorization_server_refuses_is_not_sent_and_the_client_is_told_why(
+    own_issuer: Issuer, http: httpx.Client, tmp_path: Path
+) -> None:
+    own_issuer.lives_s = 1
+    token, other = own_issuer.token("ada"), own_issuer.token("ben")
+    with (
+        running_http_probe() as remote,
+        in_process_gateway(servers(remote), options=settings(own_issuer, tmp_path)) as gateway,
+    ):
+        client = Legacy(f"{gateway.base}/servers/remote/mcp", http, headers=bearer(token)).open()
+        assert tool_text(client.tool("count")) == "1"
+        own_issuer.revoked.add(token)
+        refused: list[dict[str, Any]] = []
+
+        def is_refused() -> bool:
+            answer = client.tool("count").json()
+            refused.extend([answer["error"]] if "error" in answer else [])
+            return bool(refused)
+
+        assert eventually(is_refused)
+        assert "no credential 'files'" in refused[0]["message"] and "invalid_grant" in refused[0]["message"]
+        assert "unknown" not in refused[0]["message"] and token not in str(refused)
+        calls = len(remote.executed)
+        assert "error" in client.tool("count").json() and len(remote.executed) == calls
+        asked = len(own_issuer.exchanged)
+        for _ in range(20):
+            client.tool("count")
+        assert len(own_issuer.exchanged) <= asked + 1, "it is not asked with each call"
+        theirs = Legacy(f"{gateway.base}/servers/remote/mcp", http, headers=bearer(other)).open()
+        assert tool_text(theirs.tool("count")) == "1"
+
+
+@requirement("cred.exchange")
 @pytest.mark.parametrize("more", [{"scope": "mcp admin"}, {"groups": ["admins"]}], ids=["scope", "another claim"])
 def test_a_token_does_not_act_with_the_rights_of_another_of_the_same_person(
     more: Any, own_issuer: Issuer, tmp_path: Path

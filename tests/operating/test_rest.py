@@ -60,8 +60,7 @@ def test_a_session_is_found_inspected_and_ended_from_another_replica(
     assert ended.json() == {"ended": row["session"]}
     assert gone([process])
     assert client.tool("pid").status_code == 404
-    again = ops.delete(f"{there.base}/admin/api/sessions/{row['session']}")
-    assert (again.status_code, again.headers["content-type"]) == (404, "application/problem+json")
+    assert ops.delete(f"{there.base}/admin/api/sessions/{row['session']}").status_code == 404
     assert eventually(
         lambda: any(
             event["event"] == "ended" and "olga" in event["reason"]
@@ -146,6 +145,21 @@ def test_operators_are_served_only_where_a_key_is_configured(
 ) -> None:
     for path in ("/admin", "/admin/sign-in", "/admin/api/sessions", "/metrics"):
         assert ops.get(demo.base + path).status_code == http.get(demo.base + path).status_code == 404
+
+
+def test_bad_questions_are_answered_with_what_to_do(pair: Pair, ops: httpx.Client) -> None:
+    here, _ = pair
+    api = f"{here.base}/admin/api"
+    for path, status, words in (
+        ("sessions?limit=0", 400, "1 to 1000"),
+        ("sessions/abc", 400, "4 characters"),
+        ("tasks/neverthere", 404, "expired, or never existed"),
+        ("sessions/neverthere", 404, "ended, or never existed"),
+    ):
+        answer = ops.get(f"{api}/{path}")
+        assert answer.status_code == status and words in answer.json()["detail"], answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert ops.post(f"{api}/replicas/nobody/drain").status_code == 404
 
 
 def test_the_interface_is_described_as_it_is(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
@@ -338,6 +352,26 @@ def test_a_task_is_found_and_cancelled_from_another_replica(
     )
     table = cli("tasks", "list", "--find", "sleep", "--status", "cancelled", url=here.base).stdout
     assert newest in table and "olga" in table
+
+
+@requirement("task.operators")
+def test_operators_see_that_the_tool_of_a_completed_task_has_failed(
+    pair: Pair, ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    here, there = pair
+    client = TaskClient(f"{here.base}/servers/probe/mcp", http)
+    handle = client.begin("fail", seconds=1.0)
+    done = client.until(handle, "completed")
+    assert done["result"]["isError"] and done["statusMessage"] == "the tool has reported an error"
+    row = ops.get(f"{there.base}/admin/api/tasks/{handle}").json()
+    assert (row["status"], row["tool_error"], row["error_code"]) == ("completed", True, 0)
+    for status in ("tool_error", "tool error"):  # as REST has it, and as the table prints it
+        shown = cli("tasks", "list", "--status", status, url=there.base).stdout
+        assert row["task"] in shown and "tool error" in shown
+    for page in (f"tasks/{row['task']}", "tasks?status=tool_error"):
+        assert ">tool error</" in ops.get(f"{there.base}/admin/{page}").text, page
+    assert 'mcp_gateway_tasks_total{event="tool error"} 1' in ops.get(f"{here.base}/metrics").text
+    assert eventually(lambda: ["tool error", "made"] == outcomes(ops, here, row["task"]))
 
 
 # -- what happened and how much: timelines, the history, servers

@@ -10,8 +10,9 @@ import pytest
 from gateway.protocol.schemas import UnusableSchema
 from tests.conformance.letter.conftest import Letter
 from tests.requirements import requirement
-from tests.support.gateway_process import ROOT
-from tests.support.mcp_clients import Modern, messages, tool_text
+from tests.support.gateway_process import ROOT, RunningGateway
+from tests.support.mcp_clients import Legacy, Modern, messages, modern_headers, tool_text
+from tests.support.task_client import TaskClient
 from tests.unit.protocol.parts import checker_of
 
 pytestmark = requirement("spec.letter")
@@ -88,6 +89,19 @@ def test_every_cacheable_result_of_a_legacy_server_has_hints(letter: Letter, htt
             assert result["cacheScope"] in ("public", "private"), (url, method)
 
 
+def test_notifications_and_responses_are_accepted_without_a_body_or_refused(letter: Letter, http: httpx.Client) -> None:
+    legacy = Legacy(letter.url("old"), http).open()
+    for said in ({"method": "notifications/roots/list_changed"}, {"id": "nobody asked", "result": {}}):
+        answer = legacy.post({"jsonrpc": "2.0", **said})
+        assert (answer.status_code, answer.content) == (202, b"")
+    body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "unknown"}}
+    headers = modern_headers(body)
+    accepted = http.post(letter.url("new"), json=body, headers=headers)
+    assert (accepted.status_code, accepted.content) == (202, b"")
+    for changed, status in (({"MCP-Protocol-Version": "2099-01-01"}, 400), ({"Content-Type": "text/plain"}, 415)):
+        assert http.post(letter.url("new"), json=body, headers=headers | changed).status_code == status
+
+
 def test_names_in_headers_are_decoded_before_they_are_compared(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("new"), http)
     assert client.tool("pid", headers={"Mcp-Name": encoded("pid")}).status_code == 200
@@ -130,6 +144,45 @@ def test_a_level_that_is_none_is_refused(letter: Letter, http: httpx.Client, lev
     for name in ("new", "old"):
         answer = Modern(letter.url(name), http).tool("pid", meta={f"{SPEC}logLevel": level})
         assert answer.json()["error"]["code"] == -32602, name
+
+
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_nobody_is_asked_for_what_the_client_has_not_declared(letter: Letter, http: httpx.Client, name: str) -> None:
+    client = Modern(letter.url(name), http)
+    tool = {"new": "want", "old": "roots"}[name]
+    answer = messages(client.tool(tool, meta={f"{SPEC}clientCapabilities": {"sampling": {}}}))[-1]
+    if name == "new":
+        assert answer["error"]["code"] == -32021
+        assert answer["error"]["data"]["requiredCapabilities"] == {"elicitation": {"form": {}}}
+    else:
+        assert "not declared" in answer["result"]["content"][0]["text"]
+
+
+def test_errors_have_an_integer_code_a_message_and_the_id(letter: Letter, http: httpx.Client) -> None:
+    client = Modern(letter.url("new"), http)
+    for answer in (
+        client.send("resources/subscribe", {"uri": "x:y"}, request_id="x"),
+        client.tool("pid", headers={"Mcp-Name": "other"}, request_id="x"),
+        client.tool("broken", line(id="ID", error={"code": -32099, "message": "of the server's own"}), request_id="x"),
+    ):
+        error = messages(answer)[-1]
+        assert error["id"] == "x" and isinstance(error["error"]["code"], int) and error["error"]["message"]
+
+
+def test_codes_that_the_revision_has_left_are_not_sent(letter: Letter, http: httpx.Client) -> None:
+    client = Modern(letter.url("old"), http)
+    for code, data in ((-32002, {"uri": "x"}), (-32042, {}), (-32042, {"elicitations": []}), (-32042, None)):
+        error = {"code": code, "message": "as before"} | ({} if data is None else {"data": data})
+        answer = messages(client.tool("broken", line(id="ID", error=error)))[-1]
+        assert answer["error"]["code"] not in (-32002, -32042), answer
+
+
+@requirement("task.make")
+def test_a_tool_that_fails_completes_its_task(probe: RunningGateway, http: httpx.Client) -> None:
+    """`failed` is for JSON-RPC errors only."""
+    client = TaskClient(probe.at("probe"), http)
+    done = client.until(client.begin("fail"), "completed")
+    assert done["result"]["isError"] is True and "error" not in done
 
 
 DIALECTS = {
