@@ -200,6 +200,7 @@ class LegacyClients:
         """Answer `initialize`: open or find the session, open its servers, and merge their results. If that fails, end
         the session that the request has opened."""
         message, params = message_of(request), with_known_version(request.params)
+        endpoint = self.intake.endpoints[request.endpoint]  # a reload takes no endpoint away
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
         version = msgspec.json.decode(params["protocolVersion"])
         if "_meta" in params:
@@ -217,7 +218,6 @@ class LegacyClients:
             if agreed is not meta or not resolved.opened:
                 await self.records.update(live, client=facts)
             try:
-                endpoint = self.intake.endpoints[request.endpoint]
                 result = limit_version(await endpoint.initialize(live, who.correlation), version)
                 result = self.tasks.requested.declared(result)
                 if (negotiated := version_of(result)) != version:

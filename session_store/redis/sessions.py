@@ -212,11 +212,16 @@ class RedisSessionStore:
         return [name.decode() for part in await asyncio.gather(*shards) for name in part]
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
-        found = await self.owners(session_ids)
-        return [session_id for session_id, owner in zip(session_ids, found, strict=True) if owner is None]
+        found = await self._owners(session_ids)
+        return [session_id for session_id, owner in zip(session_ids, found, strict=True) if not owner]
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
         """Return (owner, epoch) of each of these sessions; None for a session that is not live."""
+        found = await self._owners(session_ids)
+        return [(msgspec.json.decode(owner[1], type=str), int(owner[0])) if owner else None for owner in found]
+
+    async def _owners(self, session_ids: Sequence[str]) -> list[Any]:
+        """Return the stored epoch and owner of each session, as they are in its record; false if it is not live."""
         records = [keys.of_session(session_id)[0] for session_id in session_ids]
         asked = [
             some
@@ -224,11 +229,7 @@ class RedisSessionStore:
             for some in self._commands.together(records[part : part + _ASKED_AT_ONCE])
         ]
         replies = await in_parts(lambda some: self._commands.call(_OWNERS, some, self.now()), asked)
-        return [
-            (msgspec.json.decode(found[1], type=str), int(found[0])) if found else None
-            for reply in replies
-            for found in reply
-        ]
+        return [owner for reply in replies for owner in reply]
 
     async def status(self, session_id: str) -> SessionStatus:
         if await self.peek(session_id) is not None:
