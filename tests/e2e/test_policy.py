@@ -45,7 +45,6 @@ SERVERS = {
 RULES = [
     {"principals": ["api-key:alice"], "trust": "direct", "permissions": ["noise.make", "paid"]},
     {"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "fixed"},
-    {"principals": ["api-key:alice-new"], "trust": "direct", "read_only": True},
 ]
 
 
