@@ -6,13 +6,15 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# $(call pytest,WHICH,SUITES): the tests with that mark: those that run side by side, then those that run alone.
-# Both parts run if the first fails. A part that no test is of has not failed (5). PARTS=alone runs that part only.
+# $(call pytest,WHICH,SUITES): the tests with that mark, first those that run side by side, then those that run alone.
+# Both parts run if the first fails. A part that no test is of has not failed (5).
 WORKERS ?= 5
-PARTS ?= beside alone
-beside = $(BIN)/python -m pytest -m "not alone $(if $(1),and $(1))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(2)
-alone = $(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(or $(2),$$(grep -rl 'mark\.alone' tests --include='test_*.py'))
-pytest = failed=0; $(foreach part,$(PARTS),$(call $(part),$(1),$(2)) || [ $$? -eq 5 ] || failed=1;) exit $$failed
+pytest = failed=0; \
+	$(BIN)/python -m pytest -m "not alone $(if $(1),and $(1))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(2) \
+		|| [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(or $(2),$$(grep -rl 'mark\.alone' tests --include='test_*.py')) \
+		|| [ $$? -eq 5 ] || failed=1; \
+	exit $$failed
 
 .PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos simulate tasks attack hostile
 .PHONY: kernels fuzz differential matrix bench bench-peers reference site lock sbom image-check clean
