@@ -154,7 +154,7 @@ def object_in(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: the file cannot be read.
     """
-    found: Any = read_document(path) if path.exists() else {}
+    found: Any = read_document(path) if path.exists() and path.stat().st_size else {}
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}

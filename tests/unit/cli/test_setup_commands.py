@@ -196,6 +196,8 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
     assert "// mine" in file.read_text() and "Bearer ${env:MCP_TOKEN}" in file.read_text()
     assert "was there already" in ran("connect", "cursor", "--write", "--token").output
     assert ran("connect", "codex", "--write").exit_code == 0 and (here / ".codex/config.toml").exists()
+    (here / ".cursor/mcp.json").write_text("")  # an editor has made it
+    assert "added" in ran("connect", "cursor", "--write").output
     assert json.loads(ran("connect", "cursor").stdout)["mcpServers"]["gateway"]
     assert "has no file" in ran("connect", "python", "--write").output
 
