@@ -46,7 +46,7 @@ class PeerOutcome(enum.Enum):
 
 
 _DECISIONS: Final[Mapping[Lease, tuple[PeerOutcome | None, PeerOutcome]]] = {
-    # at first, and once the peer has been timed out for at least one lease
+    # at first, and when the peer has been silent for a lease
     Lease.VALID: (None, PeerOutcome.CUT_OFF),
     Lease.RENEWED: (PeerOutcome.CUT_OFF, PeerOutcome.CUT_OFF),
     Lease.OLD: (PeerOutcome.SILENT, PeerOutcome.SILENT),
@@ -58,4 +58,5 @@ _DECISIONS: Final[Mapping[Lease, tuple[PeerOutcome | None, PeerOutcome]]] = {
 def decide(lease: Lease, *, for_a_lease: bool) -> PeerOutcome | None:
     """Return the outcome of a request to a peer that has timed out; None if the peer may still answer. `for_a_lease`:
     the peer was silent for at least `LEASE_S`."""
-    return _DECISIONS[lease][for_a_lease]
+    at_first, after_a_lease = _DECISIONS[lease]
+    return after_a_lease if for_a_lease else at_first

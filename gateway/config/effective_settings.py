@@ -49,7 +49,8 @@ def effective(settings: Settings) -> dict[str, list[EffectiveSetting]]:
     origins = settings.gateway.origins
     found: dict[str, list[EffectiveSetting]] = {}
     for one in _of_object("", settings.gateway, GatewaySettings(), origins):
-        found.setdefault(".".join(one.name.split(".")[:-1][:2]), []).append(one)
+        top, name, *inner = one.name.split(".")  # what is deeper stands with its object of `gateway`
+        found.setdefault(f"{top}.{name}" if inner else top, []).append(one)
     return found | {f"mcpServers.{name}": _of_server(name, one, origins) for name, one in settings.mcpServers.items()}
 
 

@@ -225,7 +225,10 @@ class LegacyClients:
             except BaseException as error:
                 if resolved.opened:
                     await self.lifecycle.end(live.session.id, "handshake refused")
-                return _answer_to_failed(error, message, live, who.correlation)
+                answer = _answer_to_failed(error, message, live, who.correlation)
+                if answer is None:
+                    raise
+                return answer
         if said:
             result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
         headers = self.resolver.carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
@@ -434,8 +437,9 @@ class LegacyClients:
             await live.stop_servers()
 
 
-def _answer_to_failed(error: BaseException, message: Message, live: LiveSession, correlation: str) -> Answer:
-    """Return the answer to an `initialize` that has failed with this error. Raise the errors that have no answer."""
+def _answer_to_failed(error: BaseException, message: Message, live: LiveSession, correlation: str) -> Answer | None:
+    """Return the answer to an `initialize` that has failed with this error; None if the error has none, such as a
+    cancellation. Raises `Refused`: a server must not be started for this session."""
     match error:
         case HandshakeRefused():
             why, code = "the server has refused the handshake", error_code(error.error)
@@ -446,7 +450,7 @@ def _answer_to_failed(error: BaseException, message: Message, live: LiveSession,
             why, code = str(error), UPSTREAM_UNAVAILABLE
             told = encode(error_of(code, why, correlation))
         case _:
-            raise error
+            return None
     return ImmediateReply(encode_error(encode(message.id), told), error_code=code, live=live, why=why)
 
 

@@ -72,7 +72,7 @@ def _declaring(raw: msgspec.Raw | bytes | None, declared: Mapping[str, Any]) -> 
     """Return a JSON object with the members of `declared`, at all levels, that it lacks."""
     members = object_of(raw)
     for name, inner in declared.items():
-        if inner or name not in members:
+        if inner or name not in members:  # what servers declare is kept, and only completed
             members[name] = msgspec.Raw(_declaring(members.get(name), inner))
     return encode(members)
 
