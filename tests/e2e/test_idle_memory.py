@@ -132,6 +132,9 @@ class Held(NamedTuple):
     processes: int
     descriptors: int
 
+    def is_within(self, expected: "Held") -> bool:
+        return self[:2] == expected[:2] and self.descriptors <= expected.descriptors
+
 
 def held() -> Held:
     gc.collect()
@@ -141,10 +144,10 @@ def held() -> Held:
 
 
 async def settled(expected: Held) -> Held:
-    """What is held when it is as expected, or after a time: a process that was told to end is reaped later."""
+    """What is held once it is no more than expected, or after a time: a process that must end is reaped later."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
-            while held() != expected:  # noqa: ASYNC110  # there is no event to wait for
+            while not held().is_within(expected):  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0.1)
     return held()
 
@@ -154,7 +157,8 @@ async def use_many() -> tuple[Held, Held, int]:
     async with running(server(DEMO)) as (_, http):
         unused = held()
         await use_sessions(http, SESSIONS["ended"] // 2, "count", ends=True)
-        before = await settled(unused)
+        # libuv opens /dev/null for its first stream, as a spare, and keeps it.
+        before = await settled(unused._replace(descriptors=unused.descriptors + 1))
         tracemalloc.start()
         await use_sessions(http, SESSIONS["ended"], "count", ends=True)
         after = await settled(before)
@@ -170,5 +174,5 @@ def test_nothing_of_ended_sessions_stays(monkeypatch: pytest.MonkeyPatch) -> Non
         before, after, grown = uvloop.run(use_many())
     finally:
         tracemalloc.stop()
-    assert after == before
+    assert after.is_within(before), (before, after)
     assert grown < SESSIONS["ended"] * KEPT_BYTES
