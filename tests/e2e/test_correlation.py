@@ -104,11 +104,16 @@ def test_a_slow_call_is_told_while_it_hangs_and_when_it_ends(gateway: RunningGat
     assert tool_text(client.traced("probe__sleep", quick, seconds=0)) == "slept"
     assert tool_text(client.traced("probe__sleep", slow, seconds=SLOW_S + 0.7)) == "slept"
     assert eventually(lambda: len(of_traces(gateway, {slow})) >= 3)
-    told = [line for line in of_traces(gateway, {quick, slow}) if line["event"].startswith("slow call")]
-    assert [(line["event"], line["correlation"]) for line in told] == [
-        ("slow call, not answered yet", slow),
-        ("slow call", slow),
-    ]
+    lines = of_traces(gateway, {quick, slow})
+    # A starved machine may make the quick call slow as well, which is then rightly told.
+    took_ms = {line["correlation"]: line["took_ms"] for line in lines if "took_ms" in line}
+    of_slow_calls = [line for line in lines if line["event"].startswith("slow call")]
+    assert took_ms.keys() == {quick, slow}
+    assert {line["correlation"] for line in of_slow_calls} == {
+        of for of, took in took_ms.items() if took > SLOW_S * 1e3
+    }
+    told = [line for line in of_slow_calls if line["correlation"] == slow]
+    assert [line["event"] for line in told] == ["slow call, not answered yet", "slow call"]
     assert all((line["session"], line["server"], line["tool"]) == (client.id, "probe", "sleep") for line in told)
     assert SLOW_S < told[0]["took_s"] < told[1]["took_s"]
 
