@@ -111,8 +111,9 @@ class RelayedReply:
         return True
 
     def go_on(self, method: str) -> bool:
-        """Prepare another try: its answer is appended to the event stream that the client is reading. Return False if
-        the client reads none (it has a part of another kind of answer), or resumes its stream itself (GET)."""
+        """Prepare another try, whose answer continues the event stream that the client is reading. Return False if that
+        is not possible: the answer that has begun is no event stream, or `method` is GET (the client itself
+        resumes)."""
         if method != "POST" or not self.is_stream:
             return False
         self.send, self.has_begun = continued(self.send), False

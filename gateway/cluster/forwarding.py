@@ -324,10 +324,10 @@ class Forwarder:
         return outcome
 
     async def _have_claimed(self, session: Session, reply: RelayedReply) -> PeerOutcome:
-        """Let another replica claim the session of an owner that this one does not reach, because this one may claim
-        none. The other replica looks for the owner itself, in case this one alone is cut off. No part of the request is
-        sent before the claim. Return `ANSWERED` if the client has left. Raises `Refused`: 503, the owner answers, or no
-        other replica claims the session."""
+        """Ask other replicas, one after the other, to claim a session whose owner this replica does not reach. This
+        replica may claim none. Each looks for the owner itself, in case this replica alone is cut off. No part of the
+        request is sent before the claim. Return `MOVED` if one has claimed it, `ANSWERED` if the client has left.
+        Raises `Refused`: 503, a replica reaches the owner, or none claims the session."""
         tried, has_claimed = [session.owner], None
         try:
             async with asyncio.timeout(None) as waiting:

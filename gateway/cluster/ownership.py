@@ -150,14 +150,15 @@ class Route(msgspec.Struct, frozen=True):
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
     """The facts about a forwarded request that the sending replica has verified. `epoch` and `version` come from the
     session's record, which the sender has just read from the store. Both are -1 if the sender did not read the record,
-    because it knows the owner from an earlier request. `started` is called before the request is sent to a server."""
+    because it knows the owner from an earlier request. `before_sending` is awaited before the request is sent to a
+    server."""
 
     session_id: str
     principal: Principal
     epoch: int
     version: int
     granted: CredentialClaims | None
-    started: Callable[[], Awaitable[None]]
+    before_sending: Callable[[], Awaitable[None]]
 
 
 class _Former(msgspec.Struct):

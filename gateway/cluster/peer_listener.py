@@ -138,7 +138,7 @@ class PeerListener:
 
 
 async def _nothing() -> None:
-    """Do nothing. Passed as `started` when an HTTP head is only checked, and no request is served."""
+    """Do nothing. Passed as `before_sending` when an HTTP head is only checked, and no request is served."""
 
 
 class DefinedHead:
@@ -156,16 +156,16 @@ class DefinedHead:
         self.repeated: RepeatedHead | None = None
         self._principal = Principal(issuer=shared.issuer, subject=shared.subject)
 
-    def forwarded(self, facts: CallFacts, started: Callable[[], Awaitable[None]]) -> Forwarded:
-        """Return the facts about a call that its sender has verified. `started` is called before the call is sent to a
-        server."""
+    def forwarded(self, facts: CallFacts, before_sending: Callable[[], Awaitable[None]]) -> Forwarded:
+        """Return the facts about a call that its sender has verified. `before_sending` is awaited before the call is
+        sent to a server."""
         return Forwarded(
             session_id=self.shared.session,
             principal=self._principal,
             epoch=facts.epoch,
             version=facts.version,
             granted=self.shared.granted,
-            started=started,
+            before_sending=before_sending,
         )
 
     def call_begins(self) -> None:
@@ -240,7 +240,7 @@ class ForwardedPost:
         if self._begin_fast():
             return
         known.call_begins()
-        head = known.head_of(self._facts, known.forwarded(self._facts, self.started))
+        head = known.head_of(self._facts, known.forwarded(self._facts, self.before_sending))
         if head is None or call.goes_on or is_batch(call.body):
             self._finish()
             return
@@ -265,7 +265,7 @@ class ForwardedPost:
         self._has_started = self._fast is not None
         return self._has_started
 
-    async def started(self) -> None:
+    async def before_sending(self) -> None:
         """Record that the request is about to be sent to a server.
 
         To the replica that has forwarded it, a request may have run from the moment it was sent, unless this process
@@ -308,7 +308,7 @@ class ForwardedPost:
         self._fast = None
         known, call = self._known, self._call
         try:
-            head = known.head_of(self._facts, known.forwarded(self._facts, self.started))
+            head = known.head_of(self._facts, known.forwarded(self._facts, self.before_sending))
             assert known.repeated is not None and head is not None
             self._post = post = self._context.run(known.repeated.resumed, call.body, head, began, become)
         except Exception:  # the call was sent, so it must not begin again
@@ -377,7 +377,7 @@ class ForwardedPost:
     async def _serve(self, post: StartedPost | None) -> None:
         known, call = self._known, self._call
         try:
-            scope = known.scope(self._facts, known.forwarded(self._facts, self.started))
+            scope = known.scope(self._facts, known.forwarded(self._facts, self.before_sending))
             if post is None:
                 await self._endpoint(scope, self._receive, self._send)
             else:

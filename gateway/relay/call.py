@@ -450,9 +450,10 @@ class Intake:
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     async def _tell_and_relay(self, request: Request, call: Call) -> CallTarget | None:
-        """Send a call to its server, after telling the replica that has forwarded it. Returns and raises as `relay`."""
+        """Send a call to its server. If another replica has forwarded the call, and was told that it waits, first wait
+        for that replica's consent. Returns and raises as `relay`."""
         if request.forwarded is not None:
-            await request.forwarded.started()
+            await request.forwarded.before_sending()
         return await relay(self.endpoints[request.endpoint], call)
 
     async def _repeat(self, request: Request, call: Call) -> None:

@@ -205,7 +205,7 @@ class ModernClients:
         headers = self.headers(resolved, request)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         if request.forwarded is not None and opened.call in live.suspended:
-            await request.forwarded.started()
+            await request.forwarded.before_sending()
         # No await from here until the answers are taken: of several requests with one state, only the first counts.
         exchange = live.suspended.get(opened.call)
         if exchange is None or exchange.suspended is None:

@@ -268,7 +268,7 @@ class TaskMaker:
         if request.forwarded is not None:
             # The handle is the last frame to the replica that forwarded the call. It has to agree to the call before.
             try:
-                await request.forwarded.started()
+                await request.forwarded.before_sending()
             except Refused:
                 return  # the call itself fails too
         task = self._new(live, exchange, request, tool_of())

@@ -352,7 +352,7 @@ async def test_a_call_that_falls_back_is_answered_once_and_was_begun_from_its_fi
         call = await begun(other, app, memory)
         app.fall_back()
         assert app.general[-1].message.id == 7 and app.general[-1].headers[CORRELATION_HEADER] == "c1"
-        await app.general[-1].forwarded.started()  # asks its sender for nothing
+        await app.general[-1].forwarded.before_sending()  # asks its sender for nothing
         assert call.may_have_run
         app.replies.push(Frame(b'{"late":1}', final=True))
         assert [await call.next() for _ in range(2)][1] == (b"e", b'{"late":1}')

@@ -354,7 +354,7 @@ class Forwarded:
     def __init__(self) -> None:
         self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
 
-    async def started(self) -> None:
+    async def before_sending(self) -> None:
         self.begun.set()
         await self.goes_on.wait()
 

@@ -60,7 +60,7 @@ def test_a_cached_record_serves_when_all_conditions_hold(name: str) -> None:
     cluster = change.get("cluster", {})
     replica: Any = None if cluster is None else SimpleNamespace(**known | cluster)
     never = AsyncMock(side_effect=AssertionError)
-    sent = Forwarded(session_id=session.id, principal=ALICE, epoch=3, version=7, granted=None, started=never)
+    sent = Forwarded(session_id=session.id, principal=ALICE, epoch=3, version=7, granted=None, before_sending=never)
     sent = replace(sent, **change.get("forwarded", {}))
     cached = CachedRecords(ContextRules((), "direct"), replica, CLOCK)
     held.read_at += 60.0  # the tests take no time

@@ -289,7 +289,9 @@ async def test_a_forwarded_initialize_has_the_session_that_the_sender_names_if_i
     parts = Parts()
     live = (await initialized(parts, request())).live
     nothing: Any = None
-    sent = Forwarded(session_id=live.session.id, principal=ALICE, epoch=0, version=1, granted=None, started=nothing)
+    sent = Forwarded(
+        session_id=live.session.id, principal=ALICE, epoch=0, version=1, granted=None, before_sending=nothing
+    )
     forwarded = replace(request(), forwarded=sent)
     resolved = await initialized(parts, forwarded)
     assert resolved.live is live and not resolved.opened

@@ -122,7 +122,7 @@ async def test_a_forwarded_call_becomes_a_task_once_its_sender_has_agreed(agrees
             raise unreachable()
 
     parts.store.tasks.go.set()
-    answer = await parts.answer(forwarded=SimpleNamespace(started=started))
+    answer = await parts.answer(forwarded=SimpleNamespace(before_sending=started))
     await turns()
     assert not parts.store.tasks.created and answer.replies.first is None
     agreement.set()
