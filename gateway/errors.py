@@ -219,8 +219,8 @@ def too_many_exchanges() -> Refused:
 
 
 def too_much_in_flight(whose: str) -> Refused:
-    """Return the error for a request if the bodies of the unanswered requests of `whose` have too many bytes. The
-    rest of its body is not read."""
+    """Return the error for a request that has no room beside the bodies of the unanswered ones of `whose`, words such
+    as "this session"."""
     reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_much_in_flight")
 

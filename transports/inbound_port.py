@@ -370,8 +370,8 @@ class Handler(Protocol):
 
     async def check_sender(self, request: Request) -> None:
         """Authenticate the sender of a request by its head, and count `body_bytes` against the sender's rate limit.
-        Called before a large body is read, and before any body is decoded, unless a request with the same head was
-        checked before. The message itself is counted when it is handled."""
+        Called before a large body is read and before any body is decoded; not called if a request with the same head
+        was checked before. The message itself is counted when it is handled. Raises `Refused`: 401, 429."""
 
     async def join(self, request: Request) -> Carried:
         """Authenticate the client that opens an HTTP+SSE stream, and find or open its session."""

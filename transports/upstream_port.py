@@ -104,7 +104,7 @@ class LinkEvents(Protocol):
     """Receive the reports of a link. The methods are called on the event loop, one at a time, and must not block."""
 
     def log_fields(self) -> Mapping[str, Any]:
-        """Return the fields (`extra`) for a log line about the upstream's last action."""
+        """Return the fields (`extra`) for a log line about what the upstream has just sent or done."""
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
         """Handle a message of the upstream. `stream` is the id of the request on whose stream the message came, or

@@ -122,7 +122,7 @@ class SignInAttempts:
             raise TooManyAttempts(max(1.0, wait))
 
     def wrong(self, network: str) -> None:
-        """Count a wrong key of the network."""
+        """Count a sign-in with a wrong key from this network. From the `FREE`th on, the network must wait each time."""
         count = self._wrong.get(network, (0, 0.0))[0] + 1
         wait = min(LONGEST_S, 2.0 ** min(count - FREE, 16)) if count >= FREE else 0.0
         self._wrong[network] = (count, self._clock() + wait)

@@ -116,8 +116,8 @@ class ToolCatalog:
 
     async def unapproved(self, server: str = "", tool: str | None = None) -> list[UnapprovedRow]:
         """Return the tools, prompts and templates of a server (empty: of all servers) that this replica hides because
-        the lock file does not approve them. `tool`: only that tool. They may be megabytes long, so they are compared in
-        a thread."""
+        the lock file does not approve them. `tool`: only the tool of this name. Definitions may have megabytes, so they
+        are compared in a thread."""
         found = [] if self._unapproved is None else self._unapproved.of(server)
         wanted = [one for one in found if tool is None or (one.kind, one.name) == ("tools", tool)]
         return await asyncio.to_thread(lambda: [_hidden(one) for one in wanted]) if wanted else []

@@ -144,8 +144,8 @@ def _size(entry: Entry) -> int:
 
 
 class _Queue:
-    """The sessions with unwritten events in one part of the store. `is_retry` is True for the queue of sessions whose
-    last write has failed."""
+    """The sessions whose unwritten events go to one part of the store, such as a node of a cluster. `is_retry` is True
+    for the queue of sessions whose last write has failed."""
 
     __slots__ = ("due", "is_retry", "part", "wanted", "writing")
 

@@ -308,15 +308,14 @@ class Exchange(ObservedCall):
         return result
 
     def _push(self, frame: Frame, replies: ReplyQueue | None = None) -> bool:
-        """Send the client a frame. Return False if it has not read earlier ones. `replies` is the queue of an earlier
-        request of the client; None: of the present one."""
+        """Queue a frame for the client. Return False if it was dropped: the reply has ended, or too much waits unread.
+        `replies` is the queue of an earlier request of the client; None: of the present one."""
         if self.live is not None and self.live.frames is not None:
             self.live.frames.to_client(frame.data)
         return (replies or self.replies).push(frame)
 
     def emit(self, frame: bytes) -> bool:
-        """Send the client a message that belongs to this call. Return False if the client has not read earlier
-        messages."""
+        """Queue a message of this call for the client. Return False if it was dropped, as `_push` does."""
         return self._push(Frame(frame))
 
     def suspendable(self) -> SuspendedCall:

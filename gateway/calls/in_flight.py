@@ -352,8 +352,8 @@ class OwnRequests:
             self._waiting = {}  # a dict that was in use keeps its size
 
     async def exit_error(self, closed: LinkClosed, number: int) -> LinkClosed:
-        """Wait until a process that has closed its input has exited, and return an error that describes the exit.
-        Return `closed` if the process does not exit soon. `number` must be an unused request id."""
+        """Wait up to `_EXIT_S` for the exit of a process that no longer reads its stdin. Return the error that tells
+        how it exited, or `closed` if it still runs. `number` is an unused request id, to wait with as for an answer."""
         end = self.expect(number)
         try:
             async with asyncio.timeout(_EXIT_S):

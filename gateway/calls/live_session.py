@@ -136,7 +136,7 @@ class LiveSession(Usage):
 
     @property
     def exchanges(self) -> Set[Exchange]:
-        """Return the calls in flight. Take all calls off the fast path first."""
+        """Return the calls in flight. This takes all calls off the fast path: only then do they have exchanges."""
         for conversation in self.every_conversation():
             conversation.calls.fall_back()
         return _NONE if self._exchanges is None else self._exchanges

@@ -158,7 +158,7 @@ class ConsentedTokens:
         return self._made
 
     async def token_for(self, secret: str, settings: ConsentSettings, principal: Principal) -> Grant:
-        """Return the grant of a principal, whose token can be used now.
+        """Return what a principal has consented to for a secret. Its token can be used now: it is refreshed if needed.
 
         Raises:
             ConsentNeeded: the principal has not consented, or not any more.

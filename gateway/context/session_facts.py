@@ -198,8 +198,8 @@ class SessionFacts:
         return msgspec.Raw(encode({**facts, **self.told_to_servers(session)}))
 
     def told_to_servers(self, session: Session) -> dict[str, dict[str, str]]:
-        """Return the operator's fields that servers get, and the source of each: members of `_meta`, or claims of an
-        assertion."""
+        """Return two members for `_meta` and assertions: `fields` has the values of the operator's fields that servers
+        get, `fields_provenance` their sources. Fields without a value are left out. Return {} if servers get none."""
         if not self._in_meta:
             return {}
         found = {name: self._added(session, name, self._fields[name]) for name in self._in_meta}

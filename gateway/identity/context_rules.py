@@ -308,8 +308,8 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """Return claims that give the session its present context. They stand in for a credential that is not available.
-    Return None if no claims give this context, because the rules have changed since the last request."""
+    """Work out, from a session's record, claims that give it its present context. They stand in for its credential
+    where that is not at hand. Return None if no claims do, because the rules have changed since its last request."""
     context, source = session.context, session.context.provenance
     is_claimed = source.workspace == AUTHENTICATED
     claims = CredentialClaims(

@@ -34,7 +34,8 @@ _known: LRUCache[bytes, str] = LRUCache(16_384)
 
 
 def compared_part(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an item that its digest covers: all but icons and `_meta`, except a tool's app in `_meta`."""
+    """Return what the digest of an item covers: all members but `icons` and `_meta`. Of `_meta`, it covers only what
+    names the app of a tool."""
     part = {key: value for key, value in item.items() if key not in ("_meta", "icons")}
     meta = item.get("_meta")
     if isinstance(meta, dict) and (app := {key: meta[key] for key in _OF_APPS if key in meta}):

@@ -119,8 +119,9 @@ class FastPaths:
         quiet_after_s: float,
     ) -> "FastPath | None":
         """Return a fast path for calls like this request. Return None if such calls must pass through all usual steps
-        (the general way). `decision` was made on the request, whose params `accepted` were sent to `target`.
-        `quiet_after_s` is how many seconds without an answer may pass before the reply must become an event stream."""
+        (the general way). `who` sent the request, `decision` let it pass, and `accepted` is what `target` got as
+        params. `quiet_after_s` is how many seconds without an answer may pass before the reply must become an event
+        stream."""
         if accepted != request.params:
             return None  # part of the client's params was removed, and would have to be each time
         if request.again or "traceparent" in request.meta:

@@ -319,8 +319,8 @@ class LateServers:
 
     def changed(self, live: LiveSession, kinds: Container[str] = LIST_KINDS) -> None:
         """Notify the client of a session that its lists of these kinds (tools, prompts, resources) may have changed.
-        Used if no server sends such a notification. A modern client with one server gets the notification on its
-        subscription to that server."""
+        Call this if no server sends that notification. A legacy client gets it on its standalone stream, a modern one
+        on each open subscription that asked for it."""
         self._notify(live, kinds)
         for exchange in [each for each in live.exchanges if each.is_subscription]:
             for change in CHANGES.values():

@@ -324,8 +324,8 @@ def _is_answer(answer: ServerAnswer) -> bool:
 
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
-    """Return the conversations whose lists are valid for the call: its session's own with the server, and those that
-    belong to no session."""
+    """Return the conversations with the server whose lists are valid for the call: that of the call's session, if it is
+    open, and those that all sessions share."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 

@@ -1,4 +1,4 @@
-"""Decide in which era requests are sent to a configured server, and find or create the conversations with it."""
+"""One configured server: decide in which era requests are sent to it, and find or create the conversations with it."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping

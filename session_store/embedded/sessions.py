@@ -84,8 +84,8 @@ class EmbeddedSessionStore:
         return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """Replace the live session by the result of `changed`, and return this result. Return None, and change nothing,
-        if there is no live session or `changed` returns None."""
+        """Replace the record of a session by `changed(record)` with the next version, and return it. Return None, and
+        write nothing, if the session has ended or `changed` returns None."""
 
         def work(records: Records) -> Session | None:
             session = live(records, session_id, self._clock())

@@ -140,8 +140,8 @@ class _Held:
 
 
 def _holders(task: Task) -> list[tuple[str, int]]:
-    """Return the keys under which a task is counted, each with a divisor: the tasks of a key together may use 1/divisor
-    of the store."""
+    """Return for whom a task counts: a key (all clients, all anonymous ones, a network) and a divisor each. The tasks
+    of one key may be 1/divisor of the store's most tasks, and of their bytes."""
     if not task.principal.is_anonymous:
         return [("", 1)]
     everyone = [("", 1), (task.principal.key, _OF_ANONYMOUS)]

@@ -346,7 +346,7 @@ class _ObjectPlace(NamedTuple):
 
 
 def _object_places(text: str) -> Iterator[_ObjectPlace]:
-    """Yield the place of each object in JSON text that is in no list."""
+    """Yield the place of each object in JSON text. Objects inside of a list are left out."""
     path: list[str | None] = []
     key: str | None = None
     last, last_end = "", 0

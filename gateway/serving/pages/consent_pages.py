@@ -47,8 +47,8 @@ _OLD: Final = "This link is not valid any more. Repeat the request in your clien
 
 @dataclass(eq=False, repr=False)
 class ConsentPages:
-    """Answer browsers of people who consent. `credentials` has the settings of the secrets in effect. `is_known`
-    returns True for the principals of the configuration in effect."""
+    """Serve the pages on which people let the gateway use their account at a server (OAuth). `credentials` has the
+    secrets that are configured now. `is_known` returns True for a principal that is configured now."""
 
     tokens: ConsentedTokens
     credentials: PrincipalSecrets
