@@ -65,7 +65,6 @@ def measure(rows: Sequence[Row], seconds: float, rounds: int) -> dict[str, list[
             row.load.write(file, opened(owner, row.load))
             if row.load.idle:
                 asyncio.run(open_many(base.replace("/mcp", row.load.idle_path), row.load.idle))
-            measured(url, file, WARM_UP_S, process, row.load.connections, row.load.client)
             running.append((row, url, file, process))
         for _ in range(rounds):
             for row, url, file, process in running:
