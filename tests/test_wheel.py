@@ -31,11 +31,12 @@ asyncio.run(main())
 def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     _run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT))
     [wheel] = tmp_path.glob("*.whl")
-    _run(sys.executable, "-m", "venv", str(tmp_path / "empty"))
+    _run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "empty"))
     python = tmp_path / "empty/bin/python"
-    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel))
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check")
+    _run(*pip, "install", "--quiet", str(wheel))
     # Nothing but what the wheel declares, and every module of it loads.
-    listed = json.loads(_run(str(python), "-m", "pip", "list", "--format", "json"))
+    listed = json.loads(_run(*pip, "list", "--format", "json"))
     names = {part["name"].lower() for part in listed}
     assert names.isdisjoint({"pytest", "httpx", "psutil", "playwright", "opentelemetry-sdk", "hypothesis", "mcp"})
     _run(str(python), "-c", IMPORT_ALL)
