@@ -78,6 +78,39 @@ async def test_a_session_that_comes_back_to_a_replica_which_has_released_it_is_s
     assert back is not None and (await one.own(back, ALICE, None)) is back
 
 
+async def test_the_address_of_a_replica_is_published_while_others_reach_it_and_known_after_its_death() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+
+    def replica() -> Cluster:
+        return Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
+
+    one, other = replica(), replica()
+    one.advertise("127.0.0.1:1")
+    one.set_reachable(False)
+    await one.beat()
+    assert await other.address_of(one.replica) == ("", True), "it runs, and cannot be asked"
+    assert await other.others() == [] and await other.replicas() == {one.replica}
+    one.set_reachable(True)
+    await one.beat()
+    assert await replica().address_of(one.replica) == ("127.0.0.1:1", True)
+    clock.pass_time(LEASE_S + 1)
+    assert await replica().address_of(one.replica) == ("127.0.0.1:1", False)
+    assert await other.address_of("none") == (None, False)
+
+
+async def test_a_loss_that_was_handled_before_keeps_no_other_from_being_handled() -> None:
+    one, other, _ = await replicas()
+    lost: list[str] = []
+    one._taken_over = lost.append
+    await one.beat()
+    one.lose("before")
+    await other.tell_forgotten(one.replica, ["before"])
+    await other.tell_forgotten(one.replica, ["now"])
+    await one.beat()
+    assert lost == ["before", "now"]
+
+
 # -- claims from owners that run
 
 
@@ -165,6 +198,18 @@ async def test_no_request_is_served_before_the_former_owner_has_read_of_the_clai
     assert taking.lost == [taking.session.id] and not taking.other.awaits_former(taking.session.id)
     waits = taking.waits
     assert (await taking.request()).epoch == served.epoch and taking.waits == waits, "and then at once"
+
+
+async def test_a_session_that_ends_while_it_waits_for_its_former_owner_is_returned_as_it_was(taking: Taking) -> None:
+    await taking.backend.sessions.change(taking.session.id, lambda now: replace(now, owner=taking.other.replica))
+    taking.other._formers[taking.session.id] = module._Former(taking.one.replica)
+
+    async def end() -> None:
+        await taking.backend.sessions.end(taking.session.id)
+        taking.meanwhile = lambda: None
+
+    taking.meanwhile = end
+    assert (await taking.request()).id == taking.session.id and taking.waits
 
 
 @requirement("rep.failover")
