@@ -18,10 +18,10 @@ _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 
 def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = None) -> None:
-    """End a call with a refusal. If it is refused because consent is missing, ask the client to open the consent page
-    instead, if the client has declared that it can (URL elicitation). `params` are the request's, if the request was
-    not given to a link to the server. A request that continues an earlier one is refused without a question, because
-    the client's answer would repeat the call from its beginning."""
+    """End a call with a refusal. If the reason is missing consent, ask the client to open the consent page instead, if
+    the client has declared that it can (URL elicitation). `params` are the params of the request; None: those that the
+    exchange has stored, because the request was sent. A request that continues an earlier one is refused without a
+    question, because the client's answer would repeat the call from its beginning."""
     if not isinstance(refused, ConsentRefusal):
         exchange.refuse(refused)
         return

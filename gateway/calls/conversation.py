@@ -80,7 +80,7 @@ class Conversation:
     """All messages between one server and one session, or all sessions if they share the server. One link at a time.
 
     `deadlines` are the server's time limits; `unreturned`: see `Deadlines`. `users` are the sessions that have used a
-    link of the conversation. `was_used` is True if any process was sent what may have changed its later answers: a
+    link of the conversation. `was_used` is True if any process was sent something that may change its later answers: a
     call, a client's answer, or an extension's notification. `era` is the protocol era that the server speaks here.
     `frames` records all messages for an operator; None: none watches. `known_lists` are lists received from the server.
     """
@@ -450,7 +450,7 @@ class Conversation:
         self._holds += 1
 
     def free_link(self) -> None:
-        """Undo one call of `hold_link`. Without such calls, an idle link may be closed again."""
+        """Undo one call of `hold_link`. When all are undone, an idle link may be closed again."""
         self._holds -= 1
         self.links.start_idle_timer()
 

@@ -167,8 +167,8 @@ class _Queue:
         return {session_id: backlog.writing for session_id, backlog in self.writing.items()}
 
     async def pause(self, *, has_failed: bool) -> None:
-        """Wait a little, so that more events join the batch, unless a caller waits for a write. After a failed retry,
-        wait longer."""
+        """Wait up to `_PAUSE_S` seconds, so that more events join the batch. End the wait at once if a caller waits for
+        a write. After a failed retry, always wait `_RETRY_S` seconds."""
         if self.is_retry and has_failed:
             await asyncio.sleep(_RETRY_S)
             return
@@ -286,8 +286,8 @@ class EventBatches:
             del self._backlogs[session_id]
 
     async def _failures(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
-        """Write a batch. Return the error of each session whose events were not all written; some of them may be
-        stored."""
+        """Write a batch. Return, by session id, the error of each session whose events were not all written. Some of
+        its events may be stored."""
         try:
             return await self._log.write(entries)
         except StoreUnavailable as error:
@@ -319,8 +319,8 @@ class _Numbers:
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Return True if `count` numbers are left that were reserved in this ownership epoch. With None, while the
-        session moves to another process, numbers of any epoch count."""
+        """Return True if `count` numbers are left that were reserved in this ownership epoch. `epoch` None: the session
+        moves to another process, and numbers of any epoch count."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:

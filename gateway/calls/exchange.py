@@ -101,8 +101,8 @@ class ExchangeConversation(AskingServer, Protocol):
 
 class Exchange(ObservedCall):
     """The state of one client request: its way to a server and back. `number` is the request id that the server sees,
-    unique in the conversation. It also is the progress token and the subscription id there. `shape` completes the
-    server's result for the client. `context` and `granted` are the rights of the client's request. `caller` is the
+    unique in the conversation. To the server, it is also the progress token and the subscription id. `shape` completes
+    the server's result for the client. `context` and `granted` are the rights of the client's request. `caller` is the
     declaration of a modern client; None for a legacy client. `suspended` has the questions to a modern client. `replay`
     has earlier answers of the client, by the digest of their question."""
 
@@ -279,8 +279,8 @@ class Exchange(ObservedCall):
 
     @property
     def unsent_code(self) -> int:
-        """Return the error code for the end of the call by a request that its server did not get or refused. Only
-        without an earlier request has the call had no effect."""
+        """Return the error code for a call whose server did not get, or refused, a request: `OUTCOME_UNKNOWN` if the
+        server had begun the call before (`goes_on`), else `UPSTREAM_UNAVAILABLE`."""
         return OUTCOME_UNKNOWN if self._goes_on else UPSTREAM_UNAVAILABLE
 
     # -- to the client
@@ -491,8 +491,9 @@ class Exchange(ObservedCall):
         self._on_acknowledged = then
 
     def take_acknowledgement(self) -> bool:
-        """Handle the server's acknowledgement of the stream, once for each time that the request was sent. Return False
-        if it must be forwarded to the client."""
+        """Handle the server's acknowledgement of the stream. If the gateway has acknowledged the stream itself, call
+        the callback of `acknowledged_here`, once for each time that the request was sent. Otherwise return False: the
+        acknowledgement must be forwarded to the client."""
         if self._on_acknowledged is None:
             return False
         if self._acknowledged_as != self.number:  # each may notify the client of thousands of resources

@@ -69,7 +69,7 @@ class TaskToken(NamedTuple):
 
 class CallsInFlight:
     """The calls of one conversation that have no answer yet. `fast` has those on the fast path, by request id. Any
-    access to `sent` takes all calls off the fast path. Calls may begin and end during an iteration."""
+    access to `sent` takes all calls off the fast path. Calls may begin and end while this object is iterated over."""
 
     __slots__ = ("_asked", "_left", "_sent", "_tokens", "_waiting", "fast")
 
@@ -185,8 +185,8 @@ class CallsInFlight:
         return live
 
     def forget_server(self) -> None:
-        """Drop all that ends with the server, which is gone: progress tokens of tasks, its questions, and calls that
-        ended without an answer."""
+        """Drop what ends with a server that is gone: the progress tokens of its tasks, the questions that it has asked,
+        and the record of calls that ended without an answer."""
         self._tokens = self._asked = self._left = None
 
     def take_only(self) -> Exchange | None:
@@ -352,8 +352,9 @@ class OwnRequests:
             self._waiting = {}  # a dict that was in use keeps its size
 
     async def exit_error(self, closed: LinkClosed, number: int) -> LinkClosed:
-        """Wait up to `_EXIT_S` for the exit of a process that no longer reads its stdin. Return the error that tells
-        how it exited, or `closed` if it still runs. `number` is an unused request id, to wait with as for an answer."""
+        """Wait up to `_EXIT_S` seconds for the exit of a process that no longer reads its stdin. Return the error that
+        tells how the process exited, or `closed` if it still runs. `number` is an unused request id. The wait for its
+        answer fails when the process exits."""
         end = self.expect(number)
         try:
             async with asyncio.timeout(_EXIT_S):
@@ -384,10 +385,10 @@ class OwnRequests:
 def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: str) -> dict[str, Any]:
     """Return the fields of a log line about a server's output or exit.
 
-    A server does not say to which call a line belongs. So `correlation` is set only if one call is in flight;
-    `correlations` lists two or three calls; of more, only the number is given. The line of a shared server gets a
-    session only if all calls in flight have the same. `opened_for` is the correlation id of the request for which the
-    link is being opened; empty once the link is open."""
+    A server does not say to which call a line belongs. So `correlation` is set only if one call is in flight. Of
+    several calls, `in_flight` is the number, and `correlations` lists the correlation ids if there are at most three.
+    The line of a shared server gets a session only if all calls in flight have the same session. `opened_for` is the
+    correlation id of the request for which the link is being opened; empty once the link is open."""
     flying = [call for call in calls if not call.is_subscription]
     fields: dict[str, Any] = {"server": source.name}
     if source.principal:

@@ -124,9 +124,9 @@ class LinkSource(Protocol):
         subscriptions."""
 
     async def record_use(self, live: LinkSession) -> bool:
-        """Record that a session uses the server, before its first message is sent. A later gateway process then knows
-        that it must report a restart of the server. Return True if an earlier process has already recorded the use.
-        Raises `StoreUnavailable`."""
+        """Record that a session uses the server, before the session's first message is sent. A later gateway process
+        then knows that it must report a restart of the server. Return True if the session has lost an earlier link to
+        the server. Raises `StoreUnavailable`."""
 
     async def remote_session_changed(self, resume: str) -> None:
         """Store the id of the session at the remote server, which later links resume; empty: there is none. Raises
@@ -402,8 +402,8 @@ class LinkLifecycle:
         self._step(LinkEvent.LOST)
 
     def discard(self, error: LinkClosed | None = None) -> None:
-        """Close an open link in the background. Keep it if `error` says only that its server reads slowly, and several
-        sessions use it: one of them could end the calls of all others."""
+        """Close an open link in the background. If `error` says only that the server reads slowly, keep a link that
+        sessions share: otherwise one session could end the calls of all others."""
         if self.state is not LinkState.OPEN or (isinstance(error, LinkFull) and not self._source.session):
             return
         self._step(LinkEvent.DISCARD)
@@ -420,7 +420,7 @@ class LinkLifecycle:
 
     def quoted(self, reason: str) -> str:
         """Return the reason of a failure as text for clients. Add the last output of the server's process, unless
-        sessions share the process: then it may be about other clients."""
+        sessions share the process: then the output may be about other clients."""
         return with_output_tail(reason, self.output_tail) if self._source.session else reason
 
     def _keep_output_tail(self) -> None:

@@ -79,8 +79,8 @@ class LiveSession(Usage):
     `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when the
     state, the record, a link or the watcher changes, because cached decisions on calls depend on these. `renewals`
     counts how often the session's context was replaced. `shown` has the tools that its client has seen. `token` is the
-    access token of its latest caller with a token, for servers that exchange it for one of theirs; it is never
-    stored."""
+    last access token that a caller of the session has sent. It is kept for servers that act on the caller's behalf, and
+    never written to the store."""
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
@@ -199,8 +199,8 @@ class LiveSession(Usage):
 
     @property
     def recovered(self) -> bool:
-        """Return True if the event streams that an earlier process has left unfinished were ended or kept for a
-        repetition."""
+        """Return True if the event streams that an earlier process has left unfinished were ended, or kept so that
+        their calls can be repeated."""
         return self.state is not LiveState.OPENING
 
     @property
@@ -229,8 +229,8 @@ class LiveSession(Usage):
             self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
 
     def act_for(self, claims: CredentialClaims | None) -> None:
-        """Store the caller's access token, if `claims` have one, for servers that act on the caller's behalf. The
-        session's present context must be from the same claims."""
+        """Keep the caller's access token in memory, if `claims` have one, for servers that act on the caller's behalf.
+        The session's present context must be from the same claims."""
         if claims is not None and claims.token is not None and claims.token.token:
             self.token = claims.token
 
@@ -367,7 +367,7 @@ class LiveSession(Usage):
 
         A live session belongs to one claim (epoch). A record with another epoch shows that another replica has owned
         the session since. Then keep the cached record, but without an owner, so that the next call reads the record
-        itself.
+        from the store.
         """
         if session.epoch != self.session.epoch:
             session, is_read, self.read_at = replace(self.session, owner=""), False, 0.0
@@ -392,8 +392,9 @@ class LiveSession(Usage):
     # -- its end
 
     async def close_outdated_links(self, *, finish_calls: bool) -> None:
-        """Close the links to servers, because these got an earlier context (rights) of the session. The next call opens
-        new links. With `finish_calls`, servers first answer the calls in flight."""
+        """Close the links to servers, because the servers got an earlier context (rights) of the session. The next call
+        opens new links. With `finish_calls`, a link with calls in flight is closed when they are answered; otherwise
+        they fail."""
         self.renewals += 1
         await self._stop_servers("context", _RENEWED, finish_calls=finish_calls)
 
@@ -503,8 +504,8 @@ class LiveSessions:
         return self._live.get(session_id)
 
     def epoch_of(self, session_id: str, replica: str) -> int | None:
-        """Return the ownership epoch in which this replica serves the session. None if it does not serve it, or its
-        record names another owner than `replica` (empty without a cluster)."""
+        """Return the ownership epoch in which this replica serves the session. None if it does not serve the session,
+        or the session's record names another owner than `replica`, this replica's id (empty without a cluster)."""
         live = self._live.get(session_id)
         return live.session.epoch if live is not None and live.session.owner == replica else None
 

@@ -195,7 +195,7 @@ class Questions:
 
     def withdraw(self, server: AskingServer, server_id: bytes, params: Object) -> None:
         """Cancel a question, because the server has cancelled its request with this id (JSON). Notify a legacy client
-        with the id that it knows."""
+        with `params`, but with the id that this client knows."""
         self._withdraw_suspended(server, server_id)
         for number, question in list(self._open.items()):
             if question.server is server and question.server_id == server_id:

@@ -52,8 +52,8 @@ class Lists:
             self._on_change()
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
-        """Keep the items of a list that came too late for its own answer. Later answers use them while the server is
-        slow. Drop them if they are larger than `_LATE_BYTES`."""
+        """Keep the items of a list that came too late for the answer that needed it. Later answers use them while the
+        server is slow. Drop them if they are larger than `_LATE_BYTES`."""
         if len(encode(items)) <= _LATE_BYTES:
             self.late[method] = items
         else:
@@ -61,7 +61,7 @@ class Lists:
 
     def forget(self, kind: str) -> None:
         """Drop the lists of a kind (tools, prompts, resources), because the server has notified of a change. Do nothing
-        if they are dropped already. A shared server notifies each of its sessions of the same change."""
+        if they are dropped already, because a shared server notifies each of its sessions of the same change."""
         names, stores = [row.name for row in lists_of(kind)], (self.known, self.late, self.passed, self.asked_at)
         has_any = any(name in store for store in stores for name in names)
         if kind in self.announced and self.changed.issuperset(names) and not has_any:

@@ -80,7 +80,8 @@ class FirstAnswerTimeout:
             timeout.reschedule(sooner)
 
     def late(self, server: str, seconds: float) -> str:
-        """Return the text of the timeout error for the client."""
+        """Return the text of the timeout error for the client. `seconds` is the limit that was exceeded, unless `noise`
+        has shortened it."""
         if self.is_noisy:
             return (
                 f"server {server!r} writes lines to stdout that are not MCP messages, and did not answer within "

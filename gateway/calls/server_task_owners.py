@@ -42,8 +42,8 @@ class OwnedTask:
         self.lost = lost
 
     def await_result(self, call: Exchange) -> None:
-        """Send the server's questions about the task to this call until it ends. The client waits with it for the
-        task's result (`tasks/result`)."""
+        """Send the server's questions about the task to this call until the call ends. The call is a `tasks/result`,
+        with which the client waits for the task's result."""
         self.result_call = call
 
         def no_more() -> None:

@@ -134,8 +134,8 @@ class Followers:
         self._ends: dict[str, asyncio.Future[None]] = {}
 
     def join(self, stream: str) -> asyncio.Future[None]:
-        """Let a new request follow a stream. Return a future that is set when the request must end, because a newer one
-        follows the stream or too many others are followed. Its client can resume the stream later."""
+        """Let a new request follow a stream. Return a future that is set when the request must end, because a newer
+        request follows the stream, or too many streams are followed. The client can resume the stream later."""
         if stream in self._ends:
             self._ends.pop(stream).set_result(None)
         elif len(self._ends) >= MOST_FOLLOWED:

@@ -112,8 +112,8 @@ class SuspendedCall:
     """The questions of one call to its modern client, in rounds. A round ends when the client answers.
 
     `call` names the call in the gateway's `requestState`. `turn` increases at the start and the end of each round, and
-    a state is valid for one turn only. `until` is the monotonic time at which the round ends. `answers` has the answers
-    of earlier rounds, by the digest of the question.
+    a `requestState` is valid for one turn only. `until` is the monotonic time at which the round ends. `answers` has
+    the answers of earlier rounds, by the digest of the question.
     """
 
     def __init__(self) -> None:

@@ -257,8 +257,8 @@ class Calls:
             raise refused if resolved is None else _in_session(refused, resolved, headers) from None
 
     def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
-        """Log and audit a refused request, and return the error for the client. Turn an error of the store into such an
-        error."""
+        """Log and audit a refused request, and return the refusal for the client. An error of the store is turned into
+        a refusal. A request that was sent again gets the error that its outcome is unknown."""
         refused = store_refused(error) if isinstance(error, StoreError) else error
         if who is not None:
             record_refused_request(self.audit, request, who, refused)
@@ -401,7 +401,7 @@ class Intake:
         """Begin the reply to a call that `count_call` has counted. Return the reply, and the `_meta` for the server.
 
         The caller must answer the exchange or release the reply. The call of a repeatable tool is stored with its first
-        event, so that another process can repeat it, once, if this one dies.
+        event, so that another process can repeat the call once if this process dies.
 
         Raises:
             Refused: 429, as `accept`.
@@ -438,8 +438,9 @@ class Intake:
         return kept if len(kept) <= KEPT_BYTES else b""
 
     def meta(self, params: Object, session: Session, correlation: str) -> Object:
-        """Return the `_meta` for the server: facts of the session, and the client's entries except reserved keys and
-        another workspace than the session's. `session` must have the request's context."""
+        """Return the `_meta` for the server: facts of the session, and the client's entries. Of these, leave out
+        reserved keys, and an announced workspace that differs from the session's. `session` must have the request's
+        context."""
         facts = {CONTEXT_KEY: self._context_meta(session, correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 
@@ -450,8 +451,8 @@ class Intake:
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     async def _tell_and_relay(self, request: Request, call: Call) -> CallTarget | None:
-        """Send a call to its server. If another replica has forwarded the call, and was told that it waits, first wait
-        for that replica's consent. Returns and raises as `relay`."""
+        """Send a call to its server. If another replica has forwarded the call, and was told that the call waits, first
+        wait for the consent of that replica. Returns and raises as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.before_sending()
         return await relay(self.endpoints[request.endpoint], call)
@@ -519,8 +520,8 @@ class Intake:
 
 
 async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
-    """Send a call to its server, or to all that it concerns. Return the server with the policy decision if later calls
-    of its tool can use them; else None.
+    """Send a call to its server, or to all that it concerns. Return the server and the policy decision if later calls
+    of the same tool can use them; else None.
 
     Raises:
         Refused: the call names something that the session does not see, or its arguments are invalid.

@@ -48,8 +48,8 @@ class EndpointServers:
     """Relays the methods that MCP does not define."""
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
-        """Return the servers with the setting `warm` that a session with this context sees. Their processes start
-        before its first call."""
+        """Return those servers with the setting `warm` that a session with this context sees. Their processes start
+        before the session's first call."""
         return [u for u in self.visible.to(context).values() if u.settings.warm]
 
     # -- the handshake and discovery
@@ -188,9 +188,9 @@ class EndpointServers:
         return await lists_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Forward a legacy client's notification to the legacy servers that serve its session alone. A shared server
-        would take the notification for that of other sessions, too. At `notifications/initialized`, subscribe at the
-        modern servers to changes. A server that starts later gets the notification after its handshake
+        """Forward a legacy client's notification to the legacy servers that sessions do not share: a shared server
+        would take it for that of its other sessions, too. At `notifications/initialized`, also subscribe to changes at
+        the modern servers. A server that starts later gets the notification after its handshake
         (`LinkSource.replay`)."""
         for upstream in self.visible.to(live.session.context).values():
             if live.ended:
@@ -206,8 +206,8 @@ class EndpointServers:
 
 
 def _lists_from_cache(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if the session has no process of the server yet. Requests for the list of tools are then answered
-    from the cache that sessions share."""
+    """Return True if the session has no process of the server yet, and the cache that sessions share has the server's
+    list of tools. Requests for the list are then answered from the cache."""
     if not upstream.settings.has_own_process or upstream.is_open_to(live):
         return False
     return upstream.server_lists.results.has(asked_by_gateway("tools/list", {}))

@@ -53,8 +53,8 @@ class ExtensionRelay:
         return (await self.servers_for(call.method, call.exchange.context, Asker.of(call)))[0]
 
     async def notify(self, asker: Asker, context: Context, method: str, params: Object, meta: Object) -> None:
-        """Send a notification to all servers that have declared its method, or are configured for it. `asker` is its
-        client, who has a session with the rights `context`. `meta` replaces the `_meta` in `params`.
+        """Send a notification to all servers that get messages with its method (`servers_for`). `asker` is the client
+        that has sent the notification; its session has the rights `context`. `meta` replaces the `_meta` in `params`.
 
         Raises:
             Refused: no server gets the notification, or one of them cannot be reached.
@@ -141,8 +141,8 @@ def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
 
 
 def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared | None:
-    """Return the extensions that a server has declared in the session's handshake, or else to the gateway's own
-    request. None if the server has answered neither."""
+    """Return the extensions that a server has declared: in the session's handshake, or else in its answer to the
+    gateway's own request. None if the server has answered neither."""
     conversation = None if live is None else upstream.open_with(live)
     if conversation is not None and conversation.initialize_result is not None:
         return conversation.declared

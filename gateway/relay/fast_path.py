@@ -185,9 +185,9 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
 
 
 def _must_wait(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
-    """Return True if a call must take the general way (all usual steps): it has to wait for its server, or another
-    client may have sent it. `used` has the ids that were used before in a session that several clients share by
-    default."""
+    """Return True if a call must take the general way (all usual steps): it has to wait for its server (`waits` returns
+    True), or another client may have sent it (`used` has its request id). `used` has the request ids that clients have
+    used before in a default session."""
     return (used is not None and request_id in used) or (waits is not None and waits())
 
 
@@ -205,7 +205,8 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 
 def _may_skip_checks(request: Request, tool: AdmittedTool) -> bool:
     """Return True if a fast path can check the arguments of later calls like this one. If this call has arguments, the
-    path cannot if the audit trail records them. If it has none, the empty arguments must pass the check unchanged."""
+    path can check them unless the audit trail records arguments. If it has none, the path can only if empty arguments
+    pass the check unchanged."""
     if "arguments" in request.params:
         return not tool.keeps_arguments
     try:
@@ -345,15 +346,15 @@ class FastPath:
         del self.live, self.tool, self._check, self._decision, self._frame, self._target, self._waits
 
     def read_again(self) -> "asyncio.Future[None]":
-        """Read the session's record from the store again, and return a future for the end. All waiting calls share one
-        read."""
+        """Read the session's record from the store again, and return a future that is done when the read has ended. All
+        waiting calls share one read."""
         return self._resolver.attacher.refresh(self.live)
 
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
         """Return the correlation id of a call, and the `traceparent` for its server. `trace` is the call's
         `traceparent`; `correlation` is the id from the replica that has forwarded the call. The returned id is empty if
         the call must pass through all usual steps: an id is invalid, the trace is sampled, or only one of this call and
-        the first has a trace."""
+        the call that it repeats has a trace."""
         if self._is_forwarded:
             is_alike = bool(trace) is self._has_trace and (not trace or trace_id_of(trace.decode()) != "")
             # The id goes into the frame between quotation marks, without escaping.

@@ -16,8 +16,8 @@ _TRACE: Final = b"00-the-trace"
 
 class Prepared(NamedTuple):
     """A request for a server, before it is encoded. The bridge of `exchange` translates the answer. `waits` returns
-    True if a call like this must first wait for the server; None if it never must. `trace` is the `traceparent` in
-    `meta`, or empty."""
+    True if a call like this must first wait for the server; None if such a call never must. `trace` is the
+    `traceparent` in `meta`, or empty."""
 
     exchange: Exchange
     params: Object
@@ -38,7 +38,7 @@ class FrameTemplate:
     @classmethod
     def of(cls, prepared: Prepared, correlation: str) -> "FrameTemplate | None":
         """Return the template of a request that has this correlation id. None if it is not certain where the values
-        stand in the encoded request. The request id is also the progress token for the server, if there is one."""
+        stand in the encoded request. If there is a progress token for the server, it is the request id."""
         exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
         params, holes = prepared.params, 0
         if "arguments" in params:

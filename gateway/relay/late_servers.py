@@ -82,9 +82,9 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[T]):
-    """The results of asking several servers, by server. `known` has list items from an earlier answer of servers that
-    did not answer in time. `missing` names the other servers without an answer. `failures` has the errors of those that
-    have failed."""
+    """The results of asking several servers. `answers`, `known` and `failures` are by server. `known` has the list
+    items that are known of servers without an answer. `missing` has the servers of which neither an answer nor items
+    are known; `failures` has the errors of those missing servers that have failed."""
 
     answers: Mapping[str, T]
     known: Mapping[str, Items] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Gathered(Generic[T]):
 
 class _Follow:
     """One late server that a client waits for. `given` has, for each list, the items that the client got in place of
-    the server's answer; None if it got none."""
+    the server's answer; None if the client got none."""
 
     def __init__(self) -> None:
         self.since = time()

@@ -279,8 +279,8 @@ class LegacyClients:
     # -- other messages
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
-        """Store the log level or the change of subscriptions that a request makes in the session's record. Each new
-        link to a server sends these settings again."""
+        """Store in the session's record the log level that a request sets, or the subscription that it adds or removes.
+        Each new link to a server sends the log level and the subscriptions again."""
         live, params, method = resolved.live, request.params, message_of(request).method
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LOG_LEVELS:
@@ -438,8 +438,8 @@ class LegacyClients:
 
 
 def _answer_to_failed(error: BaseException, message: Message, live: LiveSession, correlation: str) -> Answer | None:
-    """Return the answer to an `initialize` that has failed with this error; None if the error has none, such as a
-    cancellation. Raises `Refused`: a server must not be started for this session."""
+    """Return the answer to an `initialize` that has failed with this error; None for an error that the caller must
+    raise again, such as a cancellation. Raises `Refused`: a server must not be started for this session."""
     match error:
         case HandshakeRefused():
             why, code = "the server has refused the handshake", error_code(error.error)

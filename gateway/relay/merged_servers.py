@@ -44,8 +44,8 @@ class MergedServers:
     # -- the server that a request names
 
     def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
-        """Return the server of the tool or prompt that a call names, and the server's own name of the item. This name
-        is None if the client has already used it.
+        """Return the server of the tool or prompt that a call names, and the server's own name of the item. The name is
+        None if the client has used the same name.
 
         Raises:
             Refused: no server has the name.
@@ -99,8 +99,8 @@ class MergedServers:
         """Return the server of a tool that an MCP App calls by the server's own name, without prefix.
 
         Raises:
-            Refused: no server has a tool with this name for apps, or several have and the session's apps decide
-                nothing.
+            Refused: no server has a tool with this name for apps; or several have one, and the session has not opened
+                apps of exactly one of them.
         """
         context, live = call.exchange.context, call.live
         having = []
@@ -175,8 +175,8 @@ class MergedServers:
         return pages, [*gathered.missing]
 
     async def _with_origins(self, pages: Mapping[str, Any], call: Call) -> Mapping[str, Any]:
-        """Return the pages of skills with unique URIs, by server, because MCP hosts refuse a list that has a URI twice.
-        If an earlier server lists the same URI, the later server's name is put into its URI."""
+        """Return the pages of skills, by server, so that each URI is unique: MCP hosts refuse a list that has a URI
+        twice. If two servers list the same URI, the name of the later server is put into that server's URI."""
         servers, row = self._servers.to(call.exchange.context), METHODS[call.method]
         if sum(row.is_offered(server.declared) for server in servers.values()) < 2:
             return pages

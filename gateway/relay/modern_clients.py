@@ -119,7 +119,7 @@ class ModernClients:
 
     async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> FoundSession | Answer:
         """Find the session by the `requestState` that the client sends back. If the state also names a suspended call,
-        resume that call."""
+        resume that call, and return its reply instead."""
         opened = self.seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
         if opened.call:
@@ -151,7 +151,7 @@ class ModernClients:
         self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
     ) -> tuple[Callable[[Exchange, Object], Object], bool]:
         """Return a function that completes a server's result for the client, and True if this function changes no
-        complete result. The function adds the session's token if the client needs it there, adds a notice if another
+        complete result. The function adds the session's token if the result must carry it, adds a notice if another
         client shares the session, and encrypts the `requestState`."""
         takes_tasks, correlation = _takes_tasks(request), who.correlation
         names_session = resolved is not None and self.resolver.carriers.is_in_result(request, opened=resolved.opened)

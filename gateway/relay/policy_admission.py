@@ -194,8 +194,8 @@ class _Lists(msgspec.Struct, frozen=True):
         return is_known or "tools/list" in self.own
 
     def names(self, method: str, name: str) -> Names:
-        """Return the names in the list `method`, any but that of tools. Raise `_ListNeeded` if the list is not known
-        yet, or lacks `name`."""
+        """Return the names in the list that `method` requests (any list but that of tools). Raise `_ListNeeded` if the
+        list is not known yet, or lacks `name`."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
@@ -336,8 +336,8 @@ class Admission:
         return admitted
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> None:
-        """Check that policy shows the session the tool that a request names without calling it. Raises `Refused` if the
-        tool is unknown or hidden."""
+        """Check a tool that a request names without calling it: policy must show the tool to the session. Raises
+        `Refused` if the tool is unknown or hidden."""
         tools = lists.tools(name)
         decision = self._policy.decide_listed(call.exchange.context, server, tools, name)
         if name not in tools or not decision.allowed:
@@ -523,13 +523,14 @@ class CallTarget:
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """Return the conversation with the server; None if its session has dropped it meanwhile. This object has only a
-        weak reference to it."""
+        """Return the conversation with the server; None if the session has dropped the conversation meanwhile, because
+        this object has only a weak reference to it."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:
-        """Return True if another call of this tool would be sent in this conversation with the same decision. This
-        holds while the era for such clients and the server's list of tools are unchanged."""
+        """Return True if another call of this tool by a client of this era would be sent in this conversation with the
+        same decision: the server still speaks the conversation's era to such clients, and its list of tools is
+        unchanged."""
         upstream, tool = self.upstream, self.admitted
         return (
             isinstance(tool, AdmittedTool)

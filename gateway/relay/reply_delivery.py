@@ -174,8 +174,8 @@ def record_whole(
 
 
 class StreamReply:
-    """Send the events of a stream as the response to a legacy client's GET: of the session's standalone stream, or the
-    rest of a call's broken stream."""
+    """Answer a legacy client's GET with the events of a stream: those of the session's standalone stream, or the
+    remaining events of a call's broken stream."""
 
     def __init__(self, live: LiveSession, stream: str, after: str | None, *, events: EventStreams) -> None:
         self.headers: HeaderList = []

@@ -41,8 +41,8 @@ _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "b
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """A server's answer, the server's era, and the conversation in which the answer came; None if it is from the
-    cache."""
+    """A server's answer, the server's era, and the conversation in which the answer came. If the answer is from the
+    cache, the conversation is None."""
 
     message: Message
     era: Era
@@ -84,7 +84,7 @@ def params_for_shared(method: str, params: Object, others: Sequence[LiveSession]
     must not be sent.
 
     An unsubscription is not sent while one of the other sessions (`others`) is subscribed. The log level becomes the
-    lowest of all sessions, and of the calls of modern clients (`present`, empty if none named one)."""
+    lowest of the levels of all sessions and of `present`, the level for calls of modern clients (empty if none)."""
     if method == "resources/unsubscribe":
         uris = frozenset({msgspec.json.decode(params.get("uri", b"null"))})
         return None if any(other.subscribed(uris) for other in others) else params
@@ -233,10 +233,11 @@ def fresh(upstream: ConfiguredUpstream, call: Call, cache_key: CacheKey) -> Serv
 def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
     """Return the key under which the result of this request may be cached; None if it must not be cached.
 
-    A public result is cached for all callers that declare the same extensions, because servers list other tools to
-    hosts of MCP Apps. It is not cached if `_meta` has unknown keys, if the request has `Mcp-Param-*` headers, which the
-    server may get, or if the session's own process has announced changed lists. A private result is cached for its
-    session, or for its principal if sessions share the server; never for an anonymous client without a session.
+    No result is cached if `_meta` has unknown keys, or if the request has `Mcp-Param-*` headers, which the server may
+    get. A public result is cached for all callers that declare the same extensions, because servers list other tools to
+    hosts of MCP Apps. It is not cached if the session's own process has announced changes of such a list. A private
+    result is cached for its session, or for its principal if sessions share the server; never for an anonymous client
+    without a session.
     """
     if not upstream.server_lists.results.takes(method) or is_answer_to_input(params) or has_params(call.headers or ()):
         return None

@@ -220,8 +220,8 @@ class ResourceOwners:
         return None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
-        """Return the servers whose received lists have the resource, or whose tools use it as their app, each with the
-        value 1."""
+        """Return the servers whose received lists have the resource, or whose tools use it as their app. The value of
+        each is 1: all of them match equally (`_best`)."""
         fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
         if uri.startswith(APP_SCHEME):
             for name, server in servers.items():
@@ -248,8 +248,9 @@ class ResourceOwners:
         }
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
-        """Return the server whose lists match the URI best. If several match equally, return the one whose tool with
-        this app the session has called last; else the first in the configuration."""
+        """Return the server whose lists match the URI best: the one with the highest value in `fitting`. If several
+        match equally, return the server of the session's last call of a tool with this app; else the first in the
+        configuration."""
         best = max(fitting.values())
         names = [name for name in servers if fitting.get(name) == best]
         called = self._apps.server_of(call.live, uri)
@@ -324,8 +325,8 @@ def _is_answer(answer: ServerAnswer) -> bool:
 
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
-    """Return the conversations with the server whose lists are valid for the call: that of the call's session, if it is
-    open, and those that all sessions share."""
+    """Return the conversations with the server that have lists valid for the call: the conversation of the call's
+    session, if it is open, and those that all sessions share."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 

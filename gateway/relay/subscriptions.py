@@ -313,7 +313,8 @@ class ServerSubscriptions:
 
     async def opened(self, upstream: ConfiguredUpstream, call: Call, late: LateServers | None = None) -> Filter:
         """Subscribe at a server, and return the part of the filter that the server supports. If the server has to
-        start, subscribe later in the background. With `late`, retry until that succeeds."""
+        start, the part follows from what it has declared to the gateway's probe, and the subscription is made later in
+        the background. With `late`, retry until that succeeds."""
         conversation = await upstream.conversation_for(call)
         if not has_to_start(upstream, self._live):
             return await self.join(upstream, conversation)
@@ -482,8 +483,8 @@ class ServerSubscriptions:
             self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def end(self) -> None:
-        """End the subscriptions at the servers. Keep those to resources that another stream of the session needs, or
-        another session of a shared server."""
+        """End the subscriptions at the servers. At a legacy server, keep the subscription to a resource that another
+        stream of the session, or another session that shares the server, still needs."""
         self.has_ended = True
         self._lost.end()
         for answer in tuple(self._answers):

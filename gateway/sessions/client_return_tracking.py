@@ -70,10 +70,11 @@ def client_key(request: Request, principal: Principal) -> ClientKey:
 
 class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
     """A client that needs a session key of its own, because it has opened `sessions` sessions and come back to none.
-    With `shared`, several programs, or several starts of one, use one default session: `sessions` counts how often
-    another program went on with it. `line` is configuration that gives the client a session key.
+    With `shared`, the reason is another: several programs, or several starts of one, use one default session, and
+    `sessions` counts how often another of them went on with it. `line` is configuration that gives the client a session
+    key.
 
-    The first time was at `since` and the last at `last`, in seconds since the epoch.
+    The first of the `sessions` was at `since` and the last at `last`, in seconds since the epoch.
     """
 
     client: str
@@ -112,8 +113,8 @@ def merge_warnings(clients: Iterable[ClientWarning]) -> list[ClientWarning]:
 
 
 class _Openings:
-    """The sessions that one client at one address has opened since it last came back to one; or the programs that have
-    gone on with its default session."""
+    """Counts the sessions that one client at one address has opened since it last came back to one. For a default
+    session, counts how often another program went on with it."""
 
     __slots__ = ("count", "first", "is_told", "last", "times")
 
@@ -261,7 +262,8 @@ class ReturnTracker:
     # -- what is learnt
 
     async def carries(self, client: ClientKey) -> bool:
-        """Return True if any replica has seen a client with this key bring back a token."""
+        """Return True if any replica has seen such a client bring back a token. If this replica does not know and the
+        store does not answer, return False."""
         known = self._carrying.get(client)
         if known is None:
             try:
@@ -298,7 +300,8 @@ class ReturnTracker:
             )
 
     def _reportable(self) -> list[tuple[ClientKey, _Openings, bool]]:
-        """Return the clients to be reported, each with True if it has shared a session in the last day."""
+        """Return the clients to be reported, each with its openings, and with True if it has shared a session in the
+        last day, or False if it never comes back."""
         now, since = self._clock(), self._wall() - _LEARNT_FOR_S
         found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
         return found + [(client, openings, True) for client, openings in self._shared.items() if openings.last > since]

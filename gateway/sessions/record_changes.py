@@ -98,8 +98,8 @@ class SessionRecords:
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
         """Record that a session has a link (connection) to an upstream server. Return True if an earlier link was lost,
-        because the gateway was restarted or the session's servers were stopped; then also for each further link to that
-        server."""
+        because the gateway was restarted or the session's servers were stopped. From then on, return True for each
+        further link to that server, too."""
         if upstream in live.session.links:
             return upstream in live.used_before
         await self._change_set(live, "links", add=upstream)

@@ -264,12 +264,13 @@ class SessionResolver:
     # -- in the store. The reason of a refusal is recorded in the audit trail, and hidden from the client
 
     async def by_token(self, token: str, era: Era, principal: Principal) -> Session:
-        """Read the record of the session that a token names. Raises `Refused`: 404, it names no session of this
-        principal that has not ended."""
+        """Read the record of the session that a token names. Raises `Refused`: 404, the token is invalid, or its
+        session has ended or belongs to another principal."""
         return await self._by_id(self._id_of_token(token, era, principal), era, principal)
 
     async def by_cookie(self, request: Request, who: RequestContext) -> Session | None:
-        """Read the record of the first session that a cookie of the request names; None if all have ended."""
+        """Read the record of the first session in the request's cookies that belongs to the caller and has not ended;
+        None if there is none."""
         return await self._first_of(self._ids_of_cookies(request, who), who)
 
     def _id_of_token(self, token: str, era: Era, principal: Principal) -> str:
@@ -311,8 +312,9 @@ class SessionResolver:
                     yield session_id
 
     async def _first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
-        """Return the first of these sessions that has not ended; None if all have. Write nothing to the audit trail
-        about the ended ones, because clients send the cookies of ended sessions automatically."""
+        """Return the first of these sessions that belongs to the caller and has not ended; None if there is none. Write
+        nothing to the audit trail about the ended ones, because clients send the cookies of ended sessions
+        automatically."""
         for session_id in session_ids:
             if (session := await self.store.resume(session_id, who.principal)) is not None:
                 return session
@@ -331,7 +333,8 @@ def _at_hand(live: LiveSession, who: RequestContext) -> Resolved:
 
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
     """Cache the route to a session's owner for later requests with the same head, which then skip the store. The owner
-    checks that it still owns the session, and the caller's rights to it. Return the route with its `memory`."""
+    checks that it still owns the session, and the caller's rights to it. Return the route with its `memory`; unchanged
+    if the head cannot be cached, or has no token."""
     if request.handler_cache is None or not names_token(request):
         return route
     route = replace(route, memory=RouteMemory(), until=who.until)

@@ -59,13 +59,13 @@ _MCP_REMOTE: Final = Implementation(keeps_cookies=True, line=f"mcp-remote URL --
 
 
 def agent_of(request: Request) -> str:
-    """Return the first product name in the request's `User-Agent`, without its version."""
+    """Return the first product name in the request's `User-Agent`, without its version; empty if there is none."""
     return request.headers.get("user-agent", "").partition(" ")[0].partition("/")[0][:MAX_AGENT_CHARS]
 
 
 def implementation_of(agent: str, name: str) -> Implementation | None:
-    """Return the implementation of a client, by the product in its `User-Agent`; None if unknown. A client that names
-    itself as one behind mcp-remote is mcp-remote, whatever HTTP library that uses."""
+    """Return the implementation of a client, by the product in its `User-Agent`; None if unknown. A client whose name
+    says that it is behind mcp-remote counts as mcp-remote, whatever HTTP library mcp-remote uses."""
     return _MCP_REMOTE if "(via mcp-remote " in name else KNOWN.get(agent)
 
 

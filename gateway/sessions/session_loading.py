@@ -38,7 +38,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The session of a request, and the session's context for the request's credential.
 
     `opened`: the request has opened the session. `cookie_held`: the client has the session's cookie already.
-    `own_session`: if another client uses this default session, the line that gives this client one of its own.
+    `own_session`: if another client uses this default session, the line of configuration that gives this client a
+    session of its own; else empty.
     """
 
     live: LiveSession

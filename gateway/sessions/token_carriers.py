@@ -135,8 +135,8 @@ class Carriers:
         """Return True if the result's `_meta` must carry the session's token. `opened`: the request has opened the
         session.
 
-        Most clients never read it, and some compare whole results. So the token is sent there once, and only to a
-        client that has no other way to get it.
+        Most clients never read the token there, and some compare whole results. So it is sent in a result once, and
+        only to a client that has no other way to get it.
         """
         if not opened or self.has_key(request) or GATEWAY_HEADER in request.headers:
             return False
@@ -155,8 +155,8 @@ class Carriers:
         """Return the response headers with the session's token and cookie. Legacy clients get them only with the answer
         to `initialize`. A client with a session key gets no cookie: it may have other sessions, under other keys.
 
-        A page of another site gets no cookie either. The gateway ignores its cookie (`SessionResolver`),
-        and a new one would replace that of the user's session.
+        A page of another site gets no cookie either. The gateway ignores the cookie that such a page sends
+        (`SessionResolver`), and a new one would replace the cookie of the user's session.
         """
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
