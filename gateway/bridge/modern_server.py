@@ -1,4 +1,5 @@
-"""Translate a legacy client's call (MCP up to 2025-11-25) for a modern server, and send its questions to the client."""
+"""Translate a legacy client's call (MCP up to 2025-11-25) for a modern server, and send the server's questions to the
+client."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping

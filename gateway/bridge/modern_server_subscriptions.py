@@ -113,7 +113,8 @@ class GatewaySubscription(Exchange):
                 self._send(encode_notification(method, splice(encode(params)) if params else None))
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Set a callback for the end of an acknowledged subscription, unless the gateway itself withdraws it."""
+        """Set the callback to call when the server ends the subscription after it has acknowledged it. It is not called
+        if the gateway withdraws the subscription."""
         self._when_gone = callback
 
     def end(self) -> None:

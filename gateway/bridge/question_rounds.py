@@ -40,9 +40,9 @@ def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
 class RoundTrips(ABC):
     """Run the rounds of questions of one call, which has the params `params` and the `_meta` `meta`.
 
-    `since` is the monotonic time at which the server got the call. Within `call_s` seconds after it, or after the last
-    answers, the server must complete the call or ask. The call's own deadline does not limit this, because each
-    repetition restarts it."""
+    `since` is the monotonic time at which the server got the call. Within `call_s` seconds after that, or after the
+    client's last answers, the server must complete the call or ask. The call's own deadline does not limit this time,
+    because each repetition of the call restarts that deadline."""
 
     max_rounds: int
     """Maximum number of rounds in which the server asks."""

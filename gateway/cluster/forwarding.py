@@ -61,9 +61,9 @@ class ForwardingPath:
     """Forward the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` leads to
     the owner. `is_here` gets a session id and returns True if the session is live on this replica.
 
-    A call that the `Forwarder` has forwarded leaves this path for later calls that differ from it only in id, progress
-    token and arguments. The owner decides everything about their session. The `Forwarder` continues unusual calls.
-    docs/adr/0040-the-fast-path.md
+    After the `Forwarder` has forwarded a call, later calls take this path if they differ from that call only in id,
+    progress token and arguments. The owner decides everything about the session of these calls. The `Forwarder`
+    continues unusual calls (docs/adr/0040-the-fast-path.md).
     """
 
     __slots__ = ("__weakref__", "_client", "_is_here", "_peers", "_rates", "_route", "_until", "is_over")
@@ -125,7 +125,7 @@ class ForwardedCall:
         call.when_answered(self._receive)
 
     def _receive(self) -> None:
-        """Send the owner's answer to the client. Let the `Forwarder` continue the call if it is not one small
+        """Send the owner's answer to the client. Let the `Forwarder` continue the call if the answer is not one small
         message."""
         connection, found = self._connection, message_in(self._call.answer)
         if connection is None:
@@ -325,9 +325,10 @@ class Forwarder:
 
     async def _have_claimed(self, session: Session, reply: RelayedReply) -> PeerOutcome:
         """Ask other replicas, one after the other, to claim a session whose owner this replica does not reach. This
-        replica may claim none. Each looks for the owner itself, in case this replica alone is cut off. No part of the
-        request is sent before the claim. Return `MOVED` if one has claimed it, `ANSWERED` if the client has left.
-        Raises `Refused`: 503, a replica reaches the owner, or none claims the session."""
+        replica itself may claim no session. Each replica that is asked first looks for the owner, in case only this
+        replica is cut off from it. No part of the request is sent before the claim. Return `MOVED` if a replica has
+        claimed the session, `ANSWERED` if the client has left. Raises `Refused`: 503, a replica reaches the owner, or
+        none claims the session."""
         tried, has_claimed = [session.owner], None
         try:
             async with asyncio.timeout(None) as waiting:
@@ -374,8 +375,8 @@ class Forwarder:
         return True
 
     async def _claim(self, session: Session, outcome: PeerOutcome, refused_at: str | None) -> None:
-        """Claim the session of an owner that could not be reached. `refused_at` is the owner's address if its lease is
-        valid.
+        """Claim the session of an owner that could not be reached. `refused_at` is the address of that owner; None if
+        the owner's lease is not valid.
 
         Raises:
             Refused: 503, the owner runs, and took the session from this replica while this replica ran.
@@ -397,8 +398,9 @@ class Forwarder:
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
         """Send a request to the other replicas, one after the other, until one claims its unowned session and serves
-        it. This replica may not: it drains, others do not reach it, or have a newer configuration. Return `MOVED` if
-        some replicas were reached and none may claim the session. Raises `Refused`: 503, no replica is reached."""
+        it. This replica may not claim it: it drains, or other replicas do not reach it, or one of them has a newer
+        configuration. Return `MOVED` if some replicas were reached and none may claim the session. Raises `Refused`:
+        503, no replica is reached."""
         tried, was_returned = list[str](), False
         while (another := await self.cluster.another(*tried)) is not None:
             tried.append(another[0])

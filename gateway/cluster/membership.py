@@ -84,9 +84,9 @@ class Membership:
     """Join the cluster and keep the membership alive.
 
     `listen` is the HOST:PORT to listen on for peers. `advertise` is the address at which peers reach this replica, if
-    it differs. `store` is the URL of the shared store; empty if the operator has set `listen`. If the operator has set
-    neither address and the store is on another machine, peers may be too: then listen on the address from which this
-    machine reaches the store.
+    it differs from `listen`. `store` is the URL of the shared store; empty if the operator has set `listen`. If the
+    operator has set neither address and the store is on another machine, peers may be on other machines too. In that
+    case, listen on the address from which this machine reaches the store.
     """
 
     cluster: Cluster

@@ -49,8 +49,8 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
 
 
 async def _greeted(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Greet a replica, and return as `why_not_found`. Raises `PeerUnproven`: the process at the address has not proved
-    that it is this replica."""
+    """Greet a replica, and return what `why_not_found` has to return. Raises `PeerUnproven`: the process at `address`
+    has not proved that it is `replica`."""
     channel = None  # a new one: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -108,7 +108,8 @@ class Reachability:
                 await cluster.beat()  # publishes it at once
 
     async def _has_keys_of_others(self) -> bool:
-        """Return False, and log the replica's name, if another replica is found to have other keys than this one."""
+        """Ask some other replicas if they have the keys of this one. Return False, and log the name of the replica, if
+        one has other keys. Else return True, also if none answers."""
         try:
             others = await self._cluster.others()
         except StoreUnavailable:

@@ -45,11 +45,12 @@ Until then, replicas with an earlier one claim no session."""
 
 
 class ConfigurationNumber:
-    """The number of this replica's configuration, and the newest number that any replica holds. `holders` are the
-    replicas with the newest. A replica whose configuration has no file takes no part: its number is 0.
+    """The number of this replica's configuration, and the newest number that any replica holds. `holders` are the names
+    of the replicas that have the newest configuration. A replica whose configuration has no file takes no part: its
+    number is 0.
 
-    The store numbers configurations in the order in which they came. A replica with an older one than another replica
-    serves its own sessions, and claims none (docs/adr/0044-configuration-numbers.md).
+    The store numbers configurations in the order in which they came. A replica whose configuration is older than that
+    of another replica serves the sessions that it has, and claims no others (docs/adr/0044-configuration-numbers.md).
     """
 
     def __init__(self, directory: Directory, replica: str) -> None:
@@ -68,14 +69,16 @@ class ConfigurationNumber:
         return self.own < self.newest
 
     def use(self, digest: str) -> None:
-        """Set the digest of the configuration that this replica serves from now on; empty: it has no file. Another
-        digest than the first counts as an edit."""
+        """Set the digest of the configuration that this replica serves from now on; empty if that has no file. A digest
+        that differs from the one before counts as an edit once the store has numbered the configuration of this
+        replica."""
         self._is_edited = self._is_edited or (self.own > 0 and digest != self._digest)
         self._digest = digest
 
     async def renew(self, *, holds: bool) -> None:
-        """Read from the store which configuration is the newest. With `holds`, record that this replica has its own.
-        Without, record that it holds none: it claims no session, so it must hold no other replica back.
+        """Read from the store which configuration is the newest. `holds`: also record in the store that this replica
+        has its configuration. Otherwise record that this replica holds none: it claims no session, so its configuration
+        must not keep other replicas from claiming sessions.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -225,8 +228,8 @@ class Cluster:
         """Renew this replica's lease, and close the sessions that other replicas have claimed. Raises
         `StoreUnavailable`.
 
-        The renewal counts, and the store learns that the losses were handled, only when all these sessions are closed:
-        from then on, another replica serves them. Callers during a renewal share the next one.
+        Only when all these sessions are closed, the renewal counts, and the store learns that their loss was handled.
+        From then on, the replicas that have claimed them serve them. Callers during a renewal share the next one.
         """
         if (under_way := self._tasks.running(BEAT)) is not None:
             await asyncio.wait((under_way,))
@@ -263,9 +266,9 @@ class Cluster:
                 self.lose(session_id)
 
     async def _has_claimed_again(self, session_id: str) -> bool:
-        """Return True if the store names this replica's last claim of a session: it was made after the claim of another
-        replica that is being handled. The live session here belongs to the last claim, and must not end. Return False
-        if the store has forgotten the last claim, and names an earlier one."""
+        """Return True if this replica has claimed a session again after the claim of another replica that is being
+        handled: the store names this replica's last claim. The live session here then belongs to that claim, and must
+        not end. Return False otherwise: for example, the store has forgotten that claim, or does not answer."""
         epoch = self._claimed.get(session_id)
         found = None
         if epoch is not None:
@@ -305,15 +308,16 @@ class Cluster:
 
     async def may_claim(self) -> bool:
         """Return True if others reach this replica and none has a newer configuration. Ask the store, because another
-        replica may have got a newer one since the last renewal. While this replica drains, it may claim only sessions
-        of dead owners."""
+        replica may have got a newer one since the last renewal. It does not count here if this replica drains: it may
+        still claim sessions of dead owners then."""
         if self.is_reachable:
             await self.renew_configuration()
         return self.is_reachable and not self.configuration.is_outdated
 
     async def renew_configuration(self) -> None:
-        """Tell the store which configuration this replica has, and read which is the newest. A replica that claims no
-        session holds none: else no other replica might claim one either. Raises `StoreUnavailable`."""
+        """Tell the store which configuration this replica has, and read which is the newest. If this replica claims no
+        session, because it drains or others do not reach it, tell the store that it has no configuration: else it could
+        keep all other replicas from claiming sessions. Raises `StoreUnavailable`."""
         await self.configuration.renew(holds=self.is_reachable and not self.is_leaving)
 
     async def leave(self) -> None:
@@ -325,8 +329,8 @@ class Cluster:
     # -- owning
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
-        """Return the session, after claiming it if it has no owner. Return an ended session unclaimed. If the former
-        owner may run, first wait until it answers no client, as `take` does.
+        """Return the session, after claiming it if it has no owner. Return an ended session unclaimed. If a former
+        owner of the session may still run, first wait until that owner answers no client any more, as `take` does.
 
         Raises:
             OwnedByPeer: another replica owns the session, or must own it: this one drains, others do not reach it, or
@@ -366,8 +370,8 @@ class Cluster:
         self._taken_over(session_id)
 
     async def tell_forgotten(self, owner: str, session_ids: Sequence[str]) -> None:
-        """Notify the owner of sessions that this replica had claimed them, and that the store has lost the claims. An
-        owner that did not notice the claims still has processes from before them."""
+        """Tell `owner`, the replica that owns these sessions, that this replica had claimed them and that the store has
+        lost the claims. An owner that did not notice the claims still has processes that it started before them."""
         await self._directory.tell_lost(owner, [_FORGOTTEN + session_id for session_id in session_ids])
 
     def mark_released(self, session: Session) -> None:
@@ -399,9 +403,9 @@ class Cluster:
         """Claim a session from an unreachable owner. Return the session with its present owner; None if it has ended.
 
         An owner that may run (`may_run`: it has not refused a connection) may still answer clients, or have renewed its
-        lease just before the claim. So wait until it answers none: it has handled the claim, or its lease is old or has
-        ended. Other requests for the session wait, too (`own`): they find this replica as its owner, even if the
-        store's answer to this claim is lost.
+        lease just before the claim. So wait until that owner answers no client any more: it has handled the claim, or
+        its lease is old or has ended. Other requests for the session wait, too (`own`): they find this replica as its
+        owner, even if the store's answer to this claim is lost.
         """
         former = _Former(session.owner)
         if may_run:
@@ -435,8 +439,8 @@ class Cluster:
 
     async def _answers_none(self, owner: str, until: float, session_id: str) -> bool:
         """Return True if the former owner of a session no longer answers its clients: it has handled this replica's
-        claim, or its lease is so old that it asks the store first. `until` (monotonic clock) is when its lease ends at
-        the latest."""
+        claim, or its lease is so old that it asks the store before it answers. `until` (monotonic clock) is when the
+        former owner's lease ends at the latest."""
         if monotonic() >= until or await self._directory.acknowledged(owner, session_id):
             return True
         age_s = await self.lease_age(owner)
@@ -452,14 +456,14 @@ class Cluster:
     # -- whether the lease is valid
 
     def may_have_lost(self, session_id: str) -> bool:
-        """Return True if the store must be asked before an answer of this session is sent: this replica's lease is old,
-        or another replica has claimed the session in the last minute."""
+        """Return True if the store must be asked before an answer of this session is sent, because this replica's lease
+        is old, or because another replica has claimed the session in the last minute."""
         return not self.lease.is_fresh or session_id in self._told
 
     async def trusts_soon(self, session_id: str) -> bool:
-        """Return True as soon as an answer of this session may be sent, although the store does not answer: at the next
-        renewal of its lease (`beat`), this replica asks the others to claim none of its sessions. Return False after
-        `_AGREED_WITHIN_S`, or if another replica has claimed the session."""
+        """Wait until an answer of this session may be sent, although the store does not answer, and return True. At the
+        next renewal of its lease (`beat`), this replica asks the others to claim none of its sessions; if all agree, it
+        may send the answer. Return False after `_AGREED_WITHIN_S`, or if another replica has claimed the session."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGREED_WITHIN_S):
                 while not self.lease.is_fresh and session_id not in self._told:
@@ -498,8 +502,8 @@ class Cluster:
 
     async def another(self, *but: str) -> tuple[str, str] | None:
         """Return the name and address of a random other replica that may claim sessions, except those in `but`; None if
-        there is none. Replicas with the newest configuration come first, and only they count if this replica's is
-        older."""
+        there is none. Replicas with the newest configuration come first, and only they count if the configuration of
+        this replica is older."""
         others = [other for other in await self.others() if other[0] not in but]
         newest = [other for other in others if other[0] in self.configuration.holders]
         if newest or self.configuration.is_outdated:

@@ -204,8 +204,8 @@ class DefinedHead:
 
 
 class ForwardedPost:
-    """One forwarded request, while its endpoint serves it. `start` begins it. `learn` is called with the fast paths of
-    its head, and with a POST that was answered in one piece."""
+    """One forwarded request, while its endpoint serves it. `start` begins it. After an answer in one piece, `learn` is
+    called with the fast paths of the request's head and with the answered POST."""
 
     __slots__ = """_agreeing _post _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
         _known _learn _response _tasks""".split()
@@ -268,9 +268,9 @@ class ForwardedPost:
     async def before_sending(self) -> None:
         """Record that the request is about to be sent to a server.
 
-        To the replica that has forwarded it, a request may have run from the moment it was sent, unless this process
-        has said that the request waits. If it has, first wait for that replica's consent. Raises `Refused`: 503, that
-        replica has left, and may have forwarded the request to another one."""
+        The sender assumes that a forwarded request may have run, unless this process has told it that the request
+        waits. In that case, first wait until the sender agrees that the request is sent. Raises `Refused`: 503, the
+        sender has left, and may have forwarded the request to another replica."""
         self._has_started = True
         if self._is_waiting:
             self._is_waiting = False

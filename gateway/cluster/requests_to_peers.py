@@ -139,7 +139,8 @@ class Copies:
 
     @property
     def may_have_run(self) -> bool:
-        """Return True if a copy was sent, and the frames of the peer do not show that it has executed none."""
+        """Return True if the peer may have executed a copy: one was sent, and no frame of the peer shows that it was
+        not executed."""
         return self._first is not None
 
     @property
@@ -280,9 +281,9 @@ class PeerRequests:
         return PeerOutcome.TIMED_OUT
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | PeerOutcome:
-        """Send a copy of the request, and return its call. If the peer is silent since `since`, read its lease
-        meanwhile. If the lease proves the peer dead or cut off, return that outcome instead. Raises as
-        `Copies.send`."""
+        """Send a copy of the request, and return its call. `since` is the monotonic time since which the peer is
+        silent, or None. If it is silent, read its lease meanwhile; if the lease proves the peer dead or cut off, return
+        that outcome instead. Raises as `Copies.send`."""
         if since is None:
             return await copies.send()
         sending = asyncio.ensure_future(copies.send())
@@ -413,7 +414,8 @@ class PeerRequests:
 
     async def ask_to_claim(self, peer: Peer, session_id: str) -> bool | None:
         """Ask a replica to claim a session, and return True if it has. Return False if it reaches the session's owner;
-        None if it may claim none, or was not reached: then it may claim the session nevertheless."""
+        None if it may claim no session, or does not answer. A replica that does not answer may claim the session
+        nevertheless."""
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost):
             kind, payload = await self._answer(peer, CLAIM, session_id)
             if kind == b"h":

@@ -65,7 +65,7 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
         )
 
     def meta(self, log_level: str, *, takes_tasks: bool = False) -> Object:
-        """Return the `_meta` for requests to a modern server, which callers must not change. `takes_tasks`: the gateway
+        """Return the `_meta` for requests to a modern server. Callers must not change it. `takes_tasks`: the gateway
         accepts a task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
         meta = self._meta_with_tasks if takes_tasks else self._meta
         return meta | {f"{SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta

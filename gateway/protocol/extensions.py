@@ -84,8 +84,8 @@ def match(method: str, declared: str) -> int:
 
 class Declared(msgspec.Struct, frozen=True):
     """The names that a client or a server declares: of extensions, of experimental capabilities, and of capabilities
-    outside the core protocol. `is_open`: one of them is not an official extension, so that its methods may have any
-    name.
+    outside the core protocol. `is_open`: one of these names is not that of an official extension, so that its methods
+    may have any name.
 
     Only the first `MOST_NAMES` names with up to `MOST_NAME_CHARS` characters count; `left_off` is the number of the
     others.
@@ -118,7 +118,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 def closest(method: str, parties: Iterable[tuple[str, Declared]]) -> list[str]:
     """Return the names of those parties (clients or servers) whose declared extensions match the method most closely;
-    empty if none match."""
+    empty if no party has a matching extension."""
     matches = {name: declared.match(method) for name, declared in parties}
     best = max(matches.values(), default=0)
     return [name for name, found in matches.items() if found == best and best]

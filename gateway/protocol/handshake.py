@@ -88,7 +88,8 @@ def discovery_for_all(result: bytes, name: str) -> bytes:
 
 
 def handshake_of(result: bytes, version: str) -> bytes:
-    """Make an `initialize` result for a legacy client from a server's `server/discover` result."""
+    """Make an `initialize` result for a legacy client from a server's `server/discover` result. `version` is the
+    client's protocol version. If it is no legacy version, the newest legacy version replaces it."""
     discovered = object_of(result)
     meta = object_of(discovered.get("_meta"))
     info = meta.pop(SERVER_INFO, None)
@@ -124,7 +125,7 @@ def capabilities_of(result: bytes | None) -> dict[str, Any]:
 
 
 def lowest_level(levels: Iterable[str]) -> str:
-    """Return the lowest of these log levels; empty if none of them is one."""
+    """Return the lowest of `levels`. Texts that are no log levels are ignored; empty if none is left."""
     return min((level for level in levels if level in LOG_LEVELS), key=LOG_LEVELS.index, default="")
 
 
@@ -165,8 +166,8 @@ settings of the first server, which also gets the extension's methods. The setti
 
 
 def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
-    """Merge the `initialize` results of several servers into one. Return a single result unchanged. `version` is the
-    gateway's.
+    """Merge the `initialize` results of several servers into one. Return a single result unchanged, unless
+    `incomplete`. `version` is that of the gateway's software.
 
     `incomplete`: other servers have not answered yet. So declare every kind of list, including skills: the gateway
     answers requests for it, and notifies the client when another server has answered.
@@ -186,9 +187,9 @@ def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool
 def merge_discoveries(
     results: Sequence[bytes], version: str, *, incomplete: bool = False, is_filtered: bool = False
 ) -> bytes:
-    """Merge the `server/discover` results of several servers into one. Return a single result unchanged. For `version`
-    and `incomplete`, see `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions may
-    see other servers, so the result is private, even a single one."""
+    """Merge the `server/discover` results of several servers into one. Return a single result unchanged, unless
+    `incomplete` or `is_filtered`. For `version` and `incomplete`, see `merge_handshakes`; an incomplete result must not
+    be cached. `is_filtered`: other sessions may see other servers, so the result is private, even a single one."""
     if len(results) == 1 and not incomplete:
         return encode(object_of(results[0]) | {"cacheScope": PRIVATE}) if is_filtered else results[0]
     discovered = [object_of(result) for result in results]
@@ -216,8 +217,8 @@ def _supported(discovered: Object, default: list[str]) -> list[str]:
 
 
 def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
-    """Return the members of the results that the gateway does not know. If several results have the same member, the
-    first one counts."""
+    """Return those members of the results that are not in `known`, the members that the gateway merges itself. If
+    several results have the same member, that of the first result counts."""
     return {key: raw for result in reversed(results) for key, raw in result.items() if key not in known}
 
 

@@ -44,8 +44,9 @@ def compared_part(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def form_of(item: Mapping[str, Any]) -> bytes:
-    """Return the form of an item: a hash of the part that its digest covers; empty if the item cannot be encoded. It
-    costs less than a digest, but differs if the server writes the same number in another way."""
+    """Return the form of an item: a hash of the part that its digest covers; empty if the item cannot be encoded. A
+    form costs less to compute than a digest, but the form of an item changes if its server writes the same number in
+    another way."""
     try:
         return hashlib.sha256(msgspec.json.encode(compared_part(item), order="sorted")).digest()[:FORM_BYTES]
     except (OverflowError, RecursionError, msgspec.MsgspecError):
@@ -59,8 +60,8 @@ def digest_of(item: Mapping[str, Any]) -> str:
 
 
 def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the digests of a list's items, as `digest_of` does. After `_MOST_SLOW` bytes of items that take long, all
-    further items get an empty digest, so that no server's list delays other calls."""
+    """Return the digests of a list's items, each as `digest_of` returns it. After `_MOST_SLOW` bytes of items that take
+    long, all further items get an empty digest unless theirs is cached, so that no server's list delays other calls."""
     left, found = _MOST_SLOW, []
     for item in items:
         try:
@@ -73,8 +74,8 @@ def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
-    """Return the digest of an item, and how many of its bytes needed the slow code. `left` is how many may still need
-    it."""
+    """Return the digest of an item, and how many of its bytes need the slow code (0 if none). `left` is how many bytes
+    may still use that code; if they are too few, the digest is empty."""
     key = hashlib.sha256(encode(item)).digest()
     if (known := _known.get(key)) is not None or left <= 0:
         return known or "", 0

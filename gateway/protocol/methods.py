@@ -28,7 +28,7 @@ class Method(msgspec.Struct, frozen=True):
     `named`: the key in the params that names the target of the request; `uri` means a resource's URI.
     `listed`: the key of the list in the result; `item_key`: the key of an item's name. If `named` is set too, the list
     belongs to that target, and is not one of the server's own lists.
-    `extension`: the extension that defines the method. It is not sent to a server that does not declare the extension.
+    `extension`: the extension that defines the method. The method is not sent to a server that does not declare it.
     `setting`: the setting of the extension that must be true as well.
     `flag`: the key in a `subscriptions/listen` filter that asks for this notification.
     `sender`: who sends it.

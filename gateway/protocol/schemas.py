@@ -3,8 +3,8 @@
 Schemas come from servers, which are not trusted. References to other documents are not fetched, and patterns run in
 linear time. Two costs of a check are limited: the number of parts of the schema, with every reference followed, times
 the number of parts of the arguments; and the time that the patterns may take for a character, times the number of
-characters. A `pattern` with look-around or backreferences is not checked, because no engine runs it in linear time, and
-neither is one that is large once compiled. The rest of its schema is checked.
+characters. A `pattern` with look-around or backreferences is not checked, because no engine runs it in linear time. A
+`pattern` that is large once compiled is not checked either. The rest of such a schema is checked.
 """
 
 import hashlib

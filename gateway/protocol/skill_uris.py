@@ -2,7 +2,8 @@
 
 Hosts identify a skill by its server and its URI, and see only one server, the gateway. If several servers have a skill
 with the same URI, the URIs of all but the first server get the server's name in front:
-`skill://billing__/refunds/SKILL.md`. The other segments stay: by the extension, one of them is the skill's name.
+`skill://billing__/refunds/SKILL.md`. The other segments of the URI stay, because one of them is the skill's name (so
+says the extension).
 """
 
 import functools
@@ -38,8 +39,8 @@ def named_uri(server: str, uri: str) -> str:
 
 
 def distinct(server: str, skills: Iterable[dict[str, Any]], taken: Container[str]) -> list[dict[str, Any]]:
-    """Return a server's skills with distinct URIs. A skill whose URI is in `taken` gets the server's name in its URIs.
-    Leave it out if they have no `://`."""
+    """Return a server's skills with distinct URIs. If the URI of a skill is in `taken`, put the server's name into all
+    URIs of the skill. If that URI has no `://`, leave the skill out."""
     convert = functools.partial(named_uri, server)
     named = (_with_uri(skill, convert) if skill["uri"] in taken else skill for skill in skills)
     return [skill for skill in named if skill]

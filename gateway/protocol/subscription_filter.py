@@ -144,8 +144,7 @@ class SubscriptionFilter:
 
     def relay(self, frame: bytes) -> None:
         """Forward, unchanged, a notification of a server that has got this subscription itself. Before the
-        acknowledgement, queue only the kind of a change: a change of any resource then counts for all subscribed
-        ones."""
+        acknowledgement, queue it. A queued change of one resource counts as a change of all subscribed resources."""
         if self._early is None:
             self._emit(frame)
             return

@@ -131,8 +131,9 @@ def _canonical(plain: str, *, is_literal: bool) -> str | None:
 
 
 def _special(scheme: str, rest: str) -> tuple[str, str] | None:
-    """Return the authority and the path of a URI with a special scheme (`rest` follows the colon), whose host may
-    follow any number of slashes or backslashes (WHATWG URL, 4.4). Return None if parsers may find different hosts."""
+    """Return the authority and the path of a URI with a special scheme. `rest` is the text after the colon: the host
+    may follow any number of slashes or backslashes in it (WHATWG URL, 4.4). Return None if parsers may find different
+    hosts."""
     body = rest.lstrip("/\\")
     slashes = len(rest) - len(body)
     if scheme == "file" and slashes != 2:

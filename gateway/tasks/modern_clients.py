@@ -1,7 +1,8 @@
 """Turn calls of modern clients into tasks, and answer `tasks/get`, `tasks/update` and `tasks/cancel`.
 
-A task's id names its session and its server. To use it, a client needs only the id and a credential of the principal
-that made the call. No answer contains the session's token, because ids may be stored where a token must not be.
+A task's id names its session and its server. To use a task, a client needs only the task's id and a credential of the
+principal that made the call. No answer contains the session's token, because ids may be stored where a token must not
+be.
 """
 
 import functools

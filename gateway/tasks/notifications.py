@@ -44,8 +44,8 @@ class TaskStream(Exchange):
     """A client's `subscriptions/listen` that names tasks.
 
     The first frame, the acknowledgement, names the accepted tasks and the other accepted subscriptions. Other frames
-    wait until both are known. A stream that is only about tasks ends when no source of notifications about them is
-    left.
+    wait until both of these lists are known. A stream that is only about tasks ends when no source of notifications
+    about them is left.
     """
 
     _is_all_tasks = False
@@ -132,8 +132,8 @@ class TaskNotices:
         self._tasks = Tasks("notices of tasks")
 
     async def follow(self, stream: TaskStream, tasks: Mapping[str, TaskHandle], who: RequestContext) -> list[str]:
-        """Notify a stream about these tasks, by the texts of their handles, until it ends. First send the present state
-        of each task. Return the handles of the tasks that this client may see.
+        """Notify a stream about `tasks` until the stream ends. The keys of `tasks` are the texts of the handles. First
+        send the present state of each task. Return the handles of the tasks that this client may see.
 
         Raises:
             Refused: 429, a session of these tasks gets too many requests.

@@ -140,9 +140,9 @@ class KnownTasks:
         return None if known is None else known.owned
 
     def is_reachable(self, upstream: ConfiguredUpstream, live: LiveSession, handle: TaskHandle) -> bool:
-        """Return True if requests about the task may be sent to its server. A restarted server that is shared may give
-        the same id to a task of another session, so its task must be known here, in this session and over the present
-        link."""
+        """Return True if requests about the task may be sent to its server. A shared server that was restarted may give
+        the task's id to a task of another session. So a task of a shared server must be known to this replica, in this
+        session and over the present link."""
         if not upstream.settings.shared:
             return True
         known = self._known.get(live, {}).get(handle)

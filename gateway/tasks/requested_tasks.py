@@ -102,8 +102,9 @@ class RequestedTasks:
     # -- a call that asks for a task
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer | None:
-        """Create a task for a counted call that requests one, send the call, and return the answer with the handle.
-        Return None if the gateway creates no task: the call must be sent to its server unchanged.
+        """Create a task for a call that requests one, send the call, and return the answer with the task's handle. The
+        call must already be counted against the rate limit of its session. Return None if the gateway creates no task:
+        the call must be sent to its server unchanged.
 
         Raises:
             Refused: there are too many tasks, or the tool forbids them, is unknown or not allowed.
@@ -211,8 +212,8 @@ class RequestedTasks:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return how many seconds the outcome is stored. `raw` is `params.task`. Raises `InvalidMessage`: it cannot be
-    read."""
+    """Return how many seconds to store the outcome: as long as the client asks in `raw` (`params.task`), but at most
+    `most_s`; `most_s` if the client does not say. Raises `InvalidMessage`: `raw` cannot be read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

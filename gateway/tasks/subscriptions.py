@@ -104,8 +104,8 @@ class TaskSubscriptions:
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """Return the handles of the tasks in a server's acknowledgement (`params`). If it has any, add the server to
-        the sources of the stream."""
+        """Return the handles of the tasks in a server's acknowledgement (`params`). If there are any, count the server
+        as a source of notifications on the stream."""
         accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
         own_ids = msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
         handles = [tasks[own][1] for own in own_ids if own in tasks]

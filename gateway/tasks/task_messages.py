@@ -69,7 +69,7 @@ def declaring_legacy_tasks(handshake: bytes) -> bytes:
 
 
 def _declaring(raw: msgspec.Raw | bytes | None, declared: Mapping[str, Any]) -> bytes:
-    """Return a JSON object with the members of `declared`, at all levels, that it lacks."""
+    """Return the JSON object `raw`, completed with those members of `declared` that it lacks, at all levels."""
     members = object_of(raw)
     for name, inner in declared.items():
         if inner or name not in members:  # what servers declare is kept, and only completed

@@ -222,9 +222,9 @@ class ConfiguredUpstream:
         return await self.era_for(client)
 
     def conversation_at_hand(self, exchange: Exchange, client: Era) -> Conversation | None:
-        """Return the conversation in which a client's call would be sent, without waiting. Return None if there is none
-        yet, or its era is unknown. For a tool call, then return any other conversation of the session with the server:
-        its list of tools is valid for the call."""
+        """Return the conversation in which a client's call would be sent, without waiting. If there is none yet, or its
+        era is unknown, return None. For a tool call alone, return any other conversation of the session with the server
+        in that case, because the list of tools in that conversation is valid for the call."""
         live, era = live_session_of(exchange), self.era_now(client)
         if live is None:
             return None

@@ -1,7 +1,7 @@
 """Find which era of MCP a server speaks, from its answer to `server/discover`.
 
 MCP 2026-07-28, Versioning §Backward Compatibility; stdio and Streamable HTTP §Backward Compatibility. If a server
-refuses the gateway's request because it has no credentials, the request is sent with those of a session
+refuses this request of the gateway because the request has no credentials, it is sent with the credentials of a session
 (`SessionDiscovery`).
 """
 

@@ -84,8 +84,8 @@ class UpstreamFactory:
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server))
 
     def of_left_out(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
-        """Return the upstream of a server whose configuration entry has faults. Its links fail with an error: it tells
-        clients that the server is missing, and refers operators to the log."""
+        """Return the upstream of a server whose configuration entry has faults. Opening a link to it fails with an
+        error that tells clients that the server is missing, and refers operators to the log."""
         return self._make(name, settings, _LeftOut(name))
 
     def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream) -> ConfiguredUpstream:

@@ -5,8 +5,8 @@ process gets facts about its session, so a cached answer is used only for sessio
 and credential; ids and times may differ.
 
 Calls may change the lists of a server, and so may a client's answers to the server's questions, such as its roots. So
-an answer is cached only if its process was asked for nothing but lists, and was told nothing. It is used only for
-sessions that have called no server; these need no process then."""
+an answer is cached only if the process that gave it was asked for nothing but lists, and was told nothing. A cached
+answer is used only for sessions that have called no server. Such a session then needs no process."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -64,8 +64,8 @@ class FirstAnswers:
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
-    """Return True if a session has called no server, its process has got no answer of its client to a question, and the
-    process has not notified of a change of the list `method`."""
+    """Return True if a session has called no server, and the session's process has got no answer of the client to a
+    question, and has not notified of a change of the list `method`."""
     if live.session.links or live.ended:
         return False
     if conversation is None:

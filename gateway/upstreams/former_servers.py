@@ -38,8 +38,8 @@ def _has_calls(live: LiveSession) -> bool:
 
 @dataclass(eq=False, repr=False)
 class _Former:
-    """A server with a former configuration. `used` has, for each conversation, the id of its last request, and since
-    when it is the last."""
+    """A server with a former configuration. `used` has, for each conversation, the number of the last request in it,
+    and the monotonic time since which no later request was seen."""
 
     upstream: ConfiguredUpstream
     is_removed: bool

@@ -36,7 +36,7 @@ _ANEW: Final = "its credential is configured anew, and this session goes on with
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:
     """A process that was started before its session opens, with its resources, environment and sandbox. `forget`
-    removes the files that it leaves behind if the session never opens."""
+    removes the files that the process leaves behind if the session never opens."""
 
     grant: LinkResources
     link: StdioLink
@@ -130,9 +130,9 @@ class SessionResources:
         )
 
     async def _files(self, live: LiveSession, context: Context, overridden: Collection[str]) -> SecretFiles:
-        """Return the files with secrets for a process. Files of tokens are renewed, others keep their first values. For
-        variables in `overridden`, a rule gives other values, so the process gets no files. A process without such files
-        still has a folder, because its launcher can name the folder."""
+        """Return the files with secrets for a process. Files of tokens are renewed, others keep their first values.
+        Variables in `overridden` get their values from a rule, so the process gets no files for them. A process without
+        any such files still has a folder, because its launcher can name the folder."""
         secrets = secrets_in_files({n: value for n, value in self.settings.env.items() if n not in overridden})
         principal, current = live.session.principal, self.credentials.current
         first = await self._filled(live, context, secrets)
@@ -152,9 +152,10 @@ class SessionResources:
 
     def _renewed(self, *, is_same: bool) -> dict[str, str]:
         """Return the secrets whose tokens are requested again before each request. `is_same`: the session still has the
-        context of the link. If it has a later context, calls in flight get only tokens to which a person has consented,
-        because other tokens have other rights. If a later configuration takes tokens from elsewhere, return none; raise
-        `UpstreamUnavailable` if one of them needs consent."""
+        context of the link. If it has a later context, the link only finishes calls in flight: return only secrets with
+        tokens to which a person has consented, because other tokens have other rights. If a later configuration takes
+        the tokens from other sources, return none, or raise `UpstreamUnavailable` if one of the first sources needs
+        consent."""
         if not any(self._sources or ()):
             return {}
         values, is_same_source = self._secrets, self._is_as_at_first()
@@ -241,8 +242,8 @@ def _token(live: LiveSession, context: Context) -> CallerToken | None:
 
 
 def secrets_in_command(settings: UpstreamSettings) -> set[str]:
-    """Return the secrets in a server's command line, and those that its configuration takes from the gateway's
-    environment for the server's command line or environment."""
+    """Return the secrets in a server's command line, and the secrets from the gateway's environment that its
+    configuration puts into the server's command line or environment."""
     texts = (*settings.args, *settings.env.values())
     ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
     return secret_arguments(settings.args) | ours

@@ -149,7 +149,8 @@ class UpstreamLinks:
 
 class SharedLinks:
     """Open links that belong to no session, or to several. They get no environment or secrets of a session. `users`
-    returns the sessions. `is_trial`: only one link is opened, to test if the server accepts a handshake."""
+    returns the sessions that share the links. `is_trial`: only one link is opened, to test if the server accepts a
+    handshake."""
 
     def __init__(
         self,
@@ -314,8 +315,8 @@ def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
 
 
 def _settings(lives: Iterable[LiveSession], permits: Permits) -> list[bytes]:
-    """Return the requests that bring a new process up to date: they set the lowest log level of its sessions, and make
-    all their subscriptions."""
+    """Return the requests that bring a new process up to date: they set the lowest log level of the sessions `lives`,
+    and make those subscriptions of these sessions that policy permits, up to `_MOST_RESTORED`."""
     level = lowest_level({live.session.log_level for live in lives})
     uris = set[str]()
     for live in lives:

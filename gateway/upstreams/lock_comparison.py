@@ -128,7 +128,7 @@ def approve(file: Path, item: Unapproved) -> None:
     """Add an item to the lock, or replace the item with the same name.
 
     Raises:
-        Unlockable: the item is not kept whole, or the lock no longer locks its server.
+        Unlockable: `item` has no digest or was not kept whole, or the lock no longer locks the server of the item.
         OSError, ValueError: the lock cannot be read or written.
     """
     servers = dict(read_lock(file).servers)

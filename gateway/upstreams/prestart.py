@@ -109,7 +109,7 @@ class PrestartPool:
     """Make and store prestarted sets, in one pool for each environment.
 
     `servers_of` gets an endpoint and a session's context, and returns the servers whose processes are prestarted. The
-    processes have the time of their start, by `clock`, as that of their session's creation.
+    processes are given the time at which their set is made (`clock`) as the creation time of their session.
     """
 
     def __init__(

@@ -117,8 +117,9 @@ class SandboxedResources:
 
 
 def _began(given: ConnectOptions, process: ServerProcess) -> Callable[[int | None], None]:
-    """Return a callback for a process start, which records the pid for the memory count and calls `given.began` with
-    it. Without walls, `given.began` gets None, because processes that are not its descendants may do its work."""
+    """Return a callback for the start of `process`. The callback records the pid for the memory count, and calls
+    `given.began` with the pid. If the process has no walls, `given.began` gets None, because processes that are not
+    descendants of this one may do its work."""
     tell, is_walled = given.began, given.walls is not None
 
     def began(pid: int | None) -> None:

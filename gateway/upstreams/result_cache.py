@@ -29,7 +29,7 @@ would be 0."""
 
 class CacheKey(msgspec.Struct, frozen=True):
     """The keys under which the result of one request may be cached: `public` for all callers, `private` for this
-    caller. If one of them is empty, no such result is stored or found.
+    caller. If one of these keys is empty, no result is stored or found under it.
 
     `session` is the only session that a private result is for; empty if it is for several. `fresh_ms` is how long
     results of a legacy server are fresh; 0 if each result says so itself."""
@@ -52,7 +52,7 @@ class CacheKey(msgspec.Struct, frozen=True):
         fresh_ms: int = 0,
     ) -> "CacheKey":
         """Return the cache keys of a request with these params. `public` has what a public result depends on besides
-        the params, `private` the caller that a private result is for. With None, no such result is cached."""
+        the params, `private` the caller that a private result is for. If one of the two is None, its key is empty."""
         # As JSON, so that no two requests have the same text: the result of one request must not answer another.
         named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
         digest = hashlib.sha256(encode([method, named]))

@@ -23,11 +23,12 @@ class ServerFacts:
     """The facts that one probe of a server has found. A probe is the gateway's own request to the server.
 
     `discover` is the `server/discover` result of a modern server, and `initialize` the handshake result of a legacy
-    server. `failure` says, for clients, why the server could not be asked; `output_tail` then has its last lines of
-    output, for operators. If all three are empty, the server speaks neither era. `is_certain` is False if a server
-    counts as legacy only because it has accepted a handshake, while its answer to `server/discover` proved nothing.
-    `at` is the monotonic time when `discover` came. `needs_credentials`: the server answers only requests with the
-    credentials of a session; `discover` is then the part of such an answer that is the same for all sessions."""
+    server. `failure` says, for clients, why the server could not be asked; `output_tail` then has the server's last
+    lines of output, for operators. If `discover`, `initialize` and `failure` are all empty, the server speaks neither
+    era. `is_certain` is False if a server counts as legacy only because it has accepted a handshake, while its answer
+    to `server/discover` proved nothing. `at` is the monotonic time when `discover` came. `needs_credentials`: the
+    server answers only requests with the credentials of a session; `discover` is then the part of such an answer that
+    is the same for all sessions."""
 
     discover: bytes | None = None
     initialize: bytes | None = None
@@ -89,7 +90,8 @@ class ServerState:
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
-    """Return the era in which to send a client's requests to a server: the client's own era if the server speaks it.
+    """Return the era in which to send a client's requests to a server: the client's own era if the server speaks it,
+    else the other era.
 
     `accepts_handshake` is True if a modern server also accepts `initialize`; None if unknown. Return None if the era
     depends on a fact that is not known yet.

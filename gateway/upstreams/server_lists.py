@@ -36,8 +36,8 @@ class ServerLists:
     `timeout_s`: how long the server may take to send a list. `probed` returns the tools that the server listed to the
     probe, which are valid for a conversation until it has received a list itself. `on_listed` is called with each list
     of tools, `on_outdated` when the probed tools are not valid any more. `results` caches the server's fresh results: a
-    list found there is not requested. `has_lock`: the operator has a lock file of approved items. It needs digests of
-    prompts and templates, and lists that the conversation itself has received."""
+    list found there is not requested. `has_lock`: the operator has a lock file of approved items. The lock needs
+    digests of prompts and templates, and lists that the conversation itself has received."""
 
     name: str
     _: KW_ONLY

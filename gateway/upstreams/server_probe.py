@@ -86,9 +86,9 @@ class Probe:
         return self._tasks.start(_PROBE, self._probe)
 
     async def facts(self) -> ServerFacts:
-        """Return the facts from the last probe; wait up to `WAIT_S` for the first one. If the last probe has failed,
-        also start another in the background: the server may have come up since. A server that does not answer in this
-        time counts as legacy, so that its clients need not wait longer."""
+        """Return the facts from the last probe. Wait up to `WAIT_S` for the first probe: a server that has not answered
+        by then counts as legacy, so that its clients need not wait longer. If the last probe has failed, also start
+        another in the background, because the server may have come up since."""
         facts = self.known.latest
         if facts is not None:
             if facts.failure and self.clock() >= self.failures.failed_at + AGAIN_S:

@@ -124,8 +124,8 @@ async def review(
     upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
     """Ask each server for its lists, compare them with the server's settings, and return the findings. With `settings`,
-    also compare the gateway's own settings with the lists of all servers, which must have answered unless they are left
-    out."""
+    also compare the gateway's own settings with the lists of all servers. That needs an answer of each server, except
+    those that are left out because their configuration has faults."""
     found = Reviewed()
     workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}
@@ -194,8 +194,8 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
-    """Return a message for each pattern that matches no name. Leave out patterns that match every name: the server may
-    list some later."""
+    """Return a message for each pattern that matches no name. Leave out patterns that match every name, because they
+    match whatever the server lists later."""
     listed = sorted(names)
     known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
@@ -254,7 +254,8 @@ def _of_workspaces(
 
 
 def _may_be_of(left_out: Iterable[str], separator: str, pattern: str) -> bool:
-    """Return True if the pattern may match items of servers that are left out, because their lists are unknown."""
+    """Return True if the pattern may match items of the servers `left_out`, whose lists are unknown. `separator`
+    follows the name of the server in a pattern."""
     fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
     prefixes = (f"{server}{separator}" for server in left_out)
     return any(fixed.startswith(prefix) or prefix.startswith(fixed) for prefix in prefixes)

@@ -1,4 +1,5 @@
-"""Ask the client of a task its server's questions, which come in a result or in a task that the server has created.
+"""Ask the client of a task the questions of the task's server. The server sends them in a result, or in a task of its
+own.
 
 The client reads the questions in the state of its task, and answers them with `tasks/update` (ext-tasks).
 """

@@ -1,7 +1,8 @@
 """Limit the tasks of a session and of a principal, in number and in bytes, across all replicas.
 
-With a limit on the number alone, each principal could store gigabytes of results. So bytes are counted too, in units; a
-unit is a name in a quota of the store. Other names in the store say which replica runs which tasks.
+With a limit on the number alone, each principal could store gigabytes of results. So bytes are counted too. They are
+counted in units: each unit is one name in a quota of the store. Other names in the store say which replica runs which
+tasks.
 """
 
 import asyncio
@@ -49,8 +50,8 @@ _REMEMBERED: Final = 4_096
 
 
 def names_kept_s(settings: TaskSettings) -> float:
-    """Return for how many seconds the store keeps a task's names after they were added or renewed. No record lives
-    longer without a renewal: a working task is renewed when half of its lifetime has passed."""
+    """Return for how many seconds the store keeps a task's names after they were added or renewed. No record of a task
+    lives longer than that without a renewal, because a working task is renewed when half of its lifetime has passed."""
     return max(LEAST_KEPT_S, 2 * settings.working_ttl_s(settings.ttl_s))
 
 
@@ -84,7 +85,7 @@ class Places:
             await self._quotas.give_back(key, names)
 
     async def _gone(self, names: list[str]) -> list[str]:
-        """Return the places of expired tasks, among a random sample of the tasks with these places."""
+        """Return those of the places `names` whose tasks have expired. Only a random sample of the tasks is checked."""
         tasks = sorted({name.partition("#")[0] for name in names})
         some = random.sample(tasks, min(len(tasks), _MAX_CHECKED))
         gone = {task for task in some if await self._store.get(*ids_of(task)) is None}
@@ -120,8 +121,8 @@ class TaskQuotas:
 
 
 class RunningNames:
-    """Records in the store which replica runs which tasks, so that others find the tasks if it dies. `replica` is this
-    replica.
+    """Records in the store which replica runs which tasks, so that other replicas find the tasks of one that has died.
+    `replica` is the name of this replica.
 
     The names are stored in quotas without a limit, which serve as sets.
     """
@@ -140,14 +141,15 @@ class RunningNames:
         await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=self._kept_s)
 
     async def renew(self, task: Task) -> None:
-        """Extend the lifetime of the names of a long task: those under this replica, its session and its principal.
-        Raises `StoreUnavailable`."""
+        """Extend the lifetime of a long task's name, which is stored for this replica, for the task's session and for
+        the task's principal. Raises `StoreUnavailable`."""
         await self.add(task.name)
         for key in _keys(task):
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def leave(self, name: str) -> None:
-        """Record that this replica has released a task, although it lives on. Raises `StoreUnavailable`."""
+        """Record that this replica has released a task while it lives on, so that any replica may take the task over.
+        Raises `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
         await self.remove(name)
@@ -190,7 +192,8 @@ def _of_principal(counted_as: str) -> str:
 
 
 class BoundedTasks:
-    """Wraps a task store. Raises `StoreFull` for a write beyond `most_bytes` of the tasks of one principal.
+    """Wraps a task store. Raises `StoreFull` for a write that would give the tasks of one principal more than about
+    `most_bytes` bytes.
 
     Anonymous clients are counted by their network (`Task.counted_as`). A task counts with its largest size so far until
     it expires.

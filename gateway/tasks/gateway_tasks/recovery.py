@@ -55,8 +55,8 @@ _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not
 
 @dataclass(eq=False, repr=False)
 class TaskRecovery:
-    """Recovers tasks that no replica runs. `rights` decides by the present configuration what their principals may do,
-    because no client with a credential takes part."""
+    """Recovers tasks that no replica runs. `rights` decides by the present configuration what the principals of the
+    tasks may do, because no client with a credential takes part."""
 
     table: TaskTable
     continuation: TaskContinuation
@@ -114,8 +114,8 @@ class TaskRecovery:
         return why(task.principal, call.context) or why(task.principal, session.context)
 
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
-        """Send the call of a running task again if that is allowed, else fail the task: the server no longer knows the
-        task of its own that this replica followed."""
+        """Continue a running task after its server has lost its own task for the call, which this replica followed.
+        Send the call again if that is allowed, else fail the running task."""
         why = self._why_not(self.rights.why_lost, running.task, session, call)
         if not may_run_again(running.task):
             running.give_up(_FORGOTTEN)
@@ -168,8 +168,9 @@ class TaskRecovery:
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
-        """Recover one task. Return True if nothing is left to do for it here. An error, such as a record of another
-        version, is logged once and returns False, so that the other tasks are recovered."""
+        """Recover one task. Return True if nothing is left to do for it here. After an error, such as a record of
+        another version, log it once and return False, so that the other tasks are still recovered. Raises
+        `StoreUnavailable`."""
         try:
             is_settled = await self._settle(name, alive)
         except StoreUnavailable:

@@ -58,8 +58,8 @@ _Read = Callable[[], Awaitable[Task | None]]
 
 
 class SharedOutcome:
-    """Reads the outcome of one task, and encodes it once for all calls that wait for it. It is in memory only while one
-    of them refers to it."""
+    """Reads the outcome of one task, and encodes it once for all calls that wait for it. The encoded outcome is in
+    memory only while one of these calls refers to this object."""
 
     __slots__ = ("__weakref__", "_message", "_over", "_text", "_turn")
 
@@ -70,8 +70,9 @@ class SharedOutcome:
         self._message: Message | None = None
 
     async def look(self, text: str, look: Look) -> Task | Message:
-        """Return the task if it has not ended; else the response to `tasks/result` for the handle `text`. Raises the
-        errors of `look`."""
+        """Return the task if it has not ended; else the response to `tasks/result` for the handle `text`. `look` reads
+        the task, or checks that a request may see the task that another request has read. Raises the errors of
+        `look`."""
         async with self._turn:
             await let_others_run()
             message = self._message if self._text == text else None
@@ -127,7 +128,7 @@ class Room:
 
 class ResultCalls:
     """Answers `tasks/result`. `table` has the tasks that this replica runs. `most` limits the bytes that the client of
-    one session has not read yet, `body_budget` those of all sessions."""
+    one session has not read yet, `body_budget` those that the clients of all sessions have not read."""
 
     def __init__(self, table: TaskTable, bus: Bus, body_budget: BodyBudget, most: int) -> None:
         self._table = table

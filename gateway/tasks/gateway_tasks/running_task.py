@@ -142,8 +142,8 @@ class RunningTask:
         return self.is_left and bool(self.task.upstream_id)
 
     def task_created(self, task: TaskAtServer) -> None:
-        """Store the task that the server has created for the call, so that the next owner can follow it. No change that
-        results from this task is stored earlier."""
+        """Store the task that the server has created for the call, so that the next owner can follow it. No change of
+        the record that follows from the server's task is stored before this one."""
         exchange = self.exchange
         followed = FollowedCall(task, exchange.caller)
         call = StoredCall({}, exchange.context, exchange.era == "legacy")

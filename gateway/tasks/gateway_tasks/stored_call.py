@@ -32,9 +32,9 @@ class FollowedCall(msgspec.Struct, frozen=True):
 
 
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The client's params, with `_meta`, and the context (rights) of its request; the session may have more rights when
-    the call is sent again. `params` is empty if the call must not be sent again. `is_legacy`: the client's protocol
-    version is before 2026-07-28."""
+    """The params of a client's call, with `_meta`, and the context (rights) that the call had. The session may have
+    more rights when the call is sent again. `params` is empty if the call must not be sent again. `is_legacy`: the
+    client's protocol version is before 2026-07-28."""
 
     params: Object
     context: Context
@@ -100,7 +100,8 @@ class RecordedAnswers:
 
 
 def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:
-    """Return the answers recorded in `data`, and the client's `responses` to `questions`, by the same keys."""
+    """Return the answers recorded in `data` together with the client's new answers, `responses`. The key of each
+    response is that of its question in `questions`."""
     recorded = RecordedAnswers(data)
     for key, question in questions.items():
         if key in responses:

@@ -161,8 +161,8 @@ class TaskExchange(Exchange):
         return self.suspended
 
     def hold_questions(self) -> None:
-        """Ask the client nothing until `release_questions`. A question at once would answer the request that the task's
-        handle has to answer."""
+        """Ask the client nothing until `release_questions`. A question now would be the answer to the client's open
+        request, which is to be answered with the task's handle."""
         self._holds_questions = True
 
     def release_questions(self) -> None:
@@ -325,8 +325,8 @@ class RequestedExchange(TaskExchange):
         request: tuple[Object, Object] | None,
         written_at: float,
     ) -> None:
-        """Record that the request was sent. Then set the caller (the client's declared capabilities), which questions
-        to the client need. It is not set earlier, because the link must be opened as for a legacy client."""
+        """Record that the request was sent. Then set the caller (the client's declared capabilities): questions to the
+        client need it. The caller is not set earlier, because the link must be opened as for a legacy client."""
         super().sent_as(conversation, number, request, written_at)
         if self.caller is None and (live := live_session_of(self)) is not None:
             self.caller = caller_of(live)

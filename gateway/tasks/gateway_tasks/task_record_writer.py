@@ -183,8 +183,9 @@ class TaskRecordWriter:
         return is_less
 
     def _without_growth(self, tried: Task) -> dict[str, Any]:
-        """Return the stored values of the fields that have grown, to be written in their place, so that the record fits
-        into a full store; empty if none has grown."""
+        """Return what to write in place of fields that have grown, so that the record fits into a full store: the
+        stored values of the least useful of these fields, by name. If only the questions have grown, call `no_room` and
+        return empty questions. Return an empty dict if nothing has grown."""
         for names in _LEFT_OUT:
             if len(getattr(tried, names[0])) > len(getattr(self._stored, names[0])):
                 logger.warning("the store of tasks is full: %s of a task are not kept", " and ".join(names))

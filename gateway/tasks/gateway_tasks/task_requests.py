@@ -88,8 +88,8 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
     """Return the session with this id; None if there is none or it belongs to another principal.
 
     Raises:
-        Refused: it cannot be used now.
-        OwnedByPeer: another replica has it.
+        Refused: the session cannot be used now.
+        OwnedByPeer: another replica has the session.
         StoreUnavailable: the store does not answer."""
     try:
         return await resolver.resume_by_id(session_id, who, era)
@@ -125,8 +125,8 @@ class MadeTasks:
         return task_result(await self.current(handle, who, counts=True), text)
 
     async def count(self, session_id: str) -> None:
-        """Count a request about tasks against the rate of their session. The sender must be the session's principal:
-        others could use up the rate. Raises `Refused`: 429, too many requests."""
+        """Count a request about tasks against the rate of their session. Call this only if the sender is the session's
+        principal: other principals could use up the rate of the session. Raises `Refused`: 429, too many requests."""
         await self.rates.count_call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
@@ -201,8 +201,8 @@ class MadeTasks:
         return task
 
     async def page(self, session: Session, endpoint: str, who: RequestContext, after: str) -> tuple[list[Task], str]:
-        """Return a page of the tasks that this client may see, and the cursor of the next page; empty after the last
-        (MCP 2025-11-25, Tasks).
+        """Return a page of the tasks that this client may see, and the cursor of the next page (MCP 2025-11-25, Tasks).
+        The cursor is empty if this page is the last.
 
         The session's own tasks come first, oldest first, then those of the principal's other sessions, by name.
         Anonymous clients share one principal, so they get only the tasks of their session. The tasks are without
@@ -235,8 +235,8 @@ class MadeTasks:
         return await self.visible(heads, endpoint, who), more
 
     async def visible(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
-        """Return the tasks among `heads` that belong to this endpoint and that the request may see. The request is not
-        counted. Raises `StoreUnavailable`."""
+        """Return those of `heads` (tasks without outcome) that belong to this endpoint and that the request may see.
+        The request is not counted. Raises `StoreUnavailable`."""
         own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]
         ids = sorted({task.session_id for task in own})
         sessions = dict(zip(ids, await asyncio.gather(*map(self.sessions.peek, ids)), strict=True))
@@ -281,8 +281,8 @@ class MadeTasks:
         raise self.audit.refused(UnknownTask(), about, why=why)
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
-        """Return the running task. If no replica runs it, recover it first. Return None if it does not run on this
-        replica even then."""
+        """Return the running task. If no replica runs it, recover it first. Return None if the task does not run on
+        this replica even then."""
         if session is not None and not self.recovery.is_here(session):
             found = await found_session(session.id, who, self.resolver, Era(session.era))
             session = None if found is None else found.live.session

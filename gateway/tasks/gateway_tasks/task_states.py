@@ -105,7 +105,8 @@ class _Content(msgspec.Struct):
 
 
 def reason_of(result: bytes) -> str:
-    """Return the reason that a failed tool gives: the first text of its result, cut. Empty if there is none."""
+    """Return the reason that a failed tool gives: the first text of the tool's result, shortened; empty if there is
+    none."""
     try:
         content = msgspec.json.decode(result, type=_Content).content
     except UNREADABLE:
