@@ -59,7 +59,7 @@ class GatewaySubscription(Exchange):
     notifications without a request.
 
     `is_waited_for`: calls wait for the acknowledgement. `may_miss`: the client may have missed a change, so the gateway
-    notifies it of all changes once the server has acknowledged.
+    notifies the client of all changes once the server has acknowledged the subscription.
     """
 
     def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
@@ -173,10 +173,10 @@ def part_for_server(
     acknowledged: Callable[[], None],
     ended: Callable[[Exchange, Frame], None],
 ) -> Exchange:
-    """Return the request to one server that stands for its part of a client's `subscriptions/listen` for several
-    servers. `emit` is called with each notification, and `acknowledged` when the server has acknowledged the request.
-    `ended` is called with the request and its last frame: a result from the server, or an error if the server is
-    gone."""
+    """Return the request to one server for this server's part of a client's `subscriptions/listen`, which is for
+    several servers. `emit` is called with each notification, and `acknowledged` when the server has acknowledged the
+    request. `ended` is called with the request and its last frame: a result from the server, or an error if the server
+    is gone."""
 
     def receive(frame: Frame) -> None:
         if frame.final:

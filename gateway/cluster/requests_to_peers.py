@@ -149,7 +149,8 @@ class Copies:
 
     @property
     def is_late(self) -> bool:
-        """Return True if it is too late for another copy: the peer may have forgotten the first and execute both."""
+        """Return True if it is too late for another copy: the peer may have forgotten the first one, and would then
+        execute both."""
         first = self._first
         return first is not None and monotonic() - first.asked_at >= COPIES_S
 
@@ -302,9 +303,9 @@ class PeerRequests:
         """Wait before the next try to reach a peer, and return None; or return the outcome if there must be no other
         try.
 
-        `since` is the monotonic time of the first failed try, and `failure` the end of the last. Raises `Refused`: 503,
-        the peer may run, and has other keys. Two such replicas would claim sessions from each other again and again,
-        and each claim ends the session's processes.
+        `since` is the monotonic time of the first failed try, and `failure` says how the last try has ended. Raises
+        `Refused`: 503, the peer may run, and has other keys. Two replicas with different keys would claim sessions from
+        each other again and again, and each claim ends the session's processes.
         """
         is_lost = not isinstance(failure, PeerTimedOut)
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)

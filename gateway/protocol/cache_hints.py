@@ -64,8 +64,8 @@ def with_ttl(result: bytes, left_ms: int) -> bytes:
 
 
 def of_one_session(result: Object) -> Object:
-    """Mark a result as private and not cacheable, because it contains a fact of one session. A result without cache
-    hints is returned unchanged."""
+    """Return a result marked as private and not cacheable, because it contains a fact of one session. A result without
+    cache hints is returned unchanged."""
     if "cacheScope" not in result:
         return result
     return result | {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}

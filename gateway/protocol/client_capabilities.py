@@ -142,8 +142,8 @@ def refusal(capabilities: bytes, method: str, params: Object) -> tuple[int, str]
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:
-    """Return the capability that a client must declare before a server may send it this request, in the form of a
-    declaration."""
+    """Return the capability that a client must declare before a server may send it this request, in the form in which
+    clients declare it."""
     name, kind = method.partition("/")[0], _kind(method, params)
     if name in _ASKED:
         return {name: {kind: {}} if kind else {}}

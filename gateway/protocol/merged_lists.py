@@ -304,8 +304,8 @@ def _cursor(more: Mapping[str, str]) -> str:
 
 
 def cursor_of(params: Object, known: Collection[str]) -> dict[str, str] | None:
-    """Return the cursor of each upstream (at least one) in a request's combined cursor. Return None if the request has
-    no cursor, because it asks for the first page.
+    """Return the cursors that a request's combined cursor contains, by upstream (at least one). Return None if the
+    request has no cursor, because it asks for the first page.
 
     Raises:
         Refused: `next_cursor` has not made the cursor, or it has an upstream that is not in `known`.

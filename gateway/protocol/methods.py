@@ -219,8 +219,8 @@ _KNOWN: Final = frozenset(folded_method(row.name) for row in ROWS)
 
 def may_be_relayed(method: str, *, is_request: bool) -> bool:
     """Return True if a method that MCP does not define may be passed from a client to servers. The name must be visible
-    ASCII, so that it cannot imitate another name. It must not equal a method of MCP except for case or empty parts. A
-    request must not be named like a notification. The transport limits the length of the name."""
+    ASCII, so that it cannot imitate another name. It must differ from every method of MCP by more than case and empty
+    parts. A request must not be named like a notification. The transport limits the length of the name."""
     if not (method.isascii() and method.isprintable()) or " " in method:
         return False
     folded = folded_method(method)

@@ -47,8 +47,8 @@ def distinct(server: str, skills: Iterable[dict[str, Any]], taken: Container[str
 
 
 def origin_of(uri: str) -> tuple[str, str]:
-    """Split a URI of `named_uri` into the server's name and the server's own URI. The name is empty in any other
-    URI."""
+    """Split a URI of `named_uri` into the server's name and the server's own URI. For any other URI, return an empty
+    name and the URI itself."""
     scheme, _, rest = uri.partition("://")
     server, separator, own = rest.partition(f"{SEPARATOR}/")
     return (server, f"{scheme}://{own}") if separator and "/" not in server else ("", uri)

@@ -65,8 +65,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return row.flag in self.kinds if row.flag else uri in self.uris
 
     def may_have(self, method: str) -> bool:
-        """Return True if notifications with this method may belong to the subscription, as those of extensions always
-        may. Do not compare URIs: a server may report a resource below a subscribed one (MCP,
+        """Return True if notifications with this method may belong to the subscription. Those of extensions always may.
+        URIs are not compared, because a server may report a resource below a subscribed one (MCP,
         `ResourceUpdatedNotification`)."""
         row = CHANGES.get(method)
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))

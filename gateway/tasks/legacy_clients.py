@@ -115,8 +115,9 @@ class LegacyTasks:
     # -- tasks/list
 
     async def _list(self, request: Request, who: RequestContext, resolved: Resolved) -> dict[str, Any]:
-        """Return a page of tasks: first those that the gateway has created for the principal, then those of the session
-        at each server. Servers that the session has not used are not asked.
+        """Return the result of a `tasks/list`, one page of tasks with the cursor of the next: first those that the
+        gateway has created for the principal, then those of the session at each server. Servers that the session has
+        not used are not asked.
 
         Raises:
             Refused: no server lists its tasks, or the gateway did not issue the cursor.

@@ -211,7 +211,7 @@ class ConfiguredUpstream:
 
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
         """Return the era in which to send the requests of a session's client to the server. If the server refuses the
-        gateway's own requests, first ask it with the session's credentials."""
+        gateway's own requests, first ask the server for its era with the session's credentials."""
         era = await self.era_for(client)
         if not self._facts.needs_credentials or self.settings.shared:
             return era

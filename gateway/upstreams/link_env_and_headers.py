@@ -255,8 +255,8 @@ def secrets_in(settings: UpstreamSettings) -> set[str]:
 
 
 def secrets_of_link(given: ConnectOptions) -> set[str]:
-    """Return the values of a link that logs and operators must not see: of its headers and environment variables,
-    except those that equal a fact of the session."""
+    """Return what logs and operators must not see of a link: the values of its headers, and the values of its
+    environment variables except facts of the session."""
     facts = {*_texts(msgspec.json.decode(given.env.get(FACTS_VARIABLE, "{}")))}
     variables = {value for name, value in given.env.items() if name != FACTS_VARIABLE}
     return (variables - facts) | _of_headers(given.headers().values())

@@ -106,8 +106,9 @@ class Probe:
             return ServerFacts(failure="the gateway stops")
 
     def discovery(self, facts: ServerFacts) -> bytes | None:
-        """Return the answer to `server/discover` for modern clients, with its `ttlMs` reduced to the remaining time. If
-        the answer is no longer fresh, ask the server again in the background."""
+        """Return the answer to `server/discover` for modern clients, with its `ttlMs` reduced to the remaining time;
+        None if the server has not answered. If the answer is no longer fresh, ask the server again in the
+        background."""
         ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
         if not ttl_ms or facts.discover is None:
             return facts.discovery

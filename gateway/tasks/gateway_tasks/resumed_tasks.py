@@ -117,8 +117,8 @@ class TaskContinuation:
             self._tasks.spawn(self._send(running, call))
 
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
-        """Send the call of a running task again, because the server no longer knows its own task. First record this in
-        the store."""
+        """Send the call of a running task again, because the server no longer knows its own task for the call. First
+        record in the store that the call is sent again."""
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return
@@ -191,7 +191,7 @@ class TaskContinuation:
 
 
 def _again(task: Task) -> dict[str, Any]:
-    """Return the fields of a task's record that change when the call is sent again."""
+    """Return the fields of a task's record that change when the call is sent again, with their new values."""
     runs = task.runs + 1
     status = after(task.status, TaskEvent.RUN_AGAIN)
     return {"runs": runs, "status": status, "answers": b"", "message": message_of(runs), "upstream_id": ""}
