@@ -108,8 +108,8 @@ class TooManyAttempts(Exception):
 
 
 class SignInAttempts:
-    """Count the wrong keys of each network on this replica. After `FREE` of them, each makes the network wait
-    longer."""
+    """Count the wrong keys of each network on this replica. From the `FREE`th on, each makes the network wait: longer
+    each time, but at most `LONGEST_S` seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -130,8 +130,8 @@ class SignInAttempts:
 
 class SignInLink:
     """A one-time link by which a person signs in to the console. `token`: the last part of its URL. `proof`: a value in
-    the cookies of such sign-ins, which are valid until this process ends. `key`: a generated operator's key, for
-    commands on this machine."""
+    the cookie of whoever signs in by the link. Such a cookie is not valid any more when this process has ended. `key`:
+    a generated operator's key, for commands on this machine."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -199,7 +199,7 @@ class Access:
         return self.has_keys or self._link is not None
 
     def is_secure(self, request: Request) -> bool:
-        """Return True if the browser uses TLS, to this gateway or, as its headers say, to a trusted proxy."""
+        """Return True if the browser uses TLS: on the connection, or to a proxy that is trusted or on this machine."""
         return self._guard.is_secure(request.scope, request.headers)
 
     def check_host(self, request: Request) -> None:
@@ -235,8 +235,9 @@ class Access:
         return (name, sign_in) if (name, proof) in self._proofs else None
 
     def _holder(self, request: Request, key: str) -> str | None:
-        """Return the name of the operator with that key; None if no operator has it. Raises `TooManyAttempts` for wrong
-        keys only: an attacker in the operator's network cannot lock the operator out."""
+        """Return the name of the operator with that key; None if no operator has it. Raises `TooManyAttempts` if the
+        key is wrong and its network has to wait. A right key never has to: otherwise an attacker in the operator's
+        network could lock the operator out."""
         name = self._keys.holder(key)
         if name is None:
             # Some proxies add a line of their own.

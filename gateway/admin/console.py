@@ -253,8 +253,8 @@ class Console:
 
 @cache
 def _environment() -> "Environment":
-    """Return the Jinja environment with the templates of the pages and those in the folder `templates`. The consoles of
-    a process share it, and with it what it has compiled."""
+    """Return the Jinja environment with the templates of the pages and those in the folder `templates`. All consoles of
+    a process share it, and so the templates that it has compiled."""
     from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined  # with the first page
 
     pages = {f"pages/{name}": page.template for name, page in console_pages().items()}

@@ -31,7 +31,7 @@ _OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
     """A running gateway of this user on this machine. `url` is the operators' URL without a path, `endpoint` the
     clients' URL, and `key` an operator's key. The addresses are valid in the network namespace `network`. `config` is
-    the path of its configuration file; empty: it has none, or is an earlier version, which does not tell."""
+    the path of its configuration file; empty if it has none, or is of an earlier version, which does not tell."""
 
     url: str
     endpoint: str

@@ -178,7 +178,7 @@ class ToolCatalog:
 
 def _hidden(one: Unapproved) -> UnapprovedRow:
     """Return the row of a tool, prompt or template that the lock file hides, with its difference from the approved one.
-    The row has the digest by which it can be approved only if all of the difference is shown."""
+    The `digest` in the row, by which it can be approved, is empty unless the whole difference is shown."""
     lines = item_difference(one.server, one.kind, one.name, one.approved, one.item)
     is_whole = len(lines) <= _MOST_LINES and digest_of(one.item) == one.digest
     if not is_whole:
@@ -226,11 +226,12 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 class InternalRequests:
     """Send requests of this process to its own endpoints, in the name of any principal and without a credential. They
-    are handled like requests of clients. Only the composition root may create one, because its user can act as any
-    principal.
+    are handled like requests of clients. Only the composition root may create one, because whoever has one can act as
+    any principal.
 
     `endpoints` are the ASGI apps by path. `host` goes into the `Host` header: a name that this gateway and all others
-    on its store serve."""
+    on its store serve.
+    """
 
     def __init__(self, endpoints: Mapping[str, Any], *, host: str) -> None:
         self._endpoints = endpoints
@@ -270,7 +271,8 @@ class OngoingCall:
         self._asked: list[str] = []
 
     async def answered(self, mirrored: dict[str, str], left: Left | None) -> TriedCall:
-        """Send the call with the headers `mirrored`, and return its outcome. Cancel the call when `left` returns."""
+        """Send the call, also with the headers `mirrored`, and return its outcome. Cancel the call when `left` returns
+        because the operator has disconnected, or after `PATIENCE_S` seconds: the outcome is then `timeout`."""
         params: dict[str, Any] = {"name": self._name, "arguments": self._attempt.arguments}
         if self._destination.era is MODERN:
             params["_meta"] = {
@@ -394,9 +396,9 @@ class EndsSessions(Protocol):
 class TriedCalls:
     """Call tools in the name of operators.
 
-    `claims` returns the claims for a call in a session's name, with exactly the rights that the session has; None if
-    they are unknown, because the rules have changed since its last request. `token` returns the token of a session.
-    `where` is the setting `admin.try_tools`.
+    `claims` returns the claims for a call in a session's name, with exactly the rights that the session has. It returns
+    None if these are unknown, because the rules have changed since the session's last request. `token` returns the
+    token of a session. `where` is the setting `admin.try_tools`.
     """
 
     catalog: ToolCatalog
@@ -412,7 +414,8 @@ class TriedCalls:
         self._running: dict[str, int] = {}
 
     async def call(self, attempt: Attempt, by: str, *, peer: str = "", left: Left | None = None) -> TriedCall:
-        """Call a tool in the name of the operator `by`, whose address is `peer`. Cancel the call when `left` returns.
+        """Call a tool in the name of the operator `by`, whose address is `peer`. Cancel the call when `left` returns,
+        because the operator has then disconnected.
 
         Raises:
             OperatorError: the call is not allowed, or names no session, server or tool.
@@ -540,7 +543,7 @@ T = TypeVar("T")
 
 
 async def sent_in(request: Request, kind: type[T]) -> T:
-    """Read the struct in a JSON body. Raises `OperatorError` if the body is none of this kind."""
+    """Return the struct of the type `kind` in a JSON body. Raises `OperatorError` if the body is not such a struct."""
     try:
         return msgspec.json.decode(await body_of(request), type=kind)
     except UNREADABLE as error:

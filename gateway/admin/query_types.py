@@ -274,12 +274,11 @@ def is_part(given: str, text: str) -> bool:
 
 
 class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for sessions of the last day, live or ended. `query` has words to find in their facts. `principal`,
-    `client`, `server` and `tool` are parts of names. `failed` selects sessions with failed calls, `hours` those in use
-    in these hours.
+    """A query for sessions of the last day, live or ended. `query` has words to find in the facts about a session.
+    `principal`, `client`, `server` and `tool` are parts of names. `failed` selects sessions with failed calls, `hours`
+    sessions that were in use in these hours.
 
-    If `server` or `tool` is given, the session must have an entry with both of them, from these `hours`. If `failed` is
-    given too, that entry must be a failure.
+    If `server` or `tool` is given, one entry of the session must match `server`, `tool`, `failed` and `hours`.
     """
 
     query: Annotated[
@@ -313,7 +312,7 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def has_entry(self, entries: Iterable[TimelineEntry]) -> bool:
-        """Return True if one of these entries has all of `server`, `tool`, `failed` and `hours`."""
+        """Return True if one of these entries matches `server`, `tool`, `failed` and `hours`."""
         return any(
             is_part(self.server, one.server)
             and is_part(self.tool, one.name)

@@ -49,8 +49,9 @@ UsageBy = Literal["tool", "server", "principal", "client"]
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the history, which begins at `at` (Unix time). `calls` ended in it, `failed` of these failed, and
-    `p50_s` and `p99_s` are their durations. `sessions`: those that were live at its end, on all replicas."""
+    """One step of the history. The step begins at `at` (Unix time). `calls` ended in it, and `failed` of these failed.
+    `p50_s` and `p99_s` are the median and the 99th percentile of the durations of all these calls. `sessions`: how many
+    were live at the end of the step, on all replicas."""
 
     at: int
     calls: int = 0
@@ -69,9 +70,9 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls in a range, of one tool, server, principal or client. `name` is the tool or method, the principal or the
-    client; `server` is empty for the last two. Only tools and servers have durations, and only principals and clients
-    have `sessions` (opened in the range)."""
+    """Calls in a range, of one tool, server, principal or client. `name` is that of the tool or method, principal or
+    client; a server has its name in `server`, which is empty for a principal or client. Only tools and servers have
+    durations, and only principals and clients have `sessions` (opened in the range)."""
 
     name: str
     server: str = ""
@@ -270,12 +271,12 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one gateway process. `silent`: the replica does not answer. `warnings`: clients that opened
-    sessions here and returned to none, or share one. `unavailable`: servers that the replica cannot use.
-    `memory_bytes`: of the gateway's own process. `server_memory`: estimates for server processes, by server.
-    `most_memory`: what all of these together may have now; 0: no limit. `memory_short`: little of it is left.
-    `configuration_number`: the number of its configuration file among those of all replicas; 0: it has no file, or is
-    the only replica. `outdated`: another replica has a newer file."""
+    """The state of one gateway process. `silent`: the replica does not answer. `warnings`: clients that opened sessions
+    here and returned to none, or share one. `unavailable`: servers that the replica cannot use. `memory_bytes`: of the
+    gateway's own process. `server_memory`: estimates for server processes, by server. `most_memory`: what gateway and
+    servers together may have now; 0: no limit. `memory_short`: little of it is left. `configuration_number`: the number
+    of its configuration file among those of all replicas; 0: it has no file, or is the only replica. `outdated`:
+    another replica has a newer file."""
 
     replica: str
     address: str = ""
@@ -420,9 +421,9 @@ class ServerRow(ReportedServer, frozen=True, kw_only=True):
 
 
 class WatchPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of what the watch of a session has recorded, oldest first. `after` is the number of its last item.
-    `missed` counts older ones that are no longer kept. `by` is the operator who has started the watch, which ends in
-    `ends_in_s`."""
+    """A page of what the watch of a session has recorded, oldest first. `after` is the number of the last item on it.
+    `missed` counts older items that are no longer kept. `by` is the operator who has started the watch. `ends_in_s` is
+    the time until the watch ends."""
 
     watched: bool
     by: str = ""
@@ -519,9 +520,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a reload on one replica: what has changed, and what only a restart changes (`difference`), or why
-    the configuration was refused (`fault`), in which case nothing has changed. Both are empty if the replica did not
-    answer."""
+    """The outcome of a reload on one replica. `difference`: what has changed, and what only a restart changes. `fault`:
+    why the configuration was refused; nothing has changed then. Both are empty if the replica did not answer."""
 
     replica: str
     difference: str = ""

@@ -56,8 +56,8 @@ class VariableSources:
     earlier.
 
     `inherited`: from the gateway's environment. `sandbox`: set by the sandbox; None if there is none. `names`: fields
-    of the session by variable. `rules`: value and setting by variable. Both are empty for a process that belongs to no
-    session. `own`: the server's `env`, from the setting `where`.
+    of the session by variable. `rules`: value and setting by variable. `names` and `rules` are empty for a process that
+    belongs to no session. `own`: the server's `env`, from the setting `where`.
     """
 
     where: str
@@ -134,9 +134,11 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
 class SessionEnvironments:
     """Explain sessions to operators, on the replica with the name `replica`. `live` are the sessions that it serves.
 
-    The rest is the configuration that gives variables, folders and sandboxes to a session's servers, and the parts that
-    apply it. A reload changes `upstreams` and `sandboxes` in place. `sandboxes` has the sandboxes by server.
-    `delegation` returns the place of cgroups. `unusable` returns a server's tools with unusable schemas, and why."""
+    The other fields are the configuration that gives variables, folders and sandboxes to a session's servers, and the
+    parts that apply it. A reload changes `upstreams` and `sandboxes` in place. `sandboxes` has the sandboxes by server.
+    `delegation` returns the place of cgroups. `unusable` returns what is wrong with schemas of a server's tools, by
+    tool.
+    """
 
     replica: str
     live: LiveSessions

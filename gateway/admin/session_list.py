@@ -1,7 +1,8 @@
 """List live sessions: filtered, sorted, page by page, with totals.
 
 A running gateway merges the sessions that the replicas hold in memory with those that none holds (`DetachedSessions`).
-It reads a list of all sessions in order of id from the store. So does a command without a gateway, for every list.
+It reads a list of all sessions in order of id from the store instead. A command without a gateway reads every list from
+the store.
 """
 
 import asyncio
@@ -66,8 +67,8 @@ class DetachedSessions:
         return self._backend.is_durable and not self._was_read
 
     async def read(self) -> list[Session]:
-        """Return the records that the last scan has found, and start a new scan if that was some time ago. The first
-        call waits briefly, and returns what the first scan has found so far."""
+        """Return the records that the last scan has found; none if the store is not durable. Start a new scan if the
+        last one ended some time ago. The first call waits briefly, and returns what the first scan has found so far."""
         if not self._backend.is_durable:
             return []  # what the store has, this process has opened
         if monotonic() - self._tried_at > _FRESH_S:
@@ -165,8 +166,8 @@ class SessionList:
         return Page(sessions=await self.rows(found[: query.limit]), after=more)
 
     async def _stored(self, query: SessionQuery) -> Page:
-        """Return a page from the records in the store, without asking replicas. Raises `UnknownHere` if they are not
-        enough."""
+        """Return a page from the records in the store, without asking replicas. Raises `UnknownHere` if the query needs
+        facts that are not in the records."""
         which = query.which
         if query.order not in _IN_RECORDS or query.only != "all" or not (which is None or which.is_of_records):
             raise UnknownHere("the store does not record states, calls and failures: use --url with a running gateway")

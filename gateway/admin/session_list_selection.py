@@ -46,8 +46,8 @@ class Selection(Generic[T]):
         self._found: list[tuple[SortKey, T]] = []
 
     def add(self, session: Session, part: SessionPart, item: T) -> None:
-        """Count a session in the totals if it matches, and select it if it comes after the cursor. `part` has the facts
-        of its replica, and `item` is returned by `first`. Add each session only once."""
+        """Count a session in the totals if it matches, and select it if it also comes after the cursor. `part` has the
+        facts about it that are not in its record. `first` returns `item` for it. Add each session only once."""
         query = self._query
         if query.only == "failing" and not part.failed:
             return

@@ -22,8 +22,8 @@ MOST_REASON_CHARS: Final = 200
 
 class WatchView(NamedTuple):
     """The recorded messages and stderr lines (`report`) that an operator may see. `needs_reason`: the session is
-    another person's, and watching it takes a reason. `is_hidden`: another operator watches the session, and those
-    records are left out of `report`."""
+    another person's, and watching it takes a reason. `is_hidden`: another operator watches the session, and `report`
+    leaves out what that watch has recorded."""
 
     report: FrameReport
     needs_reason: bool
@@ -98,8 +98,8 @@ class SessionWatches:
         return page
 
     async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> WatchView | None:
-        """Return the newest messages and stderr lines, as many as given, without those that only another operator may
-        see; None if `admin.frames` does not allow it."""
+        """Return the newest messages (at most `frames`) and stderr lines (at most `lines`), without those that only
+        another operator may see. Return None if `admin.frames` does not let `by` watch the session."""
         session = await self._finder.find(prefix)
         is_free = may_use(self.where, session.principal, by)
         if not is_free and not self._takes_reasons:

@@ -127,7 +127,7 @@ class ReplicaCounts(msgspec.Struct):
 class Replica:
     """Answer operators' queries about one gateway process, and carry out operators' orders in it.
 
-    A session is named by the beginning of its id for `refused`, which returns what its sandboxes have refused.
+    `refused` returns what the sandboxes of a session have refused; it takes the beginning of the session's id.
     `warnings` returns clients that need a session key. `stop_task` cancels a task.
     """
 
@@ -289,8 +289,8 @@ class Replica:
 
     @question("watch")
     async def watch(self, session_id: str, by: str) -> FrameReport | None:
-        """Watch a session for the operator `by`: record its messages and stderr. Return None if this replica does not
-        serve it."""
+        """Watch a session for the operator `by`: record its messages and stderr. Return a report on the watch, or one
+        with a `problem` if too many sessions are watched. Return None if this replica does not serve the session."""
         live = self.live.get(session_id)
         if live is None:
             return None
@@ -343,8 +343,8 @@ class Replica:
 
 
 def _reason(upstream: ConfiguredUpstream) -> str:
-    """Return why a server cannot be used, with credentials redacted. The reason of a server that is left out comes from
-    the configuration and contains no credential, so it is not redacted: words after the name of a variable would be
+    """Return why a server cannot be used, with credentials redacted. If the server is left out, the reason comes from
+    the configuration, and contains no credential. It is not redacted then: words after the name of a variable would be
     taken for a credential."""
     reason = upstream.state.reason
     return reason[:_MOST_CHARS] if upstream.is_left_out else scrubbed_start(reason, _MOST_CHARS)
@@ -370,8 +370,8 @@ def _count_processes(conversations: Iterable[Conversation], counts: dict[str, in
 def _part_of_server(
     upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]], memory_bytes: int
 ) -> ServerPart:
-    """Return what this replica knows of a server. `links` are its conversations, each with the beginning of its
-    session's id."""
+    """Return what this replica knows of a server. `links` are the conversations with it, each after the beginning of
+    its session's id; that is empty if sessions share the server."""
     settings, found = upstream.settings, upstream.state
     tools = upstream.probed_tools
     return ServerPart(
@@ -406,8 +406,8 @@ def _lines(words: Sequence[str], most: int = MOST_LINES) -> list[str]:
 
 
 def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
-    """Return the messages and lines that the watch has recorded. If nobody watches the session, return its last
-    lines."""
+    """Return the messages and lines that the watch of a session has recorded. If nobody watches it, return the last
+    stderr lines of its servers."""
     seen = live.frames
     if seen is None:
         return FrameReport(

@@ -115,8 +115,8 @@ class Insights:
         return found
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
-        """Find the one timeline whose session's id begins with `prefix`. Return its name, and the session's record;
-        None in place of the record if the session has ended."""
+        """Find the one timeline whose session's id begins with `prefix`. Return the timeline's name, and the session's
+        record; None in place of the record if the session has ended."""
         names: set[str] = set()
         session = None
         try:

@@ -125,7 +125,8 @@ class Operations:
 
     @property
     def tried(self) -> TriedCalls:
-        """Return the part that lists tools, and calls them for operators. Raises `UnknownHere`."""
+        """Return the part that lists tools, and calls them for operators. Raises `UnknownHere` if there is no running
+        gateway."""
         if self._tried is None:
             raise UnknownHere("only a running gateway knows tools and calls them: use --url")
         return self._tried

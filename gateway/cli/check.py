@@ -193,8 +193,8 @@ async def until_fetched(
 
 
 async def _first_answers(gateway: "Gateway", start_timeout_s: float, quiet_s: float) -> frozenset[str]:
-    """Wait until each server has answered or failed, as long as its start may take: a client waits for less. Say which
-    servers are late. Return the names of those for which a package is fetched."""
+    """Wait until each server has answered or failed. After `quiet_s` seconds, print which ones are late. Return the
+    names of the late ones whose packages were being fetched then."""
     packages = gateway.parts.servers.packages
     asked = {upstream.start_probe(): upstream for upstream in gateway.upstreams if upstream.known.latest is None}
     if not asked:

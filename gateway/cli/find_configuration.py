@@ -44,7 +44,7 @@ def with_command(settings: Settings, command: list[str] | None) -> Settings:
     """Return the settings with the server that the command after `--` starts. Without a command, return them unchanged.
 
     Raises:
-        ConfigurationError: the command is unusable; or there is neither a command nor a server, or both.
+        ConfigurationError: the command is unusable; there is neither a command nor a server; or there are both.
     """
     if command and settings.mcpServers:
         raise ConfigurationError("give either a command after -- or a file with mcpServers, not both")
@@ -62,11 +62,11 @@ def with_command(settings: Settings, command: list[str] | None) -> Settings:
 
 
 def with_url(settings: Settings, url: str, command: list[str] | None) -> Settings:
-    """Return the settings with the gateway at `url` as their server. Requests to it carry the session key and the
+    """Return the settings with the gateway at `url` as their only server. Requests to it carry the session key and the
     credential from environment variables.
 
     Raises:
-        ConfigurationError: the URL or the credential is unusable; or there is also a command, or a server.
+        ConfigurationError: URL, session key or credential are unusable; or a command or a server is given, too.
     """
     if command:
         raise ConfigurationError("give either --url or a command after --, not both")

@@ -61,9 +61,10 @@ async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
 
 
 def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
-    """Return URL and key of the gateway to which a command sends requests. If one is not given, take it from the
-    gateway that this user runs at a terminal of this machine. `or_else`: the other options of the command, for the
-    error message.
+    """Return `given` with URL and key of the gateway to which a command sends requests. Without a URL, both are those
+    of the gateway that this user runs at a terminal of this machine. If only the key is missing, it is that of such a
+    gateway at the URL; it stays empty if there is none. `or_else`: the other options of the command, for the error
+    message.
 
     Raises:
         OperatorError: no URL is given, and this user runs no gateway or several.
@@ -82,8 +83,9 @@ def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
 
 
 def endpoint_here(config: Path | None) -> str:
-    """Return the URL for clients: that of the named configuration, or of the current folder or environment if it sets
-    the port; otherwise that of the gateway that this user runs at a terminal.
+    """Return the URL for clients. If a configuration is named, it is the URL of that one. Otherwise it is the URL of
+    the gateway that this user runs at a terminal. If there is none, or if the current folder or the environment sets
+    the port, it is the URL that these give.
 
     Raises:
         OperatorError: several gateways run here, and none of them is that of this folder.

@@ -107,8 +107,8 @@ class _Wanted:
         return before.get(server, {}) is not None
 
     def approved(self, before: Mapping[str, Lists | None], lists: Mapping[str, Lists]) -> dict[str, Lists | None]:
-        """Return the content of the lock file after this command. Servers that are not in the configuration are removed
-        from it."""
+        """Return the content of the lock file after this command: by server the approved items, or None if the server
+        is not to be locked. Servers that are not in the configuration are removed from it."""
         after: dict[str, Lists | None] = {}
         for server in self._servers:
             if server in self._without:
@@ -147,7 +147,8 @@ def _place(file: Path) -> tuple[Path, bool]:
 
 
 async def _lists(settings: Settings, names: list[str]) -> tuple[dict[str, Lists], dict[str, str]]:
-    """Start the servers. Return the lists of those with these names, and why others of them cannot be locked."""
+    """Start the servers with these names. Return their lists by server, and by server the reason why it cannot be
+    locked."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.lock_comparison import Unlockable, lists_of

@@ -63,8 +63,8 @@ class Target(AtGateway):
     ] = ""
 
     def preferring(self, typed: Set[str]) -> "Target":
-        """Return the target without its URL if `--store` is among the options on the command line (`typed`): these win
-        over variables.
+        """Return the target without its URL if `--store` is among the options on the command line (`typed`): options
+        win over environment variables.
 
         Raises:
             typer.BadParameter: `--url` and `--store` are both on the command line.
@@ -125,8 +125,8 @@ class Overrides:
 def options(command: Command) -> Command:
     """Make a command of a function whose parameters may be dataclasses.
 
-    Each field of such a dataclass becomes an option of the command. Empty values are refused: mostly a script's
-    variable is not set, and the command would apply to more than was meant.
+    Each field of such a dataclass becomes an option of the command. An empty value is refused. Usually it means that a
+    script's variable is not set, and the command would apply to more than was meant.
     """
     signature = inspect.signature(command, eval_str=True)
     fields = {

@@ -80,7 +80,8 @@ class RestClient:
         return answer[verb.answers] if verb.answers else answer
 
     async def _named(self, what: str, prefix: str) -> str:
-        """Return the beginning of an id, quoted for a URL's path. If it is empty, use the only live session."""
+        """Return the beginning of an id or name, quoted for a URL's path. `what` is the kind of thing, such as
+        `session`. An empty prefix of a session stands for the only live session."""
         if what == "session" and not prefix:
             found = (await self._self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
             if not found:

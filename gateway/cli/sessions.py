@@ -85,8 +85,8 @@ class Listing:
 
 
 def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
-    """Return the fields of a session by name. For a store without a gateway, leave out those that only gateways
-    know."""
+    """Return the fields of a session by name, except those in `without`. For a store without a gateway, also leave out
+    the fields that only gateways know."""
     left_out = {*without, *(() if operators.sees_calls else _SEEN_BY_GATEWAYS)}
     return {name: value for name, value in msgspec.to_builtins(row).items() if name not in left_out}
 

@@ -215,8 +215,8 @@ def add(
 
 
 def _faults_and_others(name: str, file: Path) -> tuple[Iterable[str], list[str]]:
-    """Return why the server is left out of the file's configuration, and the names of the other servers. If all of the
-    file cannot be used, return why, and no names."""
+    """Return why the server is left out of the file's configuration, and the names of the other servers. The reasons
+    are empty if it is not left out. If the whole file cannot be used, return why, and no names."""
     try:
         settings = load(file).settings
         return settings.left_out.get(name, ()), [each for each in settings.mcpServers if each != name]
@@ -358,9 +358,9 @@ def _write(found: Snippet, url: str) -> None:
 
 
 def _snippet(client: str, url: str, entry: Entry) -> Snippet:
-    """Return how the client connects. If the client gets a session key, reuse the key in its present entry for this
-    URL, or for another one if both are of this machine, or make a new one. Do not reuse a key from a file in the
-    current folder: whoever wrote the file would know the key."""
+    """Return how the client connects. If the client gets a session key, reuse the key in its present entry, if that
+    entry is for this URL, or has another URL and both are of this machine. Otherwise make a new key. Do not reuse a key
+    from a file in the current folder: whoever wrote the file would know the key."""
     script = Path(sys.executable).with_name("mcp-session-gateway")
     program = (str(script),) if script.is_file() else (sys.executable, "-m", "gateway")
     found = partial(snippet, client, url, name=entry.name, needs_token=entry.token, program=program)
@@ -377,7 +377,7 @@ def _snippet(client: str, url: str, entry: Entry) -> Snippet:
 
 
 def _is_for(url: str, entry: Any) -> bool:
-    """Return True if the entry contains that URL as a value, with or without `/mcp`, or if both are of this machine."""
+    """Return True if a value in the entry is that URL, with or without `/mcp`, or if both are URLs of this machine."""
     if isinstance(entry, Mapping):
         return any(_is_for(url, value) for value in entry.values())
     if isinstance(entry, list):

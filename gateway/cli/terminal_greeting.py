@@ -126,7 +126,7 @@ class TerminalWelcome(Welcome):
             await asyncio.sleep(_EVERY_S)
 
     def serves(self, gateway: Gateway, url: str, *, is_ready: bool) -> None:
-        """Print the screen. If stderr is no terminal, also print the line for programs."""
+        """Print the greeting. If stderr is no terminal, also print the line for which programs wait."""
         is_announced = self._is_announced(gateway, url)
         greeting = greeting_of(gateway, url, self.link, is_ready=is_ready, is_announced=is_announced)
         Terminal(stderr=True).print(rendered(greeting, monotonic() - self._began))
@@ -135,7 +135,8 @@ class TerminalWelcome(Welcome):
         sys.stderr.flush()
 
     def ready(self, url: str) -> None:
-        """Print the line for programs. People read in the log which server has answered."""
+        """Print the line for which programs wait, unless stderr is a terminal: people read in the log which server has
+        answered."""
         if self._status is None:
             announce(url)
 

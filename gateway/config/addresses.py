@@ -85,8 +85,8 @@ def is_same_place(one: str, other: str) -> bool:
 def is_own_endpoint(url: str, host: str, port: int, names: Iterable[str]) -> bool:
     """Return True if a server's URL is an endpoint of the gateway itself.
 
-    The gateway listens on `host` and `port`. `names` are the host names that clients use, mostly at the default port of
-    a proxy.
+    The gateway listens on `host` and `port`. `names` are the host names by which clients reach it, at this port or at
+    port 80 or 443 of a proxy.
     """
     try:
         parts = urlsplit(url)

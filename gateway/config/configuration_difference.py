@@ -58,8 +58,8 @@ class Difference:
 
 
 def difference(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Difference:
-    """Return what the configuration `new` changes in a gateway that runs with `old`. `restart`: settings that
-    need a restart here, below those that a reload applies."""
+    """Return what the configuration `new` changes in a gateway that runs with `old`. `restart`: paths of settings that
+    need a restart although a reload applies the rest of their object."""
     found = [*_changed(old.gateway, new.gateway)]
     before, after = old.mcpServers, new.mcpServers
     secrets = {
@@ -100,10 +100,10 @@ def _is_reloaded(path: str, restart: Set[str] = KEPT) -> bool:
 
 
 def digest(settings: Settings) -> str:
-    """Return a digest of what the file says of servers, of the settings that a reload applies, and of the lock; empty
-    if there is no file. Replicas may differ in the rest, and in the values of variables.
+    """Return a digest of what the file says of servers, of the settings in it that a reload applies, and of the lock;
+    empty if there is no file. Replicas may differ in all other settings, and in the values of variables.
 
-    The digest is stored, and the file may have short secrets, so it is one that takes long to compute.
+    The digest takes long to compute: it is stored, and from a fast one, short secrets in the file could be guessed.
     """
     origins = settings.gateway.origins
     if origins is None or not origins.document:
@@ -117,7 +117,7 @@ def digest(settings: Settings) -> str:
 
 
 def _reloaded_in(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the part of the settings `given` by a file that a reload applies."""
+    """Return those settings that a reload applies, from the settings `given` by a file."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, dict) and not path:
@@ -132,7 +132,8 @@ def applied(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Settings:
     each setting that needs a restart (`restart` as in `difference`).
 
     Raises:
-        ConfigurationError: the two together are invalid, or a change needs a restart, or is a new fault of a server.
+        ConfigurationError: a server has a new fault; whether callers need a credential has changed, which takes a
+            restart; or the old and new values are invalid together.
     """
     kept = old.gateway
     if old.gateway.allows_anonymous != new.gateway.allows_anonymous:

@@ -30,7 +30,7 @@ def path_of(server: str) -> str:
 
 
 def unserved(path: str) -> str:
-    """Return the endpoint for the path of an unknown server (`NOWHERE`). Return an empty string for other paths, and
-    for invalid names of servers: the page for people would repeat the name in commands to be copied."""
+    """Return the endpoint for the path of an unknown server (`NOWHERE`). Return an empty string for other paths.
+    Invalid names of servers count as other paths, because the page for people would repeat them in commands to copy."""
     name, _, rest = path.removeprefix(_SERVERS).partition("/")
     return f"{_SERVERS}*/{rest}" if path.startswith(_SERVERS) and is_server_name(name) else ""

@@ -66,8 +66,8 @@ class LimitSettings(Frozen):
 
     @property
     def line_bytes(self) -> int:
-        """Return the maximum size of a server's message. Results are larger than requests: at least 16 MiB are read,
-        because a call has run when its result is thrown away."""
+        """Return the maximum size of a server's message in bytes: four times that of a request, and at least 16 MiB.
+        Results are larger than requests, and when one is thrown away, its call has already run."""
         return max(16 << 20, 4 * self.body_bytes)
 
     @property

@@ -126,7 +126,7 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
 
 
 def _is_section(setting: FieldInfo) -> bool:
-    """Return True if variables can give each setting in this one."""
+    """Return True if the setting is an object, and variables can give each setting in it."""
     return isinstance(setting.annotation, type) and issubclass(setting.annotation, BaseModel)
 
 
@@ -180,7 +180,7 @@ _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-
 class Origins:
     """The places that give settings of `gateway`: `file` (its path; empty if none was read), environment and command
     line, and the settings that each gives. `servers` has the path of each server's entry in the file, if that is not
-    `mcpServers.NAME`. `document` is the file as it was read: no variable has its value in it."""
+    `mcpServers.NAME`. `document` is the file as it was read, with its placeholders."""
 
     file: str
     in_file: Any
@@ -190,8 +190,8 @@ class Origins:
     document: Mapping[str, Any] = field(default_factory=dict)
 
     def in_words(self, loc: tuple[int | str, ...]) -> str:
-        """Return the path in the file of a setting that validation calls `loc`. Hosts have their servers under
-        different keys."""
+        """Return the path of a setting in the file, where hosts have their servers under different keys. `loc` is what
+        validation calls the setting."""
         if loc[:1] == ("mcpServers",) and loc[1:2] and loc[1] in self.servers:
             return ".".join((self.servers[str(loc[1])], *map(str, loc[2:])))
         return ".".join(map(str, loc))

@@ -166,8 +166,8 @@ class Sandbox:
 
     @property
     def prlimit(self) -> tuple[str, ...]:
-        """Return the words before the command of a process without walls that set its limits (prlimit(1)); empty if
-        there are none. `processes` is not set, because the kernel would count all processes of the user."""
+        """Return the words before the command that set the limits of a process without walls (prlimit(1)). Empty if it
+        has walls or no limits. `processes` is not set, because the kernel would count all processes of the user."""
         limits = {"as": self.memory_mb << 20, "nofile": self.files}
         given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
         return ("prlimit", *given, "--") if given and not self.has_walls else ()

@@ -136,8 +136,9 @@ def fault_of_url(url: str, consents: Mapping[str, ConsentSettings | None]) -> st
 
 
 def browser_url(public: str, resource: str, host: str, port: int) -> str:
-    """Return the gateway's URL for browsers: `public`; else the host of `resource`, if clients find all servers there;
-    else the listener, if it is on loopback. Empty if there is none that is safe for what people enter."""
+    """Return the gateway's URL for browsers: `public`; without it, that of `resource`, if clients find all servers
+    there; without both, that of the listener, if it is on loopback. Empty if this gives no URL that is safe for what
+    people enter."""
     is_whole = bool(public) or urlsplit(resource).path.rstrip("/") in ("", "/mcp")
     try:
         if given := public or resource:
@@ -208,8 +209,8 @@ class SecretSettings(Frozen):
 
     @property
     def files(self) -> list[Path]:
-        """Return the files that contain the secret, with `{subject}` and `{issuer}` as in `file`, or with which the
-        gateway gets it."""
+        """Return the paths of the file that contains the secret, with `{subject}` and `{issuer}` as in `file`, and of
+        the files that `client_secret_file` names, which the gateway needs to get the secret."""
         own = [Path(self.file)] if self.file else []
         return own + [file for client in self.clients.values() if (file := client.client_secret_file) is not None]
 

@@ -346,8 +346,8 @@ class Settings(Frozen):
 
     @property
     def unread_variables(self) -> list[str]:
-        """Return the environment variables that would give settings, if these settings were made without reading
-        them."""
+        """Return the environment variables that would give settings, but were not read because a program made these
+        settings. Empty if the environment was read."""
         if self.gateway.origins is not None:
             return []
         names = {f"{PREFIX}{name.upper()}" for name in GatewaySettings.model_fields}

@@ -142,8 +142,8 @@ class UpstreamSettings(BaseModel):
 
     @classmethod
     def of_gateway(cls, url: str, headers: Mapping[str, str]) -> Self:
-        """Return the entry of a gateway like this one, which the user trusts: `stdio --url`. Its modern requests keep
-        the session that this gateway hands out."""
+        """Return the entry for the gateway that `stdio --url` was given, and that the user trusts. Modern requests to
+        it keep the session that it hands out."""
         entry = cls(url=url, headers={"MCP-Gateway-Session": "new", **headers})
         entry._is_gateway = True
         return entry

@@ -148,7 +148,7 @@ def _most_processes() -> int | None:
 
 def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
     """Yield a finding for each sandbox, for each grant in a server's configuration that has no effect, and for each
-    grant for which the gateway does not start. `config` is the configuration's file."""
+    grant because of which the gateway does not start. `config` is the configuration's file."""
     every = configured_sandboxes(settings)
     if any(found.sandbox.has_walls for found in every):
         yield _cgroups(settings.gateway.cgroup)

@@ -207,8 +207,8 @@ async def check_running(config: Path | None, token: str, key: str, *, is_named: 
 
 
 def _of_other_file(one: LocalGateway, config: Path | None) -> str:
-    """Return the words that name a gateway's configuration if it is not the checked file; empty if it is, or is
-    unknown."""
+    """Return words that name a gateway's configuration if it is another file than the checked one. Return an empty
+    string if it is the checked file, or is unknown."""
     is_other = one.config and (config is None or one.config != os.path.realpath(config))
     return f", with another configuration, {one.config}" if is_other else ""
 

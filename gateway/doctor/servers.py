@@ -61,7 +61,7 @@ async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore) -> None
 
 
 def _finding(upstream: ConfiguredUpstream, package: str, secrets: Mapping[str, SecretSettings]) -> Finding:
-    """Return what is found of a server. `package` is being fetched for it."""
+    """Return what is found of a server. `package`: the package that is being fetched for it; empty if there is none."""
     check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
     if package and state.state != "ok":
         do = "wait for the gateway that fetches it, or for `mcp-session-gateway check`, which ends when it is fetched"

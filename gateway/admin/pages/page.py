@@ -35,13 +35,12 @@ class ConsolePage:
 
     `path`: the route, which begins with `/admin`. Path parameters are in `request.path_params`. `facts`: returns the
     variables of the template. It is called again every few seconds while the page is open. `title`, `head` and `live`:
-    Jinja templates, with the macros of `tables.html` as `tables`. `head` is rendered once;
-        `live`, below it, is rendered with new facts and replaced in the browser.
-    `label`: the name in the navigation; empty for a page that the navigation does not list. `position`: the place in
-    the navigation, the lowest first. `shortcut`: the letter that opens the page after `g`; empty for none. `icon`: the
-    icon beside the label, as an SVG path of 16 by 16 units, drawn as lines. `actions`: the functions that carry out the
-    page's forms, by the route of their POST, which begins with `/admin`. `is_live`: False if the open page is never
-    updated.
+    Jinja templates, with the macros of `tables.html` as `tables`. `head` is rendered once; `live`, below it, is
+    rendered with new facts and replaced in the browser. `label`: the name in the navigation; empty for a page that the
+    navigation does not list. `position`: the place in the navigation, the lowest first. `shortcut`: the letter that
+    opens the page after `g`; empty for none. `icon`: the icon beside the label, as an SVG path of 16 by 16 units, drawn
+    as lines. `actions`: the functions that carry out the page's forms, by the route of their POST, which begins with
+    `/admin`. `is_live`: False if the open page is never updated.
     """
 
     path: str

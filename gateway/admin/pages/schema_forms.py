@@ -286,8 +286,8 @@ class FormFaults(ValueError):
 def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments in a submitted form. `given` are the texts of the controls, by name.
 
-    An argument whose control is empty is left out. A required one becomes null or an empty text, if its type allows
-    that.
+    An argument whose control is empty is left out. If it is required, it becomes null or an empty text instead, or is a
+    fault if its type allows neither.
 
     Raises:
         FormFaults: a value is invalid, or a control belongs to no argument of the tool.

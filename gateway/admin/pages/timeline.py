@@ -105,8 +105,8 @@ def _lane(row: TimelineRow) -> str:
 
 
 def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[list[str]]:
-    """Return the explanations below each entry, one list for each. `refused` is what the sandboxes of a live session
-    refused."""
+    """Return for each entry a list of notes that explain its failure or delay. `refused` is what the sandboxes of a
+    live session refused."""
     starts = [row for row in rows if row.kind == "server" and row.name == "started"]
     return [_notes(row, starts, refused) for row in rows]
 

@@ -161,8 +161,8 @@ def object_in(path: Path, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def other_servers(path: Path, file: ClientFile) -> list[str]:
-    """Return the servers beside the entry in its table of the file at `path`, without those that are this gateway.
-    Raises as `object_in`."""
+    """Return the names of the servers beside the entry of `file` in the file at `path`, without those that are this
+    gateway. Raises the errors of `object_in`."""
     return [
         name
         for name, entry in object_in(path, file.at[:-1]).items()
@@ -207,9 +207,9 @@ def _keep_copy(path: Path, kept: Path) -> None:
 
 
 def copy_of(path: Path) -> Path:
-    """Return the path for a copy of a file's present content. The copy has the credentials of the file, so it is kept
-    in the user's state folder and not beside the file: servers may read there, a repository could commit it, and one
-    that was cloned could contain a forged one. Raises `OSError`."""
+    """Return the path for a copy of a file's present content, in the user's state folder. The copy has the credentials
+    of the file. Beside the file, servers may read it, and a repository could commit it, or be cloned with a forged one.
+    Raises `OSError` if the file cannot be read."""
     own = os.environ.get("XDG_STATE_HOME", "")
     base = Path(own) if own.startswith("/") else Path.home() / ".local/state"
     digest = hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()
@@ -217,8 +217,9 @@ def copy_of(path: Path) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace the file in one step. It keeps its permissions; a new file is only for its owner. Symlinks to the file
-    and its parent folders are followed if they have a target and are not another user's. Raises `OSError`."""
+    """Replace the file in one step. It keeps its permissions; a new file is only for its owner. Symlinks in its path
+    are followed if they have a target and belong to the user or root. Raises `OSError` for other symlinks, or if the
+    file cannot be written."""
     _check_links(path.absolute())
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
@@ -253,9 +254,9 @@ def _check_links(path: Path) -> None:
 
 
 def with_entry(text: str, file: ClientFile, where: str, *, url: str = "") -> str:
-    """Return the text of a file with the entry added. `where` is the file's name in messages. `url`: the URL in the
-    entry; if an entry of that name leads to another gateway of this machine, its URL is replaced by this one. Raises
-    `ConfigurationError` if the text cannot be edited."""
+    """Return the text of a file with the entry of `file` added. `where` is the file's name in messages. `url` is the
+    URL in the entry. If the text has this entry with the URL of another gateway of this machine, that URL is replaced
+    by `url`. Raises `ConfigurationError` if the text cannot be edited, or has another entry of the same name."""
     if not text.strip():
         return file.text
     document = parsed_document(text, where, is_toml=file.language == "toml")

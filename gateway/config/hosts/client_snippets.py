@@ -216,7 +216,7 @@ def _gemini(to: _Connection) -> _Way:
 
 
 def _in_file(file: ClientFile) -> _Way:
-    """Return how a client connects that has no command for it: by an entry in `file`, which is JSON."""
+    """Return the way of a client that has no command to connect: an entry in `file`, which is JSON."""
     return _Way(language="json", text=file.text, file=file)
 
 

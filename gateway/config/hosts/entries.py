@@ -203,7 +203,7 @@ def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
 
 
 def _expand(where: str, entry: dict[str, Any], place: Place, found: Findings, *, braces: bool) -> None:
-    """Replace the placeholders in those fields in which hosts do so."""
+    """Replace the placeholders in the fields in which hosts do. With `braces`, also replace opencode's `{env:VAR}`."""
 
     def one(name: str, text: Any, *, is_pair: bool = False) -> Any:
         if not isinstance(text, str):

@@ -213,7 +213,7 @@ def _inputs(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
-    """Remove the servers that Gemini CLI's lists do not allow or exclude."""
+    """Remove each server that Gemini CLI's list of allowed servers lacks, or that its list of excluded servers has."""
     within = given.get("mcp")
     rules = within if isinstance(within, dict) else {}
     allowing = "mcp.allowed" if "allowed" in rules else "allowMCPServers"  # the second is of earlier versions
