@@ -23,7 +23,8 @@ CANCELLED: Final = -32016
 UNREAD: Final = -32017
 TOO_OFTEN: Final = -32018
 CONSENT_NEEDED: Final = -32042
-"""The client has to have its person visit a page first (MCP 2025-11-25, Elicitation). Not for modern clients."""
+"""The code that tells a client to have its person visit a page first (MCP 2025-11-25, Elicitation). Not for modern
+clients."""
 
 CANCELLED_BY_CLIENT: Final = -32800
 """The code that the official SDK uses (`RequestCancelled` of the Language Server Protocol). Clients ignore the answer,
@@ -78,7 +79,8 @@ def no_session() -> Refused:
 
 
 def session_key_needed(line: str) -> Refused:
-    """Return the error for a client that returns to no session and would share one. `line` gives it a key."""
+    """Return the error for a client that brings no session back, and would share a session with other clients. `line`
+    is the line of code or configuration that makes it send a session key."""
     return Refused(
         400,
         INVALID_REQUEST,
@@ -97,7 +99,8 @@ def unauthenticated(reason: str, challenge: str) -> Refused:
 
 
 def insufficient_scope(reason: str, challenge: str) -> Refused:
-    """Return the error for a valid token that lacks a scope. The client can request one with it (RFC 6750 §3.1)."""
+    """Return the error for a valid token that lacks a scope. The client can request a token with the scope (RFC 6750
+    §3.1)."""
     return Refused(
         403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"}, reason="insufficient_scope"
     )
@@ -110,7 +113,8 @@ def _unavailable(reason: str, message: str, *, retry_after_s: int = 1) -> Refuse
 
 
 def store_unavailable() -> Refused:
-    """Return the error while the store does not answer. Its status is not 404: clients would discard the session."""
+    """Return the error for a request while the store does not answer. The HTTP status is not 404, at which clients
+    would discard the session."""
     return _unavailable("store_unavailable", "The session store does not answer. Your session is not lost. Try again.")
 
 
@@ -149,9 +153,9 @@ class StartRefused(UpstreamUnavailable):
 
 
 class ConsentRefusal(Refused):
-    """The refusal of a request that was not sent, because a person has to consent first to what the gateway does for
-    the person at the server. `url` is the page for that, and `ask` the words for it. Whoever else opens it gets
-    nothing."""
+    """The refusal of a request that was not sent: the client's person first has to consent to what the gateway does for
+    the person at the server. `url` is the page on which the person consents, and `ask` is the text that asks for it.
+    Whoever else opens the page gets nothing."""
 
     def __init__(self, secret: str, url: str) -> None:
         # Without a word of repeating: it may tell of a call that has begun already.
@@ -162,12 +166,13 @@ class ConsentRefusal(Refused):
 
 
 class ConsentNeeded(StartRefused):
-    """A principal has not consented yet, or not any more. Clients get the answer `refused`, a `ConsentRefusal`, or are
-    asked to open its page."""
+    """A principal has not consented to the use of a secret, or the consent has ended. Clients get the answer `refused`
+    (a `ConsentRefusal`), or are asked to open the page that it names."""
 
 
 def left_out(*servers: str) -> Refused:
-    """Return the error for a request to servers with an unusable configuration. The faults are for operators only."""
+    """Return the error for a request to servers with an unusable configuration. It does not tell the faults, because
+    these are for operators only."""
     named, each = ", ".join(map(repr, servers)), len(servers) == 1
     who = f"server {named} is left out: its configuration has" if each else f"servers {named} are left out: each has"
     message = f"{who} a fault, which the gateway's log names. The same request fails again until it is corrected"
@@ -207,7 +212,8 @@ def outcome_unknown() -> Refused:
 
 
 def not_found_by_others() -> Refused:
-    """Return the error for a new session here that others would take over, because they cannot reach this replica."""
+    """Return the error for a request to open a session here while other replicas cannot reach this one. They would take
+    the session over."""
     why = "other gateways cannot reach it at its gateway.advertise address"
     return _unavailable("replica_not_ready", f"This gateway is not ready: {why}. Try again.")
 
@@ -219,8 +225,8 @@ def too_many_exchanges() -> Refused:
 
 
 def too_much_in_flight(whose: str) -> Refused:
-    """Return the error for a request that has no room beside the bodies of the unanswered ones of `whose`, words such
-    as "this session"."""
+    """Return the error for a request whose body has no room beside the bodies of other unanswered requests. `whose`
+    says in words whose requests these are, such as "this session"."""
     reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_much_in_flight")
 
@@ -271,7 +277,7 @@ def unknown_resource(uri: str, era: str = "modern", method: str = "resources/rea
 
 def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) -> Refused:
     """Return the error for a method that no server of the session has. `among` names the servers if several may have
-    it. The modern era requires HTTP status 404 (MCP 2026-07-28, Streamable HTTP)."""
+    the method. The modern era requires HTTP status 404 (MCP 2026-07-28, Streamable HTTP)."""
     text = f"Method not found: {method[:128]}"
     if among:
         names = ", ".join(among[:8])
@@ -414,8 +420,8 @@ def bad_session_key(reason: str) -> Refused:
 
 
 def keyed_session_stays() -> Refused:
-    """Return the error for a DELETE from a client with a session key. SDKs send it whenever a connection closes, but
-    another connection with the key may be in use (MCP 2025-11-25, Transports §Session Management)."""
+    """Return the error for a DELETE from a client with a session key. SDKs send DELETE whenever a connection closes,
+    but another connection with the same key may be in use (MCP 2025-11-25, Transports §Session Management)."""
     return Refused(
         405,
         INVALID_REQUEST,

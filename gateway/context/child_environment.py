@@ -42,9 +42,11 @@ class ChildEnvironment:
         token: CallerToken | None = None,
         files: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, str]:
-        """Return the variables of a child of that session. `correlation` is the id of its first request, `token` the
-        access token of the session's client. `files` are the paths of its files, by the secret's name. What is
-        configured wins over fields of the session.
+        """Return the environment variables of a child process of the session. Variables that the operator has
+        configured override those with fields of the session.
+
+        `correlation`: the id of the child's first request. `token`: the access token of the session's client. `files`:
+        the paths of the child's files of secrets, by the secret's name.
 
         Raises:
             UpstreamUnavailable: a secret or the folder of the session is missing.
@@ -67,14 +69,15 @@ class ChildEnvironment:
         return {**variables, **filled.values}
 
     def without_session(self) -> dict[str, str]:
-        """Return the variables of a child that is started for no session. Their values are empty or the configured
-        defaults, so that a program that requires them can start. Variables that each child has anyway keep their
-        values, and are left out."""
+        """Return the variables of a child that is started for no session. Each has its configured default, else an
+        empty value, so that a program that requires it can start. A variable that every child has anyway (an inherited
+        one, HOME or TMPDIR) is left out if it has no default."""
         always = {*inherited(), "HOME", "TMPDIR"}
         return {name: value.default or "" for name, value in self.names.items() if value.default or name not in always}
 
     def overriding(self, session: Session) -> frozenset[str]:
-        """Return the variables of the server's own `env` whose values other settings replace for the session."""
+        """Return the names of the variables in the server's own `env` that get other values for the session, by other
+        settings."""
         if not self.own:
             return frozenset()
         configured, own = self._configured(session), own_setting(self.server)

@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 CALLBACK: Final = "/oauth/callback/"
 CLIENT: Final = "/oauth/client/"
-"""The paths to which authorization servers send browsers back, and at which they read the gateway's metadata. The name
-of the secret follows. So an authorization server that redirects people to the server of another secret does not get
-that server's code (RFC 9700 §4.4.2.2)."""
+"""The beginnings of two paths: authorization servers send browsers back to `CALLBACK`, and read the gateway's metadata
+at `CLIENT`. The name of the secret follows. So if an authorization server redirects people to the authorization server
+of another secret, it does not get the code of that one (RFC 9700 §4.4.2.2)."""
 _GRANTS: Final = ["authorization_code", "refresh_token"]
 _REGISTERED_S: Final = 90 * 86_400.0
 _KEPT: Final = {"issuer", "authorization_endpoint", "token_endpoint", "authorization_response_iss_parameter_supported"}
@@ -51,8 +51,8 @@ class ConsentFailed(Exception):
 
 
 class _Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """An authorization request with which a browser was sent to an authorization server, and has not come back yet.
-    `browser`: the digest of the browser's cookie."""
+    """A request with which a browser was sent to an authorization server. The browser has not come back yet. `browser`:
+    the digest of the browser's cookie."""
 
     grant: Grant
     browser: str
@@ -96,8 +96,8 @@ class ConsentFlow:
     async def begin(
         self, secret: str, settings: ConsentSettings, principal: Principal, browser: str
     ) -> tuple[str, str]:
-        """Return the URL at which the principal consents, and the state in it. `browser`: the value of the cookie with
-        which the browser must come back.
+        """Return the URL at which the principal consents, and its parameter `state`. `browser`: the value of the cookie
+        with which the browser must come back.
 
         Raises:
             ConsentFailed: no authorization server was found, or it cannot be used.
@@ -264,8 +264,8 @@ class ConsentFlow:
     async def _client(
         self, secret: str, found: "_Found", settings: ConsentSettings
     ) -> tuple[OAuthClientInformationFull, str]:
-        """Return the gateway's client at the authorization server, and the name of its registration if it has one.
-        Raises `ConsentFailed`, `StoreUnavailable`."""
+        """Return the gateway as a client of the authorization server, and the name of the stored registration; empty if
+        the gateway did not have to register. Raises `ConsentFailed`, `StoreUnavailable`."""
         metadata = found.metadata
         if settings.client_id:
             return OAuthClientInformationFull(client_id=settings.client_id, token_endpoint_auth_method="none"), ""
@@ -318,7 +318,8 @@ _ACCEPT: Final = {"accept": "application/json, text/event-stream"}
 
 
 def _issuer_of(found: ProtectedResourceMetadata | None, settings: ConsentSettings) -> str:
-    """Return the authorization server that a server names. Raises `ConsentFailed`."""
+    """Return the issuer URL of the authorization server that a server's metadata (`found`) name. Raises `ConsentFailed`
+    if they name none, or are another server's."""
     if found is None or not found.authorization_servers:
         raise ConsentFailed("the server does not say which authorization server it has (RFC 9728): set consent.issuer")
     own = resource_url_from_server_url(settings.resource)
@@ -328,7 +329,8 @@ def _issuer_of(found: ProtectedResourceMetadata | None, settings: ConsentSetting
 
 
 def _current(grant: Grant, settings_of: Callable[[str, Principal], ConsentSettings | None]) -> ConsentSettings:
-    """Return the present settings of a grant. Raises `ConsentFailed` if they have changed since the grant has begun."""
+    """Return the present settings of the secret that a grant is for. Raises `ConsentFailed` if what the person consents
+    to has changed since the consent began."""
     settings = settings_of(grant.secret, grant.principal)
     if settings is None or grant_name(grant.secret, settings, grant.principal) != grant.name:
         raise ConsentFailed("the gateway's configuration has changed meanwhile")

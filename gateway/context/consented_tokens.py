@@ -32,11 +32,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 
 LINK_S: Final = 600.0
-"""Seconds for which a link to consent is valid, and then the request to the authorization server."""
+"""Seconds for which a link to consent is valid. A browser that was sent to the authorization server has as long to come
+back."""
 KEPT_S: Final = 30 * 86_400.0
 """Seconds for which a refresh token that nobody uses is kept."""
 _REFRESH_S: Final = 15.0
-"""Seconds that a replica has for a refresh. If it dies meanwhile, another one tries afterwards."""
+"""Seconds that a replica has for a refresh. If the replica dies meanwhile, another replica refreshes afterwards."""
 _LOOK_AGAIN_S: Final = 0.05
 _MOST_TRIES: Final = 8
 _LOST: Final = ("invalid_client", "unauthorized_client")
@@ -51,7 +52,7 @@ class Cipher(Protocol):
 
 
 class Sealed:
-    """Encrypt records and read them again. A record is bound to its name: under another one it cannot be read."""
+    """Encrypt records and read them again. A record is bound to its name: under another name it cannot be read."""
 
     def __init__(self, store: SealedValues, cipher: Cipher) -> None:
         self.store = store
@@ -62,7 +63,8 @@ class Sealed:
         return self._cipher.seal(name.encode() + b"\n" + msgspec.json.encode(record)).encode()
 
     def open(self, name: str, text: bytes, kind: type[T]) -> T | None:
-        """Return the record in an encrypted text; None if the text is not this gateway's, or of another name."""
+        """Return the record in an encrypted text; None if this gateway did not encrypt it, or did so for another
+        name."""
         try:
             found, _, content = self._cipher.open(text.decode()).partition(b"\n")
             return msgspec.json.decode(content, type=kind) if found == name.encode() else None
@@ -70,14 +72,15 @@ class Sealed:
             return None
 
     async def read(self, name: str, kind: type[T]) -> tuple[bytes | None, T | None]:
-        """Return the stored text and the record in it. Raises `StoreUnavailable`."""
+        """Return the text that is stored under a name, and the record in it. The text is None if nothing is stored. The
+        record is None then, too, and if the text cannot be opened. Raises `StoreUnavailable`."""
         text = await self.store.get(name)
         return text, None if text is None else self.open(name, text, kind)
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link that a person opens to consent: the secret, the name of the grant that it makes, and the end of its
-    validity."""
+    """A link that a person opens to consent to the use of `secret`. `grant`: the name of the grant that the consent
+    makes. `until`: the Unix time at which the link expires."""
 
     secret: str
     grant: str
@@ -87,10 +90,11 @@ class Link(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """What a principal has allowed: the tokens, and how to refresh them.
 
-    `form` and `headers` are what token requests of this client have. `registration` is the name of the client's record
-    if the gateway has registered it. `until`: the Unix time from which the token is replaced; `expires`: when it is not
-    valid any more. `refreshes`: the Unix time until which one replica refreshes the token, or nobody tries again
-    because of `fault`. `is_rejected`: the server has not accepted the token, or the one before it.
+    `form` and `headers` are in each request for a token. `registration` is the name of the client's stored
+    `Registration`; empty if there is none. `until`: the Unix time from which the token is replaced; `expires`: when it
+    is not valid any more. `refreshes`: the Unix time until which no other refresh begins, because a replica refreshes
+    the token, or because the last refresh has failed (`fault`). `is_rejected`: the server has not accepted this token,
+    or the token that was replaced by this one.
     """
 
     name: str
@@ -240,9 +244,9 @@ class ConsentedTokens:
         return with_token(grant, given, self.clock())
 
     async def forget_client(self, grant: Grant, code: str) -> bool:
-        """Remove the registration of a grant's client if an error code says that the authorization server does not know
-        it any more, so that the next consent registers the gateway anew. Return False if the code does not say so.
-        Raises `StoreUnavailable`."""
+        """Remove the registration of a grant's client, so that the next consent registers the gateway anew. Do nothing
+        and return False if the client was not registered, or if the error `code` does not say that the authorization
+        server has forgotten it. Raises `StoreUnavailable`."""
         if not grant.registration or code not in _LOST:
             return False
         text, found = await self.sealed.read(grant.registration, Registration)
@@ -255,9 +259,12 @@ class ConsentedTokens:
         return max(left_s, KEPT_S) if grant.refresh else left_s
 
     async def reject(self, secret: str, settings: ConsentSettings, principal: Principal, sent: Collection[str]) -> None:
-        """Replace a token that its server does not accept, if one of the texts in `sent` has it: by a refresh if that
-        may help, else by a new consent. A token that may have expired on its way is refreshed anyway. Repeated
-        rejections, by calls that were sent with the same token, change nothing."""
+        """Have a token replaced that its server does not accept: the next use of the token refreshes it. If the token
+        cannot be refreshed, or it came in place of a rejected one, remove the grant. The person then has to consent
+        again.
+
+        Do nothing if no text in `sent` has the present token, so that several rejections of one token count once. Do
+        nothing either if a refresh is due anyway: the token may have expired on its way."""
         name = grant_name(secret, settings, principal)
         with contextlib.suppress(StoreUnavailable):
             text, grant = await self.sealed.read(name, Grant)

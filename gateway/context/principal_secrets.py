@@ -92,17 +92,18 @@ class PrincipalSecrets:
         self._exchanges: dict[str, TokenExchange] = {}
 
     def sources(self, values: Mapping[str, str]) -> list[ExchangeSettings | ConsentSettings | None]:
-        """Return, for each secret that the values name, the settings by which its token is obtained; None if it is no
-        token."""
+        """Return an item for each secret that the values name: the settings by which its token is obtained, or None if
+        the secret is no token."""
         named = map(self._secrets.get, secrets_in(*values.values()))
         return [None if settings is None else settings.tokens for settings in named]
 
     def asks_for_consent(self, name: str = "") -> bool:
-        """Return True if people consent to the secret of this name; without a name, to any."""
+        """Return True if people have to consent to the use of the secret `name`; without a name, of any secret."""
         return any(settings.consent is not None for known, settings in self._secrets.items() if name in ("", known))
 
     def consent_of(self, name: str, principal: Principal) -> ConsentSettings | None:
-        """Return the settings by which a principal consents; None if there is no such secret for the principal."""
+        """Return the settings by which a principal consents to the use of a secret. Return None if the principal may
+        not use the secret, or it needs no consent."""
         settings = self._secrets.get(name)
         return None if settings is None or not self._is_for(settings, principal) else settings.consent
 

@@ -39,9 +39,10 @@ class CurrentSecrets:
 
 
 class SecretFiles:
-    """The files of one process. `paths` has the path of each, by the secret's name. `renewed` are the secrets that
-    `read` returns again; it may leave out those that have to stay. Raises `OSError` if no folder can be made, and
-    `UpstreamUnavailable` if a file cannot be written.
+    """The files of one process. `paths` has the path of each, by the secret's name. `first` has their first values.
+    `renewed` are the names of the secrets that are renewed: `read` returns their present values, and a file whose value
+    it leaves out stays as it is. Raises `OSError` if no folder can be made, and `UpstreamUnavailable` if a file cannot
+    be written.
 
     Files are written below an open descriptor of the folder, each under a new name that then replaces the old one. So
     a symlink that the process has put there leads nowhere.
@@ -81,7 +82,7 @@ class SecretFiles:
         return without_values(text, self.known)
 
     async def renew(self) -> None:
-        """Make the files current. If that fails, remove those that are renewed.
+        """Write the present values of renewed secrets to their files. If that fails, remove these files.
 
         Raises:
             UpstreamUnavailable: there is no value for the principal now, or a file cannot be written.
@@ -106,7 +107,8 @@ class SecretFiles:
             self._start_timer()
 
     def renew_while(self, is_needed: Callable[[], bool]) -> None:
-        """Renew the files in time. Remove them once `is_needed` returns False when a renewal is due."""
+        """Renew the files of renewed secrets in time. If `is_needed` returns False when a renewal is due, remove them
+        instead."""
         self._is_needed = is_needed
         self._start_timer()
 

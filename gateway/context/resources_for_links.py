@@ -106,8 +106,9 @@ class LinkResourceProvider:
         """Return the resources of a link to a child process, with a socket of its own to the session's state. Create
         the session's folder if a variable or the launcher contains its path.
 
-        `launcher`: the command that starts the child; its placeholders are filled in here. It gets only the names of
-        the variables in `env` and `named`, never their values. `files`: those of the child.
+        `launcher`: the command that starts the child; its placeholders are filled in here. It can get the names of the
+        child's variables (those in `env`, and further ones in `named`), but never their values. `files`: the files of
+        the child's secrets.
 
         Raises:
             UpstreamUnavailable: the socket or the folder cannot be made, or the launcher names a folder of files that
@@ -142,8 +143,8 @@ class LinkResourceProvider:
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of a launcher's command with placeholders replaced. A part with `{variable}` is repeated with the
-    name of each variable: values would be visible in lists of processes."""
+    """Yield the parts of a launcher's command with placeholders replaced. A part with `{variable}` is repeated for the
+    name of each variable. It never gets their values, because lists of processes would show these."""
     for part in launcher:
         for placeholder, value in values.items():
             part = part.replace(placeholder, value)

@@ -28,7 +28,8 @@ _START_S: Final = 10.0
 """Seconds that a connection of a server's process waits until the start of the server is reported (`started`)."""
 
 _MOST_LEVELS: Final = 256
-"""A process that is more levels below the server is refused: a longer search would block the event loop."""
+"""The most levels that a process may be below the server's reaper. Deeper processes are refused, because a longer
+search would block the event loop."""
 
 
 class ProcessTree:
@@ -39,14 +40,14 @@ class ProcessTree:
         self._top: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     def started(self, pid: int | None) -> None:
-        """Record the pid of the server's process. None: processes that are not its descendants may do the server's
-        work, as with the client of a container engine."""
+        """Record the pid of the server's process. Pass None if processes that do not descend from this process may do
+        the server's work, as if it is the client of a container engine."""
         if not self._top.done():
             self._top.set_result(None if pid is None else parent(pid) or 0)
 
     async def has(self, pid: int) -> bool:
-        """Return True if a process belongs to the server, or is its reaper, which connects for a sandboxed server. If
-        the server's processes are not known, return True for every process."""
+        """Return True if a process belongs to the server, or is its reaper, which connects for a sandboxed server.
+        After `started(None)`, return True for every process. Without any report of the start in time, return False."""
         try:
             top = await asyncio.wait_for(asyncio.shield(self._top), _START_S)
         except TimeoutError:
@@ -59,8 +60,9 @@ _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAccess:
-    """The session that one connection may access. `secret`: known only to the session's child process. `processes`: the
-    processes that may use the connection; None if all may."""
+    """The session that one connection may access. `secret`: the bearer token that requests on the socket of a child
+    process must have; only this process knows it. `processes`: the processes that may use the connection; None if all
+    may."""
 
     session: ToolSession
     store: StateStore

@@ -308,8 +308,9 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """Work out, from a session's record, claims that give it its present context. They stand in for its credential
-    where that is not at hand. Return None if no claims do, because the rules have changed since its last request."""
+    """Return claims that give a session the context in its record. They stand in for the session's credential where the
+    credential is not at hand. Return None if the rules have changed since the session's last request, so that no claims
+    give it this context."""
     context, source = session.context, session.context.provenance
     is_claimed = source.workspace == AUTHENTICATED
     claims = CredentialClaims(

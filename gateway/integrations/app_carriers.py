@@ -49,8 +49,8 @@ class AppCarriers:
     def giving(self, scope: Scope, session_id: str) -> HeaderList:
         """Return the response headers that send a new session's id to the client.
 
-        If another site caused the request, its cookie was ignored. The cookie is not replaced: otherwise any web page
-        could make a visitor lose the session.
+        If another site caused the request, the cookie in the request was ignored. That cookie is not replaced:
+        otherwise any web page could make a visitor lose the session.
         """
         headers = _readable(scope)
         given = [(_HEADER, self.token(session_id).encode())]

@@ -99,8 +99,8 @@ class AppSession(ToolSession):
     has_failed = False
     """Set if an operation of this request has failed because of the store."""
     writes = 0
-    """The number of changes of this request to its session that have taken effect, or may have. A session that was
-    opened is none: without its id, which the response gives to the client, nobody can use it."""
+    """The number of changes that this request has made, or may have made, to its session. The opening of a session
+    is not counted: nobody can use the session without its id, which the response gives to the client."""
     _record: Session | None = None
     _facts: ToolSession | None = None
     _who: Principal | asyncio.Future[Principal] | None = None

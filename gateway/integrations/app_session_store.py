@@ -142,9 +142,10 @@ class AppSessions:
             self._is_open = True
 
     def is_known(self, session_id: str, principal: Principal) -> bool:
-        """Return True if this process has read a session with this id and principal before. It may have ended since.
+        """Return True if this process has read a session with this id and principal before. The session may have ended
+        since.
 
-        If enough time has passed (`SLIDE_SHARE`), restart its idle time in the background.
+        If enough time has passed (`SLIDE_SHARE`), restart the session's idle time in the background.
         """
         known = self._known.get(session_id)
         if known is None or known.principal != principal:

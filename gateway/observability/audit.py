@@ -132,7 +132,7 @@ class Audit:
 
         `about` is the record of its session; without a record, what is known of `session` (its id), `era` and
         `principal`. `why` is for operators, who may learn more than the client. `arguments` are the JSON arguments of a
-        call, of which the event has what `audit.calls` says.
+        call; the event has the part of them that the setting `audit.calls` allows.
         """
         event = self._event(
             "refused",
@@ -152,8 +152,8 @@ class Audit:
         return refused.recorded()
 
     def _repeats(self, refused: AuditEvent) -> bool:
-        """Count a refusal and return True, if enough similar ones were recorded just before. Otherwise return False:
-        the caller has to record it."""
+        """Return True if enough similar refusals were recorded just before: then this one is only counted. Return False
+        if the caller has to record it."""
         whose = "strangers" if part_of(refused) == "strangers" else "named"
         return self._repeated[whose].take(refused) is None
 
@@ -254,8 +254,8 @@ class Audit:
             await self._flush()
 
     async def flush(self) -> None:
-        """Write the buffered events to the store, the file and stderr. If the store does not answer, its events stay
-        buffered. Raises `StoreUnavailable`."""
+        """Write the buffered events to the store, the file and stderr. Raises `StoreUnavailable` if the store does not
+        answer: the events for the store then stay buffered."""
         await self._tasks.settled()
         try:
             await self._flush()

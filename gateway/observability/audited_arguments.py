@@ -18,8 +18,8 @@ _MOST_SHOWN: Final = 2_000
 
 _NAMING: Final = frozenset({"name", "key", "header"})
 _NAMED: Final = frozenset({"value", "values"})
-"""Names of the members with a name, and of those with its value, in objects such as `{"name": …, "value": …}`. Headers
-and variables are often lists of such objects."""
+"""In an object such as `{"name": "TOKEN", "value": …}`, a member in `_NAMING` has a name, and a member in `_NAMED` has
+the value of what is named. Headers and variables are often lists of such objects."""
 _NAME_ITEM: Final = re.compile(r"[\w.-]{1,64}(?: \w{1,64})?:?")
 """Matches an item of a list that may be a name or an option, but not a sentence."""
 

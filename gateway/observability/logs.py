@@ -101,7 +101,8 @@ class _Pretty:
 
 
 Form = _Json | _Logfmt
-"""A format for programs. `fields` formats the part of a line that follows the event's name, `line` returns it whole."""
+"""A format for programs. Its method `fields` returns the part of a line that follows the event's name. Its method
+`line` returns the whole line."""
 
 FORMS: Final[Mapping[str, Form]] = {"json": _Json(), "logfmt": _Logfmt()}
 

@@ -24,7 +24,8 @@ _SCANNED: Final = 4_000
 _OF_CREDENTIALS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/=-"
 
 _MOST_OF_LINKS, _MOST_RENEWED = 4_096, 256
-"""Maximum numbers of values that are redacted. Each of them is searched for in each text."""
+"""Maximum numbers of values that `FrameBodies.hide` keeps: without and with `are_renewed`. Each value that is kept is
+searched for in each text."""
 
 _MOST_NAME: Final = 100
 _MOST_DEPTH: Final = 12
@@ -40,8 +41,8 @@ _OPAQUE: Final = frozenset(
 
 _NAMING: Final = ("name", "key", "header", "Name", "Key", "Header")
 _NAMED: Final = "value"
-"""Names of the members with a name, and of the member with its value, in objects such as `{"name": …, "value": …}`.
-Headers and variables are often lists of such objects."""
+"""In an object such as `{"name": "TOKEN", "value": …}`, a member in `_NAMING` has a name, and the member `_NAMED` has
+the value of what is named. Headers and variables are often lists of such objects."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
 _OF_KEY: Final = f"{API_KEY_ISSUER}:"
@@ -56,8 +57,9 @@ class FrameBodies:
         self._hidden: list[str] = []
 
     def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
-        """Redact these values in all later texts. Values of less than 6 characters are ignored. Only the newest values
-        of links, and the newest `are_renewed` ones of running links, are kept: a watch can outlast thousands."""
+        """Redact these values in all later texts. Values of less than 6 characters are ignored. `are_renewed`: a
+        running link got these values in place of earlier ones. Of values with and without `are_renewed`, only the
+        newest are kept, because a watch can outlast thousands of links."""
         newest, most = (self._renewed, _MOST_RENEWED) if are_renewed else (self._of_links, _MOST_OF_LINKS)
         for value in values_to_redact(values):
             newest.pop(value, None)

@@ -30,8 +30,8 @@ from transports.work_steps import let_others_run, slices
 
 _NEWEST_ALONE: Final = 24
 _FAILED_ALONE: Final = 24
-"""In one write, these calls of a session have entries of their own: its newest calls (this many, up to twice as many),
-and this many older failed calls. All other calls are combined."""
+"""How many calls of a session have entries of their own in one write: `_NEWEST_ALONE` of its newest calls (up to twice
+as many), and `_FAILED_ALONE` of its older failed calls. All other calls are combined."""
 _MOST_SUMS: Final = 40
 _MOST_SESSIONS: Final = 20_000
 _WRITTEN_AT_ONCE: Final = 64
@@ -138,8 +138,8 @@ class _Waiting:
         return TimelinePart(head=head, entries=entries[-MAX_ENTRIES:])
 
     def add_later(self, since: "_Waiting", later: TimelinePart) -> None:
-        """Add the entries in `since`, which were collected during a write of these entries that has failed. `later`:
-        the result of `since.part`."""
+        """Add the entries of `since`. They were collected while the entries of this object were written, and that write
+        has failed. `later`: the result of `since.part`."""
         for entry in later.entries:
             self.add(entry)
         self.session = since.known_session or self.known_session
@@ -156,8 +156,8 @@ def _failures(calls: list[EndedCall]) -> int:
 class Timelines:
     """Collect the timeline entries of all sessions, by the shortened session id.
 
-    `replica`: the name of this replica. `count` is called with a session, and with how many of its calls and failures
-    are new, before these are written. Each call is counted once.
+    `replica`: the name of this replica. `count` is called before entries are written: with a session, the number of its
+    new calls, and how many of these have failed. Each call is counted once.
     """
 
     def __init__(self, store: TimelineStore, replica: str, count: Callable[[Session, int, int], None]) -> None:

@@ -254,9 +254,9 @@ class Tracing:
         self._drawn = 0  # the trace id for the next request that has no parent
 
     def unsampled(self, traceparent: str) -> UnsampledRequest | None:
-        """Return an `UnsampledRequest` if a request is not recorded, by its `traceparent` (empty if none). Return None
-        if it is recorded or undecided: then call `arrived`, which decides in the same way. Not for requests with a
-        `tracestate`."""
+        """Decide by the `traceparent` of a request (empty if it has none) if the request is recorded. Return an
+        `UnsampledRequest` if it is not. Return None if it is, or if that is undecided: then call `arrived`, which
+        decides in the same way. Not for requests with a `tracestate`."""
         parent = _parent_in({"traceparent": traceparent}) if traceparent else None
         if parent is not None or self._sampling is None or self._sampling.ids is None:
             return self._unsampled(parent)
@@ -279,8 +279,8 @@ class Tracing:
         return arrived
 
     def _unsampled(self, parent: SpanContext | None) -> UnsampledRequest | None:
-        """Return an `UnsampledRequest` if a request with this parent is not recorded; None if it is recorded or
-        undecided."""
+        """Return an `UnsampledRequest` if a request with this parent is not recorded. Return None if it is recorded, or
+        if only the SDK can decide."""
         sampling = self._sampling
         if sampling is None:
             return None

@@ -251,8 +251,8 @@ def read_record(body: bytes) -> FigureRecord:
 
 
 def merged(records: Iterable[FigureRecord]) -> FigureRecord:
-    """Add several records into one, including `live`. The number of names is not limited here, because each record is
-    limited."""
+    """Return one record with the sums of several records, also of their `live`. The number of names is not limited
+    here, because it is limited in each record."""
     tools: dict[tuple[str, str], ToolFigures] = {}
     principals: dict[str, WhoFigures] = {}
     clients: dict[str, WhoFigures] = {}

@@ -110,9 +110,9 @@ class Policy:
         return self._servers.get(server, _REMOVED)
 
     def cache_key_context(self, context: Context) -> Context:
-        """Return the part of a context on which decisions depend: without fields, and without a workspace that the
-        client has announced and that grants nothing. Used as a cache key, it lets sessions share decisions, and clients
-        cannot fill the caches with values of their choice."""
+        """Return the part of a context on which decisions depend, as a key for caches. Its fields are left out, and so
+        is an announced workspace that grants nothing. So sessions share cached decisions, and clients cannot fill the
+        caches with values of their choice."""
         is_ignored = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
         if not context.fields and not (is_ignored and context.workspace):
             return context
@@ -131,9 +131,9 @@ class Policy:
         return "" if self._settings.lock is None else self._settings.lock.file
 
     def why_unapproved(self, server: str, kind: str, name: str, digest: str) -> str:
-        """Return the reason why an item of a server is hidden from all sessions because the lock file does not approve
-        it; empty if it is not. `kind` is one of `gateway.config.tools_lock.KINDS`. `digest` is that of the listed item;
-        empty if unknown."""
+        """Return the reason why the lock file hides an item of a server from all sessions; empty if it does not hide
+        the item. `kind` is one of `gateway.config.tools_lock.KINDS`. `digest` is the digest of the item as the server
+        lists it; empty if unknown."""
         lock = self._settings.lock
         return "" if lock is None or not self.locks(server) else lock.why_absent(server, kind, name, digest)
 
@@ -258,7 +258,7 @@ class Policy:
     def why_method_hidden(self, context: Context, server: str, method: str) -> str:
         """Return the reason why sessions with this context may not send an extension's method or notification to a
         server; empty if they may. Not cached, because clients can send any name. A method in `METHODS` needs no
-        pattern, because the item that it names has rules."""
+        pattern, because other rules decide on the item that the method names."""
         where = f"mcpServers.{server}.methods"
         written = method_forms(method)
         is_free = method in METHODS
@@ -299,11 +299,12 @@ class Policy:
         return ""
 
     def _entries(self, context: Context) -> Sequence[tuple[str | None, WorkspaceSettings]]:
-        """Return the entries of `gateway.policy.workspaces` that restrict the context's workspace, with their patterns.
+        """Return the entries of `gateway.policy.workspaces` that restrict the context's workspace, each after its
+        pattern.
 
-        The first entry that matches a workspace restricts it. A workspace that no entry matches sees nothing (the
-        pattern is then None). A client can announce any workspace, so an announced one is restricted by all entries
-        that any name could match, and no name gains anything (docs/adr/0013-provenance.md)."""
+        The first entry that matches a workspace restricts it. If no entry matches, the workspace sees nothing, and the
+        pattern is None. A client can announce a workspace of any name. So an announced workspace is restricted by all
+        entries that any name could match, and no name gains anything (docs/adr/0013-provenance.md)."""
         workspaces = self._settings.workspaces
         if not workspaces:
             return ()

@@ -69,7 +69,7 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
 
 
 def _normal_forms(texts: list[str]) -> Iterator[str]:
-    """Yield the normal form of each text for which it differs from the text. Raises `TooMuchText`."""
+    """Yield the normal form of each text that is not yet in its normal form. Raises `TooMuchText`."""
     left = MOST_FOREIGN
     for text in texts:
         plain = text

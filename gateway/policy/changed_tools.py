@@ -48,9 +48,9 @@ class ShownSession(Protocol):
 
 
 class ChangedTools:
-    """Compare listed tools with those that a session's client has seen. `counted` counts changed tools by the setting.
-    `happened` is called with each session that has a changed tool. `remember` writes the tools that were shown into the
-    session's record."""
+    """Compare listed tools with those that a session's client has seen. `counted` has the number of changed tools for
+    each value of the setting `policy.changed_tools`. `happened` is called with a session, the server and the name of a
+    tool that has changed in the session. `remember` writes the tools that a session was shown into its record."""
 
     def __init__(
         self,

@@ -130,8 +130,8 @@ class ServerMemory:
     # -- what there is
 
     def bytes_of(self, process: ServerProcess) -> int:
-        """Return the bytes that are counted for a process: those last read; until it has grown, at least those
-        expected."""
+        """Return the bytes that are counted for a process: those that were last read. Until it was read after it had
+        grown, at least those that are expected."""
         if process.is_grown:
             return process.read_bytes or 0
         return max(process.read_bytes or 0, self.expected(process.server))

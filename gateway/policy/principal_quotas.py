@@ -89,8 +89,8 @@ class PrincipalQuotas:
 
     def _ended_before(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
         """Return a function that gets the names of slots in a quota of sessions, and returns those whose sessions have
-        ended. It asks the store about a random sample, without sessions opened less than `_OPENING_S` seconds before
-        `now`."""
+        ended. The function asks the store about a random sample of the sessions. Sessions that were opened less than
+        `_OPENING_S` seconds before `now` are left out."""
 
         async def ended(names: list[str]) -> list[str]:
             stored = {

@@ -77,9 +77,9 @@ class ToolCalls:
         tools: list[dict[str, Any]],
         absent: Callable[[list[dict[str, Any]]], frozenset[str]] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return those of a server's tools that sessions with this context may call. Their schemas do not require the
-        arguments that the policy fills in (`bind`). `absent` gets these tools as the server lists them, and returns the
-        names to leave out."""
+        """Return the tools of a server that sessions with this context may call. The returned schemas do not require
+        the arguments that the policy fills in (`bind`). `absent` gets the same tools, as the server lists them, and
+        returns the names of tools to leave out."""
         unusable = self.unusable(server, tools) if self._checks else {}
         seen: list[tuple[dict[str, Any], Decision]] = []
         for tool in self.approved(server, "tools", tools):
@@ -231,9 +231,9 @@ class ToolCalls:
         return params
 
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
-        """Return the arguments, with those filled in that the policy binds to a fact of the session and that the client
-        has left out. Skip bound arguments that the tool's schema does not have, because a pattern may match several
-        tools."""
+        """Return the arguments of a call. If the client has left out an argument that the policy binds to a fact of the
+        session, fill it in. Skip bound arguments that the tool's schema does not have, because a pattern may match
+        several tools."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()

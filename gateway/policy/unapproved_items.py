@@ -24,9 +24,9 @@ TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource te
 
 
 class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
-    """A listed item that is hidden because the lock file does not approve it, with the `reason`. `item` is the part
-    that its digest covers; `digest` is empty if the item cannot be approved. `approved` is the item with this name in
-    the lock, or None."""
+    """A listed item that is hidden because the lock file does not approve it, with the `reason`. `item` has the members
+    of the item that its digest covers. `digest` is that digest; empty if the item cannot be approved. `approved` is the
+    item that the lock file approves under this name; None if there is none."""
 
     server: str
     kind: str
@@ -80,7 +80,8 @@ class UnapprovedItems:
         return self._policy.lock_file
 
     def of(self, server: str = "") -> list[Unapproved]:
-        """Return the items that the present lock file hides: of the given server, or of all servers if empty."""
+        """Return the items that the present lock file hides: those of `server`; if it is empty, those of all
+        servers."""
         found = []
         kept = [(of, *each) for of, some in self._found.items() if server in ("", of) for each in some.items()]
         for of, (kind, name, digest), (_, item) in kept:

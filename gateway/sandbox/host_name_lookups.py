@@ -15,12 +15,12 @@ from typing import Final, Literal
 from cachetools import TTLCache
 
 MAX_WAITING: Final = 512
-"""The maximum length of the second queue of look-ups. It has all names of slow askers, and those of other askers after
-their first."""
+"""The maximum number of names in the second queue of `LookupTurns`: all names of slow askers, and the further names of
+other askers, after the first of each."""
 
 MAX_FIRST: Final = 2_048
-"""The maximum length of the first queue of look-ups. It has one name for each asker (such as a server and a
-principal)."""
+"""The maximum number of names in the first queue of `LookupTurns`: one for each asker (such as a server and a
+principal) that is not slow."""
 
 _SLOW_S: Final = 2.0
 _REMEMBERED_S: Final = 60.0
@@ -29,7 +29,7 @@ _REMEMBERED: Final = 4_096
 
 class LookupTurns:
     """Decide which name is looked up next. An *asker* (such as a server and a principal) has one name in the first
-    queue, unless its last look-ups were slow. `reserved` of the threads serve only the first queue.
+    queue, unless its last look-ups were slow. `reserved`: the number of threads that serve only the first queue.
 
     A name server that does not answer blocks a thread for many seconds. So further names of an asker, and all names of
     slow askers, wait in a second queue.
@@ -46,7 +46,8 @@ class LookupTurns:
         self._began: dict[str, tuple[Hashable, float]] = {}
 
     def ask(self, name: str, asker: Hashable) -> bool:
-        """Add a name to the asker's queue. The name must not be in a queue yet. Return False if the queue is full."""
+        """Add a name to the queue in which the asker has to wait. The name must not be in a queue yet. Return False if
+        that queue is full."""
         if self._is_idle(asker):
             line, most = self._first, MAX_FIRST
         else:
@@ -142,8 +143,8 @@ class Lookups:
         self._turns = LookupTurns(MAX_THREADS, _RESERVED, clock)
 
     async def find(self, name: str, asker: Hashable = None) -> Found:
-        """Return the addresses of a name, or that the look-up has failed. Askers share the threads fairly
-        (`LookupTurns`)."""
+        """Look a name up, and return the result. The result is `failed` also if too many names wait, or after
+        `_TIMEOUT_S` seconds. Askers share the threads fairly (`LookupTurns`)."""
         kept: Found | None = self._kept.get(name)
         if kept is not None:
             return kept

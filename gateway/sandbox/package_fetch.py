@@ -128,18 +128,19 @@ exit 1
 _PYTHON: Final = "import sys; open(sys.argv[1], 'w', encoding='utf-8').write(sys.prefix)"
 
 _NOWHERE: Final = "/"
-"""The working directory of npx and uvx. Both look for a project there and in the folders around it, which could come
-from a session and would decide for all others. Around the root there is none, and only root writes to it."""
+"""The working directory of npx and uvx. Both look for a project there and in the folders around it. Such a project
+could come from a session, and would decide for all others. There is no folder around `/`, and only root writes to
+it."""
 
 _FOR_SERVERS: Final = re.compile(r"NODE|npm_(command|execpath|node_execpath|(lifecycle|package)_(?!json$)\w+)")
-"""Matches the variables of npx that servers get too. Its settings (`npm_config_*`, `NODE_OPTIONS`) do not match: some
-name folders of the fetch, and others could make servers run code."""
+"""Matches the variables from npx that servers get, too. Settings of npx (`npm_config_*`, `NODE_OPTIONS`) do not match:
+some of them name folders of the fetch, and others could make servers run code."""
 
 _MAX_PATH, _MAX_NOTED = 4_096, 1 << 20
 
 _INSTALL_BY_NPM: Final = ("lib/python3*/site-packages/readabilipy/javascript",)
-"""Folders in Python packages in which the package runs `npm install` at its first use, such as that of readabilipy,
-which mcp-server-fetch uses."""
+"""Folders in which a Python package runs `npm install` at its first use. readabilipy does so, which mcp-server-fetch
+uses."""
 
 _IMPATIENT: Final = {"npm_config_fetch_retry_mintimeout": "1000", "npm_config_fetch_retry_maxtimeout": "5000"}
 """Settings with shorter pauses between attempts. By default npm waits 10 s before the second attempt and a minute
@@ -289,8 +290,8 @@ class PackageFetcher:
         return fetched
 
     async def _first_use(self, programs: str, request: FetchRequest, copy: Path) -> None:
-        """Run `npm install` in folders where a package would do so at its first use, because sessions may not write
-        there.
+        """Run `npm install` in the folders in which a package would run it at its first use. At that time it could not,
+        because sessions may not write there.
 
         If it fails, the package stays as it was published, and its program reports what is missing.
         """
@@ -350,7 +351,8 @@ def _installed_around(program: str) -> tuple[str, ...]:
 
 
 def _uv_pythons(request: FetchRequest, copy: Path) -> dict[str, str]:
-    """Return the variable for uv's folder of Pythons: the operator's folder if it exists, otherwise one in the copy."""
+    """Return the environment variable that names uv's folder of Pythons, with its value: the operator's folder if it
+    exists, otherwise a folder in the copy."""
     installed = Path(request.home, ".local/share/uv/python")
     return {"UV_PYTHON_INSTALL_DIR": str(installed if installed.is_dir() else copy / "python")}
 
@@ -360,8 +362,8 @@ def _installed_tools(request: FetchRequest) -> str:
 
 
 def _uv_tools(request: FetchRequest, copy: Path) -> str:
-    """Make a folder of uv's tools for one fetch, because uv writes to it. If the operator has installed the package as
-    a tool, link it there. Return the folder."""
+    """Make a folder of uv's tools that only one fetch uses, because uv writes to it. If the operator has installed the
+    package as a tool, make a symlink to that tool in the folder. Return the folder's path."""
     tools = copy / "tools"
     tools.mkdir()
     name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", request.command.package, maxsplit=1)[0]).lower()
@@ -445,7 +447,7 @@ def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[st
 
 
 def _gives_access(setting: str) -> bool:
-    """Return whether a setting of npm is for one registry only, or has the name of a credential."""
+    """Return whether a setting of npm may hold a credential: it is for one registry only, or has the name of one."""
     return setting.strip().lower().startswith(("//", *_SECRET_NPM_SETTINGS))
 
 
@@ -462,8 +464,8 @@ _lock: Final = msgspec.json.Decoder(_Lock)
 
 
 def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
-    """Return the packages in a tree by their place, from npm's lock file. Scripts of other packages may have changed
-    the file. Raises `FetchFailed` if it is invalid."""
+    """Return the packages in a tree by their place in it, from npm's lock file; empty if there is no such file. Scripts
+    of other packages may have changed the file. Raises `FetchFailed` if the file is invalid."""
     try:
         found = read_plain(copy, tree / "node_modules" / ".package-lock.json", _MAX_LOCK)
         return _lock.decode(found).packages

@@ -146,7 +146,8 @@ def remove(folder: Path) -> None:
 
 def packages_root() -> Path:
     """Return the absolute path of the folder of all packages: `mcp-session-gateway/packages` in `$XDG_CACHE_HOME`, by
-    default `~/.cache`. Gateways of one user on one machine share it."""
+    default `~/.cache`; below the temporary folder if this process cannot write there. Gateways of one user on one
+    machine share it."""
     own = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(own) if own.startswith("/") else Path(os.environ.get("HOME") or "/nonexistent") / ".cache"
     if not _is_usable(base):
@@ -155,8 +156,8 @@ def packages_root() -> Path:
 
 
 def _is_usable(folder: Path) -> bool:
-    """Return whether this process can create files in the folder, after creating the folder if it is missing. Users of
-    services often have no home folder."""
+    """Return whether this process can create files in the folder, or could create the folder itself if it is missing.
+    Users of services often have no home folder."""
     for one in (folder, *folder.parents):
         if one.exists():
             return one.is_dir() and os.access(one, os.W_OK | os.X_OK)

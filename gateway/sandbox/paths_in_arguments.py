@@ -54,7 +54,7 @@ _LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that i
 class NamedPaths:
     """The files, folders and hosts that a configuration names. `read` and `write` are paths without symlinks, `reach`
     hosts with ports. `not_granted` has a sentence for each thing that is not granted, with the setting that would grant
-    it. `repositories` has such a sentence for each git folder that has the history of a named folder."""
+    it. `repositories` has such a sentence for each git folder (its key) with the history of a named folder."""
 
     read: dict[str, None] = field(default_factory=dict)
     write: dict[str, None] = field(default_factory=dict)
@@ -96,8 +96,8 @@ class _Named:
         self._folder = folder
 
     def code(self, text: str, name: str) -> None:
-        """Grant a file or folder of code for reading, which the environment variable `name` lists. Paths of the system
-        need no grant."""
+        """Grant the file or folder `text` for reading: code that the environment variable `name` lists. Paths of the
+        system need no grant."""
         path = self._followed(text) if text.startswith("/") else ""
         if not path or not os.path.exists(path) or is_of_system(path):
             return
@@ -107,8 +107,8 @@ class _Named:
             self.folder(path, may_write=False)
 
     def working_directory(self, path: str) -> None:
-        """Grant the folder in which the server starts for reading. Follow its symlinks, because many projects lie
-        behind one; but do not follow those that the server's sessions may write."""
+        """Grant the folder in which the server starts, for reading. Follow symlinks in its path, because many projects
+        lie behind one. But if the server's sessions may write such a symlink, grant nothing."""
         try:
             found = followed(path)
         except OwnLink as link:
@@ -120,8 +120,8 @@ class _Named:
             self.folder(found, may_write=False)
 
     def text(self, text: str, name: str) -> None:
-        """Grant the file, folder or host in an argument or in the value of a variable. `name` is the option or
-        variable."""
+        """Grant the file, folder or host that `text` names. `text` is an argument or the value of a variable, and
+        `name` is the option or variable."""
         if not text or len(text) > _LONGEST or "\0" in text:
             return
         url = _url(text)
@@ -158,8 +158,8 @@ class _Named:
             self._leave_out(f"{path}: there is no folder {folder}: mkdir -p {shlex.quote(folder)}")
 
     def _followed(self, path: str) -> str:
-        """Return the path without symlinks. If it leads through a symlink that must not be followed, return an empty
-        string."""
+        """Return the path without symlinks. If it leads through a symlink that must not be followed, record that it is
+        not granted, and return an empty string."""
         try:
             return followed(path)
         except OwnLink as link:
@@ -191,8 +191,8 @@ class _Named:
             self._around(path, may_write=True)
 
     def _around(self, path: str, *, may_write: bool) -> None:
-        """Grant the folder of a file that the server will make, or beside which it writes journals. Grant it for
-        writing only if the folder contains nothing else."""
+        """Grant the folder around a file, because the server will make the file, or a database writes journals beside
+        it. With `may_write`, grant nothing if the folder contains other things, too (`_is_of_one`)."""
         folder, name = os.path.split(path)
         if may_write and not is_broad(folder) and not _is_of_one(folder, name):
             missing = "" if os.path.exists(path) else f"{path} does not exist: make it if it is a folder; "
@@ -219,12 +219,14 @@ class _Named:
 
 
 def _is_of_this_machine(text: str) -> bool:
-    """Return whether the text is one absolute path whose first folder exists. Others are paths of URLs, or lists."""
+    """Return whether the text is one absolute path whose first folder exists on this machine. Other texts that look
+    like paths are paths of URLs, or lists."""
     return _ONE_PATH.fullmatch(text) is not None and os.path.isdir("/" + text.split("/")[1])
 
 
 def _is_of_one(folder: str, name: str) -> bool:
-    """Return whether a folder contains only files whose names begin with `name`, and databases with their journals."""
+    """Return whether a folder contains only files whose names begin with `name`, and databases with their journals.
+    Return False if the folder cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return all(
@@ -237,8 +239,8 @@ def _is_of_one(folder: str, name: str) -> bool:
 
 
 def _repository_of(folder: str) -> str:
-    """Return the git folder with the history of a worktree or submodule; empty for other folders. Its path is in a file
-    of the worktree, which sessions may have written. So the git folder is shown to the operator and not granted."""
+    """Return the path of the git folder with the history of a worktree or submodule; empty for other folders. The path
+    is read from a file that sessions may have written. So the git folder is shown to the operator and not granted."""
     try:
         noted = read_plain(Path(folder), Path(folder, ".git"), _LONGEST).decode("utf-8")
     except (OSError, ValueError):

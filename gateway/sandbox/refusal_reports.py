@@ -20,7 +20,7 @@ from gateway.observability.metrics import SANDBOX_REFUSALS
 _MOST_ROWS: Final = 40
 """The most rows of one server in one session. All further refusals are counted in one more row."""
 MOST_ROWS_OF_ALL: Final = 10_000
-"""The most rows of all sessions. When it is exceeded, the rows of the session with the oldest last refusal are
+"""The most rows of all sessions together. Beyond that, the rows of the session whose last refusal is the oldest are
 dropped."""
 _ENDED_S: Final = 60.0
 _MOST_ENDED: Final = 10_000
@@ -28,7 +28,8 @@ _MOST_ENDED: Final = 10_000
 
 class RefusedRow(msgspec.Struct, frozen=True):
     """A refusal, as the page of a session shows it. It occurred `count` times, last `at` (Unix time). `allows` is the
-    setting that would allow it; empty if none does. `what` is empty in the row of those beyond `_MOST_ROWS`."""
+    setting that would allow it; empty if none does. `what` is empty in the row that counts all refusals beyond
+    `_MOST_ROWS`."""
 
     at: float
     server: str
@@ -112,7 +113,7 @@ _NUMBERS: Final = {
 _AMOUNTS: Final = ("processes", "memory")
 _TO_WRITE: Final = "not granted to be written"
 _NEVER: Final = ("the gateway listens there", "a setuid or setgid bit", "datagrams", "an abstract name")
-"""Reasons of refusals that no setting can change."""
+"""Reasons of refusals for which no setting would allow the access."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -201,8 +202,8 @@ class ProcessRefusals:
         self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
 
     def add(self, refused: Refusal) -> None:
-        """Count a refusal. Report it at once if it is new, and repeated ones together after a pause, which doubles each
-        time."""
+        """Count a refusal. If it is new, report it at once. Repetitions of it are reported together after a pause,
+        which doubles each time."""
         fields = self._fields()
         self._all.count(fields, refused)
         key = (refused.kind, refused.what)

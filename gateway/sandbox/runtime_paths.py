@@ -79,8 +79,8 @@ class RuntimePaths:
 
 
 def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> RuntimePaths:
-    """Return the files that a command needs. `path` is its PATH, `home` the home folder in which tools were
-    installed."""
+    """Return the files that a command needs. `path` is the command's PATH, and `cwd` the folder in which it runs.
+    `home` is the home folder in which tools were installed."""
     # A relative entry means a folder of wherever the server is by then, never the one that the gateway was started in.
     path = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
     found = RuntimePaths()
@@ -108,8 +108,8 @@ def _which(command: str, path: str, cwd: str) -> str:
 
 
 class _Search:
-    """Collects in `found` the files that programs and scripts need. `path` is their PATH; `home` is that of
-    `runtime_paths`."""
+    """Collects in `found` the files that programs and scripts need. `path` is the PATH of the programs and scripts.
+    `home` is the home folder in which tools were installed."""
 
     def __init__(self, found: RuntimePaths, path: str, home: str) -> None:
         self._found = found
@@ -119,8 +119,8 @@ class _Search:
         self._seen: set[str] = set()
 
     def program(self, path: str) -> None:
-        """Add a program and its interpreters. If its path is a symlink, add the files around link and target, because
-        programs look for files around both."""
+        """Add a program, the files around it, and its interpreters. If the program's path is a symlink, add the files
+        around the symlink and around its target, because programs look for files around both."""
         if not self._is_new(path):
             return
         for name in dict.fromkeys((os.path.abspath(path), real(path))):
@@ -151,8 +151,8 @@ class _Search:
             self._found.add(root)
 
     def folder(self, path: str) -> None:
-        """Add the files of the tool to which a folder in PATH belongs. If it is a folder `shims`, as of pyenv, also add
-        the programs in other folders that its scripts start."""
+        """Add the files of the tool to which a folder in PATH belongs. If the folder is named `shims`, as that of
+        pyenv, also add the versions that the tool has installed, and the programs that the scripts in `shims` start."""
         self._installed(path)
         if (folder := Path(path)).name == "shims":
             self._versions(folder.parent)
@@ -192,8 +192,8 @@ class _Search:
                     self.program(str(next(Path(value).glob("python3*"), Path(value, "python3"))))
 
     def _packages(self, folder: Path) -> None:
-        """Add the source of packages that are installed as a link to it (PEP 660, PEP 610, and lines in `.pth`
-        files)."""
+        """Add the source folders of packages in `folder` that are installed only as links to their source (PEP 660,
+        PEP 610, and lines in `.pth` files)."""
         with contextlib.suppress(OSError, ValueError):
             names = os.listdir(folder)
             for name in names:
@@ -208,7 +208,7 @@ class _Search:
                         self.code(unquote(url.path))
 
     def _installed(self, path: str) -> None:
-        """If a tool has installed the program below a home folder, add the tool's folder."""
+        """If the path is in a folder of a tool below `home`, add this folder, and the variable that names it."""
         if not os.path.normpath(path).startswith(self._inside_home):
             return
         for folder, variable in _TOOL_ROOTS.items():

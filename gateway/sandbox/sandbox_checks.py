@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSandbox:
-    """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` has a
-    sentence for each part that does not hold on this machine. `not_granted` has one for each thing that the server's
-    configuration names and that is not granted, with the setting that would grant it. `forgets` has one for each file
-    of data that ends with its session."""
+    """One sandbox of one server. `trusts` are the trust levels of the sessions that it is for; empty: of all. `missing`
+    has a sentence for each part that does not hold on this machine. `not_granted` has one for each thing that the
+    server's configuration names and that is not granted, with the setting that would grant it. `forgets` has one for
+    each file of data that ends with its session."""
 
     server: str
     sandbox: Sandbox
@@ -103,9 +103,9 @@ def server_sandboxes(
     *,
     delegation: Delegation,
 ) -> list[ServerSandbox]:
-    """Return the sandboxes of servers with a command, in the order of the servers: one for each trust, or one if both
-    are equal. `kernel` returns what the kernel supports, with namespaces if its argument is True. `delegation` is the
-    place of cgroups."""
+    """Return the sandboxes of servers with a command, in the order of the servers: two for each server, by trust
+    (direct and sandboxed), or one if both are equal. `kernel` returns what the kernel supports, with namespaces if its
+    argument is True. `delegation` is the place of cgroups."""
     found: list[ServerSandbox] = []
     for name, by_trust in servers.items():
         sandboxes: dict[tuple[str, ...], Sandbox] = {(trust,): by_trust.sandbox(trust) for trust in TRUSTS}
@@ -152,7 +152,8 @@ def server_sandbox_of(
 
 def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
     """Raise an error if a sandbox lets a server read the gateway's private files, or write the packages from which
-    others start. Grants of code leave those files out; a folder that is granted as data cannot.
+    other processes start. Grants of code leave the private files out. The grant of a folder of data cannot leave files
+    out.
 
     Raises:
         ConfigurationError: one line for each grant of each sandbox, with the first file that it opens.
@@ -180,8 +181,8 @@ def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
 
 
 def unprotected_secrets(one: ServerSandbox, options: GatewaySettings) -> str:
-    """Return a sentence on the secrets' files that nothing keeps the server's processes from reading, and after `;`
-    what to do; empty if there are none."""
+    """Return a sentence that names the secrets whose files the server's processes can read, because nothing keeps them
+    from it. After a `;` it says what to do. Return an empty string if there are no such secrets."""
     names = ", ".join(f"gateway.secrets.{name}" for name, secret in options.secrets.items() if secret.files)
     if not names or not one.sandbox.is_unrestricted:
         return ""
@@ -218,8 +219,8 @@ def refuse_cgroup(setting: str | None, delegation: Delegation) -> None:
 
 
 def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None = None) -> None:
-    """Log the sandboxes, the parts of them that this machine cannot enforce, and what configurations name without a
-    grant."""
+    """Log the sandboxes, the parts of them that this machine cannot enforce, what configurations name but do not get
+    granted, and the files of data that end with their session."""
     walled = [one for one in found if one.sandbox.has_walls]
     if walled and delegation is not None:
         logger.info("cgroups of sandboxes: %s", describe_cgroups(delegation))

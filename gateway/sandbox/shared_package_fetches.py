@@ -44,13 +44,15 @@ _OF_FETCHES: Final = re.compile(
 """Variables that matter to a fetch: registries, proxies and certificates. A fetch also gets these from the gateway's
 environment."""
 _RELATIVE: Final = re.compile(r"(^|[=,\s])\.\.?(/|[,\s]|$)")
-"""A path in the working directory, in the value of a variable."""
+"""Matches a path in the value of a variable, if the path begins with `.` or `..`: it depends on the working
+directory."""
 _OF_PATHS: Final = re.compile(
     r"npm_config_(userconfig|globalconfig|cafile)|uv_(config_file|find_links|(default_|extra_)?index(_url)?)"
     r"|node_extra_ca_certs|ssl_cert_(file|dir)",
     re.IGNORECASE,
 )
-"""Variables whose values are paths or URLs. There, a word without a slash is a path in the working directory too."""
+"""Matches the names of variables whose values are paths or URLs. In such a value, a word without a slash is a path in
+the working directory, too."""
 _ELSEWHERE: Final = re.compile(r"([\w.-]+=)?(/|~|https?://|file:///)")
 
 
@@ -305,15 +307,16 @@ async def _lock_of(folder: PackageFolder) -> int:
 
 
 def _tools(command: PackageCommand, path: str) -> tuple[str, ...]:
-    """Return the programs that a fetched package depends on: a compiled part fits only one version of Node or
-    Python."""
+    """Return the paths of the programs on which a fetched package depends: npx and Node, or uvx and Python. A compiled
+    part of the package fits only one version of Node or Python."""
     names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
     found = (shutil.which(name, path=path) for name in names)
     return tuple(one for one in found if one)
 
 
 def _state_of(program: str) -> tuple[str, int, int]:
-    """Return the real path of a program, and the size and time of its file, which an upgrade changes."""
+    """Return the real path of a program, and the size and the modification time (in ns) of its file; 0 if there is no
+    file. An upgrade of the program changes them."""
     try:
         facts = os.stat(program)
     except OSError:

@@ -61,8 +61,9 @@ class SandboxGates:
 
 
 def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
-    """Return the key by which processes share the threads for look-ups: server and principal, without the session.
-    Otherwise one principal could open many sessions, and their slow names would delay the names of others."""
+    """Return the server and the principal of a process. Processes with the same ones have one share of the threads for
+    look-ups. If each session had a share, one principal could open many sessions, and their slow names would delay the
+    names of others."""
     known = fields()
     return known.get("server"), known.get("principal")
 

@@ -73,8 +73,8 @@ class OwnLink(Exception):
 
 
 def followed(path: str) -> str:
-    """Return an absolute path without symlinks. Do not follow symlinks of this process's user, except in broad folders:
-    a session could put a symlink where it may write, to be granted the target.
+    """Return an absolute path without symlinks. A symlink that this process's user owns is followed only if it is in a
+    broad folder (`is_broad`). Elsewhere, a session could have made the symlink, to be granted its target.
 
     Raises:
         OwnLink: the path leads through a symlink that is not followed.
@@ -121,7 +121,7 @@ def is_of_system(path: str) -> bool:
 
 def is_broad(path: str) -> bool:
     """Return whether a folder contains so much that it is granted only if an operator lists it in `read` or `write`:
-    folders of the system, home folders, and the folders around those of sessions."""
+    folders of the system, home folders, and the folders around the folders of sessions."""
     return path in _broad(os.environ.get("HOME", ""), tempfile.gettempdir())
 
 

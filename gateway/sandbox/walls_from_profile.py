@@ -24,8 +24,8 @@ from transports.upstream.walls.wall_specification import Grant, Limits, Reach, W
 _OWN_FILES: Final[Mapping[str, tuple[str, str]]] = {
     "@modelcontextprotocol/server-memory": ("MEMORY_FILE_PATH", "{home}/memory.jsonl"),
 }
-"""Packages whose program stores its data beside its own code, each with the environment variable that names another
-data file, and the file to use."""
+"""Packages whose program stores its data beside its own code. Each has the environment variable by which the program
+uses another file, and the path of the file that the gateway chooses."""
 _JAVA: Final = ("JAVA_TOOL_OPTIONS", "-Djava.io.tmpdir={temporary} -Duser.home={home}")
 """Options for Java, which does not read TMPDIR and HOME."""
 _OF_JAVA: Final = re.compile(r"java[\d.]*|jbang")
@@ -52,8 +52,9 @@ class OwnFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalledProcess:
-    """The walls (kernel restrictions), variables and working directory of one process. All other sources of variables
-    override `env`. `cwd` is None for the working directory of the gateway, and `~` for HOME, whatever sets HOME."""
+    """The walls (kernel restrictions), variables and working directory of one process. A variable in `env` is
+    overridden by every other source of variables. `cwd` is None for the working directory of the gateway, and `~` for
+    the HOME of the process, whatever sets HOME."""
 
     walls: Walls
     env: Mapping[str, str]
@@ -78,7 +79,8 @@ class Enclosure:
 
     @property
     def forgets(self) -> tuple[str, ...]:
-        """Return a sentence for each file of data that is in a session's folder because no setting names another."""
+        """Return a sentence for each file of data that ends with its session: it is in the session's folder, because no
+        setting names another file."""
         return tuple(
             f"what it remembers ends with each session, and with the gateway: set {name} in its env to a file in a "
             "folder of its own that exists, which all sessions share"
@@ -173,8 +175,9 @@ def enclosure_of(
 
 
 def _own_files(settings: UpstreamSettings, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield variables by which a program writes its data into the session's folder, unless the settings have these
-    variables. Otherwise it would write beside itself, or into the user's home folder."""
+    """Yield the names and values of variables by which a program writes its data into the session's folder. Otherwise
+    the program would write beside itself, or into the user's home folder. Leave out variables that the settings
+    have."""
     package = parse(settings.argv)
     named = None if package is None else _OWN_FILES.get(_NAME_IN.sub("", package.package))
     programs = (os.path.basename(command[0]) for command, _ in placed_commands(settings.argv, folder))

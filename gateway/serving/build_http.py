@@ -51,7 +51,8 @@ from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound.unauthenticated_limits import BodyBudget, Limited
 
 ONLY_REPLICA = "only"
-"""The replica's name in stored tasks if only one gateway uses the store. Its next process finds them by this name."""
+"""The replica's name in stored tasks if only one gateway uses the store. The gateway's next process finds the tasks by
+this name."""
 
 
 class Resolution:
@@ -94,8 +95,8 @@ class Resolution:
 
 
 class TaskParts:
-    """The parts for tasks that the gateway makes of calls. If `gateway.tasks.enabled` is off, there is no `maker`, and
-    the others still answer requests about earlier tasks."""
+    """The parts for tasks that the gateway makes of calls. If `gateway.tasks.enabled` is off, `maker` is None: no tasks
+    are made, and the other parts still answer requests about earlier tasks."""
 
     def __init__(
         self, base: Foundation, sessions: SessionParts, servers: Servers, resolution: Resolution, intake: Intake

@@ -113,8 +113,8 @@ class Servers:
     def make(
         self, entries: Mapping[str, UpstreamSettings], sandboxes: Mapping[str, SandboxesByTrust]
     ) -> dict[str, ConfiguredUpstream]:
-        """Make the servers of these entries, with their sandboxes by name. A server that cannot be served is made as
-        one that is left out."""
+        """Make the servers of these entries, and return them by name. `sandboxes`: the sandboxes of each, by its name.
+        A server that cannot be served is made, too, but its links fail with the error that it is left out."""
         factory, made = self._factory(sandboxes), {}
         for name, entry in entries.items():
             try:

@@ -27,8 +27,9 @@ HAND_OVER_S: Final = 10.0
 """The maximum seconds that a drain waits for calls in flight, and that a stop waits for working tasks."""
 
 _ANSWER_S: Final = 1.0
-"""Seconds before the end of the drain at which waiting clients get an error, because connections are closed at its end.
-Clients that wait for a task's result are told to ask again; those that wait for a call, that its outcome is unknown."""
+"""Seconds before the end of the drain at which waiting clients get an error, because the end closes their connections.
+A client that waits for the result of a task is told to ask for it again. A client that waits for the answer to a call
+is told that the outcome of the call is unknown."""
 
 _STOPPING: Final = "the gateway stops, and the task is not over: ask for its result again"
 _CUT: Final = "the gateway stops, and the server has not answered; whether the call took effect is unknown"

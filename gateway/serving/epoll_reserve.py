@@ -63,7 +63,8 @@ class GuardedLoop(uvloop.Loop):
         return await super().create_connection(*given, **named)
 
     def close(self) -> None:
-        """Close the loop, the duplicate of its epoll descriptor, and the probe with which a free watch is sought."""
+        """Close the loop, the duplicate of its epoll descriptor, and the descriptor by which `create_connection` finds
+        out whether a watch is free."""
         super().close()
         while self._own:
             self._own.pop().close()

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 def notify(listeners: Iterable[Callable[[T], object]], what: T) -> None:
     """Call each listener with the argument `what`, in order. An exception of a listener is raised at once, and the
-    later ones are not called."""
+    later listeners are not called."""
     for listener in listeners:
         listener(what)
 

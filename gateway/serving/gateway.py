@@ -111,7 +111,8 @@ class Gateway:
 
     @property
     def store_place(self) -> str:
-        """Return, for operators, where sessions are kept, and whether that is a new file."""
+        """Return a text for operators that says where sessions are kept. Of an SQLite file, it says if the file is
+        new."""
         return self._lifecycle.store.place
 
     def tool_session(self, session: Session) -> ToolSession:
@@ -123,8 +124,8 @@ class Gateway:
         await self._lifecycle.try_store()
 
     def running(self, *, asks_servers: bool = True) -> AbstractAsyncContextManager[None]:
-        """Serve inside the block. At its end, end all started servers; if there is no exception, give working tasks up
-        to 10 s before. `asks_servers`: probe the servers at the start; False if the caller does so itself."""
+        """Serve inside the block. At its end, end all started servers. If the block ends without an exception, working
+        tasks first get up to 10 s. `asks_servers`: probe the servers at the start; False if the caller probes them."""
         return self._lifecycle.running(asks_servers=asks_servers)
 
     def lifespan(self, _: Any) -> AbstractAsyncContextManager[None]:
@@ -146,7 +147,7 @@ class Gateway:
 
     async def reload_again(self) -> Difference:
         """Read the configuration again from the places of the start, and reload it as `reload` does. Raises
-        `ConfigurationError`, also if the program that embeds the gateway has made its settings itself."""
+        `ConfigurationError` also if there are no such places, because the embedding program has made the settings."""
         return await self._reload.again()
 
     async def drain(self) -> None:

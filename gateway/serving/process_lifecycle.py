@@ -34,7 +34,7 @@ _TASKS_STORED_WITHIN_S: Final = 5.0
 _LOGGED_EVERY_S: Final = 60.0
 
 _EARLY: Final = 0.1
-"""The part of its idle timeout after which an idle process is ended while memory is short."""
+"""While memory is short, an idle process is ended after this share of its idle timeout."""
 
 _PROBED_WITHIN_S: Final = 10.0
 """The maximum seconds that the start waits for servers whose lists are compared with the policy."""
@@ -42,7 +42,7 @@ _PROBED_WITHIN_S: Final = 10.0
 
 class StoreWatch:
     """Remember whether the store at `url` answers, and log when that changes. `fault`: why the store does not answer;
-    empty if it does. `place`: where it is, as found before it is opened."""
+    empty if it does. `place`: in words, where the store is, and if its file was new before the store was opened."""
 
     def __init__(self, backend: Backend, url: str) -> None:
         self._backend = backend
@@ -112,8 +112,8 @@ class Lifecycle:
 
     @contextlib.asynccontextmanager
     async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
-        """Serve inside the block. At its end, end all started servers; if there is no exception, wait for working tasks
-        before. `asks_servers`: probe the servers at the start for their era and lists.
+        """Serve inside the block. At its end, end all started servers. If the block ends without an exception, first
+        wait for working tasks. `asks_servers`: probe the servers at the start for their era and lists.
 
         Raises:
             ConfigurationError: the store or the advertised address cannot be used, the policy does not fit the servers'
@@ -168,8 +168,8 @@ class Lifecycle:
                     await flush()
 
     async def _first_answers(self, probes: Mapping[str, asyncio.Task[ServerFacts]]) -> None:
-        """Wait for the first answers of servers, as long as a client's discovery would. Wait longer for servers that
-        patterns of the policy name, because a pattern that matches nothing stops the start."""
+        """Wait for the first answers of servers, as long as a client's discovery would. If a pattern of the policy that
+        matches nothing stops the start, wait longer for the servers that such patterns name."""
         options, servers = self._parts.foundation.settings.gateway, self._parts.servers.upstreams
         soon_s = min(options.limits.list_timeout_s, _PROBED_WITHIN_S)
         if probes:
@@ -206,16 +206,16 @@ class Lifecycle:
         return tasks
 
     async def _end_unused_grants(self) -> None:
-        """Remove consent that was given to an earlier configuration. Do nothing if another replica has a newer
-        configuration, because people may just have consented by that one."""
+        """Remove the consent of people that sessions cannot use under the present configuration. Do nothing if another
+        replica has a newer configuration, because people may have consented under the newer one."""
         base = self._parts.foundation
         if base.cluster is None or not base.cluster.configuration.is_outdated:
             secrets, rights = base.settings.gateway.secrets, self._parts.http.tasks.rights
             await self._parts.servers.consented.end_unused(secrets, rights.is_known)
 
     async def _watch_memory(self) -> None:
-        """Measure the memory of server processes. If memory is short, end prestarted processes, and those that were
-        idle for a tenth of their idle timeout."""
+        """Measure the memory of server processes. If memory is short, end prestarted processes, and
+        processes that were idle for a tenth of their idle timeout."""
         memory = self._parts.foundation.memory
         await memory.sample()
         if not memory.is_short:
@@ -300,10 +300,11 @@ async def _each_second(step: Callable[[], Awaitable[None] | None]) -> None:
 
 
 async def _kept_running(work: Callable[[], Awaitable[None]], failed: str) -> None:
-    """Run endless work. If an exception ends it, log that with the text `failed`, and run it again, `_EVERY_S` after it
-    began at the earliest. A replica that stopped to renew its lease would serve nothing until a person starts it again.
+    """Run endless work. If an exception ends the work, log the exception with the text `failed`, and run the work
+    again, `_EVERY_S` seconds after its last start at the earliest. Otherwise, a replica that no longer renews its lease
+    would serve nothing until a person restarts it.
 
-    The same exception as the last one is logged again after `_LOGGED_EVERY_S`.
+    An exception that equals the last one is logged again only after `_LOGGED_EVERY_S` seconds.
     """
     last, logged = "", 0.0
     while True:

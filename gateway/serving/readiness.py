@@ -61,7 +61,7 @@ class Readiness:
     A ping is not enough: a full or read-only store answers, but no session can be opened or renewed in it. If several
     gateways share the store (`is_shared`), writes fail for all of them at once. If none of them were ready, a load
     balancer would have no gateway left. So a gateway that has written once stays ready: it serves its own sessions
-    while its lease is valid, and refuses the others.
+    while its lease is valid, and refuses other sessions.
     """
 
     may_serve: Callable[[], bool]

@@ -54,7 +54,7 @@ _ENDED: Final = "the credential that opened this stream is not valid any more"
 
 class Reload:
     """Replace the configuration of a running gateway, one reload at a time. `read` reads the configuration again from
-    the places that the start has read; None if the embedding program has made it."""
+    the places that the start has read; None if the embedding program has made the settings."""
 
     def __init__(self, parts: Parts, read: Callable[[], Settings] | None = None) -> None:
         self._parts = parts
@@ -75,8 +75,8 @@ class Reload:
         return await self.to(self._read)
 
     async def to(self, read: Callable[[], Settings]) -> Difference:
-        """Apply the configuration that `read` returns, in a thread. Return what has changed, and what only a restart
-        changes. Log and audit both.
+        """Call `read` in a thread, and apply the configuration that it returns. Return what has changed, and what only
+        a restart changes. Log and audit both.
 
         Raises:
             ConfigurationError: the configuration cannot be read or served. Nothing has changed.
@@ -128,14 +128,14 @@ class Reload:
 
     def _exposed(self, found: Difference, new: Settings) -> list[str]:
         """Return the names of the unchanged servers whose sandbox lets them read a file that is private by the new
-        settings. Their processes may be running already."""
+        settings. Processes of these servers may be running already."""
         private, sandboxes = own_files(new.gateway), self._parts.servers.sandboxes
         kept = sandboxes.keys() & new.mcpServers.keys() - {*found.added, *found.changed}
         return sorted(name for name in kept if sandboxes[name].opens(private))
 
     async def _accept(self, settings: Settings, new: Settings) -> None:
-        """Find the grants of all sandboxes again, and record in the store that this replica now has the configuration
-        `settings`. `new` is the part of it that a reload can apply."""
+        """Find the grants of all sandboxes again. Record in the store that this replica now has the configuration
+        `settings`. `new` is the part of `settings` that a reload can apply."""
         for each in self._parts.servers.sandboxes.values():
             await asyncio.to_thread(each.find_again, own_files(new.gateway))
         cluster = self._parts.foundation.cluster
@@ -145,7 +145,8 @@ class Reload:
                 await cluster.renew_configuration()
 
     def _sandboxes(self, fresh: Mapping[str, UpstreamSettings], new: Settings) -> dict[str, SandboxesByTrust]:
-        """Return the sandboxes of new servers. Raises `ConfigurationError` as the start of a gateway does."""
+        """Return the sandboxes of new servers. Raises `ConfigurationError` if a required sandbox does not hold, or if a
+        sandbox opens private files."""
         made = sandboxes_by_name(fresh, new.gateway)
         walled = {name: made[name] for name, entry in fresh.items() if entry.kind == "command"}
         delegation = self._parts.servers.fork_server.delegation()
@@ -159,8 +160,8 @@ class Reload:
         return made
 
     async def _ask(self, made: Mapping[str, ConfiguredUpstream], new: Settings) -> None:
-        """Wait for the first answers of new servers, and compare their lists with their settings. Raises
-        `ConfigurationError` if a pattern matches nothing."""
+        """Wait for the first answers of new servers. Compare the lists of all servers with the patterns in the
+        settings. Raises `ConfigurationError` if a pattern matches nothing, and the settings refuse that."""
         for upstream in made.values():
             upstream.log_first_answer()
         probes = [upstream.start_probe() for upstream in made.values() if not upstream.is_left_out]
@@ -250,8 +251,8 @@ class Reload:
     def _replace_servers(
         self, new: Settings, known: Mapping[str, ConfiguredUpstream], sandboxes: Mapping[str, SandboxesByTrust]
     ) -> None:
-        """Serve the servers of the configuration in its order. Keep the paths of removed servers, without a server,
-        because requests may be under way to them."""
+        """Serve the servers of the configuration in its order. Keep the path of each removed server, with no server
+        behind it, because requests to this path may be under way."""
         servers, http = self._parts.servers, self._parts.http
         objects = [each for each in servers.upstreams if each.settings is OBJECT]
         servers.upstreams[:] = [*(known[name] for name in new.mcpServers), *objects]
@@ -281,8 +282,8 @@ class Reload:
 
 
 async def _read_by(read: Callable[[], Settings]) -> Settings:
-    """Return the configuration that `read` returns, in a thread. Raises `ConfigurationError`: it cannot be read, or not
-    in time, as in a network folder that does not answer."""
+    """Call `read` in a thread, and return the configuration that it returns. Raises `ConfigurationError` if the
+    configuration cannot be read, or not in time, as in a network folder that does not answer."""
     try:
         async with asyncio.timeout(_READ_S):
             return await asyncio.to_thread(read)
@@ -294,8 +295,8 @@ async def _read_by(read: Callable[[], Settings]) -> Settings:
 
 
 def state_of(files: Iterable[Path]) -> tuple[int, ...]:
-    """Return numbers that change with the content of files, or with the target of a link to one; empty if one is no
-    regular file, as for a moment while it is replaced."""
+    """Return numbers that change with the content of a file, or when a symlink gets another target. Return an empty
+    tuple if one of the files is missing or no regular file, as for a moment while the file is replaced."""
     state: list[int] = []
     for file in files:
         try:
@@ -309,12 +310,15 @@ def state_of(files: Iterable[Path]) -> tuple[int, ...]:
 
 
 class ReloadTriggers:
-    """Load the configuration again for each SIGHUP, and when its file or the lock has changed. Signals during a reload
-    cause one more. `reload` loads it once, or raises `ConfigurationError`. `file`: looked at each second, as is the
-    lock in effect, which `lock` returns; None: no file. `read_from`: the file's state (`state_of`) before the start
+    """Load the configuration again for each SIGHUP, and when its file or the lock file has changed. Signals during a
+    reload cause one more reload.
+
+    `reload` loads the configuration once, or raises `ConfigurationError`. `file` is the configuration's file; None: no
+    file is watched. `lock` returns the lock in effect. `read_from` is the state of `file` (`state_of`) before the start
     read it, so that a change since then is loaded, too.
 
-    A changed file is loaded once it has not changed for a second: some editors write it in pieces.
+    Both files are looked at each second. A changed file is loaded once it has not changed for a second: some editors
+    write it in pieces.
     """
 
     def __init__(

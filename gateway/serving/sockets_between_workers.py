@@ -141,8 +141,8 @@ class SiblingWorkers:
 
 
 def inherited_siblings(counts: Counter[str]) -> SiblingWorkers | None:
-    """Return the access to the other workers that the parent has passed in environment variables; None if this process
-    is not a worker."""
+    """Return the object by which this worker reaches the other workers. It is built from an environment variable that
+    the parent has set. Return None if this process is not a worker."""
     given = os.environ.pop(_VARIABLE, "")
     if not given:
         return None

@@ -252,7 +252,7 @@ class _Output:
         threading.Thread(target=self._run, args=(asyncio.get_running_loop(),), name="stdout", daemon=True).start()
 
     async def write(self, line: bytes) -> None:
-        """Write a line, after those of earlier calls. Return when it is written."""
+        """Write a line, after the lines of earlier calls of this method. Return when the line is written."""
         written = asyncio.get_running_loop().create_future()
         self._lines.put((line + b"\n", written))
         await written

@@ -243,8 +243,9 @@ def serve(
     strict: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `welcome` shows the start; if it is None, a line says when the gateway is ready.
-    `read` reads the settings again, on SIGHUP, at an operator's request, or when `file` has changed since its state was
-    `read_from`. With `strict`, refuse to start if a server cannot be used.
+    `read` returns the settings, read again. It is called on SIGHUP, at an operator's request, and when `file` or the
+    lock file has changed. `read_from` is the state of `file` (`state_of`) before the start read it. With `strict`,
+    refuse to start if a server cannot be used.
 
     Raises:
         OSError: the address cannot be listened on.

@@ -90,7 +90,8 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
 
 
 def _hang_up(workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event, *, had_terminal: bool) -> None:
-    """Have all workers load the configuration again. If the terminal is gone, stop."""
+    """Have all workers load the configuration again. If this process had a terminal that is gone, set `stopping`
+    instead."""
     if had_terminal and not has_terminal():
         stopping.set()
         return
@@ -128,7 +129,8 @@ def _tend(
     reports: Reports,
     url: str,
 ) -> None:
-    """Announce that workers serve, and when all are ready. Replace each worker that dies, until `stopping` is set."""
+    """Announce that the workers serve, and announce it again once all of them are ready. Replace each worker that dies,
+    until `stopping` is set."""
     is_ready = reports.all_have(IS_READY)
     announce(url, is_ready=is_ready)
     while not stopping.wait(_AGAIN_S):
