@@ -125,7 +125,7 @@ class _OneSession:
         raise StoreUnavailable("too many others change this session at once", may_have_taken_effect=False)
 
     async def _read(self) -> tuple[Records, bytes | None]:
-        """Return the session's records, and the document that they are from."""
+        """Return the session's records, and the document from which they were read; None if there is no document."""
         try:
             document = await self._asked(self._store.get(self._id))
             return _records(document), document
@@ -134,7 +134,8 @@ class _OneSession:
             raise
 
     async def _changed(self, session: Session | None, before: bytes | None, after: bytes | None) -> bool:
-        """Store the changed document, or delete it. Return False if another writer has changed it first."""
+        """Store the document `after`, or delete the document if it is None. Return False if another writer has changed
+        the document first."""
         if session is None or after is None:
             await self._asked(self._store.delete(self._id))
             return True

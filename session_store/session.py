@@ -127,7 +127,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     The client may announce `workspace` and some `fields`. Everything else comes from the operator or the authenticated
     principal, unless the operator's rules let an announced workspace grant permissions. `fields` inform and never
     grant. In a `read_only` session there are no tools that write or evaluate. `rights` is a digest of the rights in the
-    client's access token, if servers get tokens in exchange for it. Each such digest has server processes of its own.
+    client's access token, if servers get tokens in exchange for that token. Each digest has server processes of its
+    own.
 
     Raises:
         InvalidContext: the workspace is too long or contains control characters.

@@ -121,8 +121,8 @@ class SessionState:
             return await self._port.increment(key, by)
 
     async def compare_and_set(self, key: str, expected: Any, value: Any) -> bool:
-        """Set the key to `value` if its value is `expected`. Return True if it was set. `MISSING` means that there is
-        no such key."""
+        """Set the key to `value` if its value is `expected`. Return True if it was. As `expected`, `MISSING` means that
+        the key is missing; as `value`, it deletes the key."""
         with READABLE_BY_CALLERS:
             before = None if expected is MISSING else to_json(key, expected)
             after = None if value is MISSING else to_json(key, value)

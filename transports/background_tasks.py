@@ -18,7 +18,7 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
     """Run all of `works` until the first one ends, then cancel the others and wait for their end.
 
     Raises:
-        ExceptionGroup: the exceptions of `works`.
+        ExceptionGroup: some of `works` have failed. The group has their exceptions.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work) for work in works]

@@ -159,7 +159,7 @@ def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Return a scalar as the text that a header has for it; None for any other value."""
+    """Return the text that a header has for a scalar value; None for a value that no header can have."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -177,7 +177,8 @@ def _at(arguments: Any, path: PropertyPath) -> Any:
 
 
 def _annotated(schema: Any) -> Iterator[_Annotated]:
-    """Yield the annotated properties of a schema that only other properties enclose (not arrays or conditions)."""
+    """Yield the annotated properties of a schema. Leave out a property that an array, a condition or anything else but
+    other properties encloses."""
     for path, node in _schemas(schema):
         token = node.get(ANNOTATION)
         if path and isinstance(token, str):

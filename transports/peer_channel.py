@@ -130,8 +130,8 @@ class PeerCall:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Return the unique name of the call. Copies of the call have it in their facts, so that the peer executes only
-        one."""
+        """Return the unique name of the call. Copies of the call have this name in their facts, so that the peer
+        executes only one of them."""
         return self._channel.name, self.number
 
     @property
@@ -446,8 +446,8 @@ class PeerChannel(asyncio.Protocol):
 
 
 async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: PeerTls | None = None) -> PeerChannel:
-    """Connect to HOST:PORT, and return the channel once the replica with this name has proved itself there. `keys`
-    prove that a process is a replica, newest first. No call is sent yet.
+    """Connect to HOST:PORT, and return the channel once the replica with this name has proved itself there. `keys` is
+    the key ring by which replicas prove themselves, newest first. No call is sent yet.
 
     Raises:
         PeerRefused: the connection was refused.
@@ -455,7 +455,7 @@ async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: P
         PeerOtherKeys: the process there is a gateway with other keys.
         PeerUnproven: the process there has not proved that it is the replica, or has closed the connection.
         PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing within `CONNECT_S`; or
-        `address` is none.
+            `address` is not HOST:PORT.
     """
     host, _, port = address.rpartition(":")
     channel = PeerChannel()

@@ -81,7 +81,7 @@ class LogLimit:
         self._next_at = 0.0
 
     def allows(self) -> bool:
-        """Return True if a line may be written now; then the next one only `LOG_EVERY_S` seconds later."""
+        """Return True if a line may be written now. After that, return False for `LOG_EVERY_S` seconds."""
         now = monotonic()
         if now < self._next_at:
             return False

@@ -350,8 +350,8 @@ class PeerServer:
         self.breaches = LogLimit()
 
     def entered(self, channel: AnsweringChannel) -> None:
-        """Register a new connection, which has proved nothing yet. If there are too many such connections, abort the
-        oldest: of those from the address with the most, if that has more than half of them."""
+        """Register a new connection, which has proved nothing yet. If there are too many such connections, abort one.
+        If more than half of them come from one address, this is the oldest from there; otherwise the oldest of all."""
         self.channels.add(channel)
         self._unknown[channel] = None
         self._peers[channel.peer] += 1

@@ -67,17 +67,18 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a link for its session, in addition to the operator's configuration of the server.
 
     `env` is the environment of a process, in which the names `overriding` win over the configured ones. `launcher` is a
-    command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started instead of
-    the configured command. `path` are folders in front of its PATH. `cwd` is its working directory, instead of the
-    configured one. `hide` removes secrets that are not in `env` from what the process writes. `headers` returns headers
-    for every HTTP request; `renew` is awaited before each, and may raise `UpstreamUnavailable`; `rejected` is awaited
-    with the header values of one that was answered 401, and returns True if others may be accepted. `schemas` returns
-    the input schemas, by tool, of the tools that mirror arguments in headers. `resume` is the `Link.resume` of an
-    earlier link of the same session. `keep` returns True if a later link will resume this one.
+    command that starts the process, and `walls` are the sandbox around both. If `argv` is not empty, it is started
+    instead of the configured command. `path` are folders in front of the PATH of the process. `cwd` is its working
+    directory, instead of the configured one. `hide` removes secrets that are not in `env` from what the process writes.
+    `headers` returns headers for every HTTP request. `renew` is awaited before each request, and may raise
+    `UpstreamUnavailable`. `rejected` is awaited with the header values of a request that was answered 401, and returns
+    True if other values may be accepted. `schemas` returns the input schemas, by tool, of the tools that mirror
+    arguments in headers. `resume` is the `Link.resume` of an earlier link of the same session. `keep` returns True if a
+    later link will resume this one.
     `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
     started process, or with None if processes that are not its descendants may do its work. `in_context` returns the
     context variables with which an object in this process handles the message that is sent. `scope` are members of the
-    ASGI scope that its tools find in the request of their context.
+    ASGI scope that the tools of this object find in the request of their context.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)

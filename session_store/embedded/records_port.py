@@ -30,7 +30,7 @@ class Records(ABC):
 
     @abstractmethod
     def remove(self, session_id: str) -> None:
-        """Delete the session's record and values, and its alias unless another session has taken it over."""
+        """Delete the session's record and values, and its alias unless another session has the alias now."""
 
     @abstractmethod
     def scan(self, after: str = "") -> Iterable[Session]:

@@ -140,8 +140,8 @@ class _Held:
 
 
 def _holders(task: Task) -> list[tuple[str, int]]:
-    """Return for whom a task counts: a key (all clients, all anonymous ones, a network) and a divisor each. The tasks
-    of one key may be 1/divisor of the store's most tasks, and of their bytes."""
+    """Return the keys under which a task counts (all clients, all anonymous clients, a network), each with a divisor.
+    The most tasks under a key are the most tasks of the store divided by the divisor; likewise their bytes."""
     if not task.principal.is_anonymous:
         return [("", 1)]
     everyone = [("", 1), (task.principal.key, _OF_ANONYMOUS)]

@@ -25,9 +25,9 @@ class Event:
 
 class Entry(NamedTuple):
     """An event to write under a reserved number. `ends`: the stream is finished after this event; if the frame is
-    empty, the entry only marks the end. `nonce` is from `Reserved`: if the store has lost the log, the new one gets
-    this nonce again. `request` is the call of the stream, for a later owner that has to repeat the call. It is deleted
-    with the end of the stream."""
+    empty, the entry only marks the end. `nonce` is from `Reserved`: if the store has lost the log, the new log gets
+    this nonce again. `request` is the call of the stream, for a later owner that has to repeat the call. The stored
+    request is deleted at the end of the stream."""
 
     number: int
     stream: str
@@ -50,8 +50,8 @@ def id_of_event(nonce: str, number: int) -> str:
 
 
 def numbers_of(epoch: int) -> tuple[int, int]:
-    """Return the range of an epoch's event numbers: the number before the first, and the last. Epochs with equal
-    counts, as after a failover, begin at different numbers, so that no two events have the same id."""
+    """Return two bounds of the event numbers of an epoch: the number before its first one, and its last one. Epochs
+    with equal counts, as after a failover, begin at different numbers, so that no two events have the same id."""
     first = count_of(epoch) * NUMBERS_OF_AN_EPOCH
     return first + nonce_of(epoch), first + NUMBERS_OF_AN_EPOCH
 
@@ -113,8 +113,8 @@ class EventLog(EventStreams, Protocol):
     """Extend `EventStreams` with methods that write the events of many sessions together."""
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
-        """Reserve `count` numbers for events that are written later. They are higher than all earlier ones. `epoch` is
-        the epoch in the session's record since the caller became its owner.
+        """Reserve `count` numbers for events that are written later. They are higher than all numbers reserved before.
+        `epoch` is the epoch that the session's record got when the caller became the session's owner.
 
         Return None, and change nothing, if an owner of a later epoch has reserved numbers.
         """

@@ -10,7 +10,7 @@ class Rates(Protocol):
 
     async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
         """Count `times` events under `key`. Return the seconds until the last of them may happen; 0 if all may now. If
-        the wait would exceed `within_s`, count nothing.
+        that is more than `within_s`, return it too, but count nothing.
 
         The rate is `per_s` events a second in the long run, and up to `burst` at once. Events that were counted in
         advance keep their turn: events of later calls come after them.

@@ -43,8 +43,8 @@ class Directory(Protocol):
         holds any; record nothing else.
 
         `number` is the replica's present number; 0: it has just started. `is_edited`: its configuration has changed
-        since it got that number. A known configuration keeps its number, but gets the next one if the newest was edited
-        back to it. A number that the store has lost is recorded again.
+        since it got that number. A known configuration keeps its number, unless the newest configuration was edited
+        back to it: then it gets the next number. A number that the store has lost is recorded again.
         """
 
     def when_connected(self, callback: Callable[[], None]) -> None:
@@ -52,9 +52,10 @@ class Directory(Protocol):
         The store may then be a copy that lacks the last claims. A store that cannot lose a claim never calls it."""
 
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
-        """Renew the replica's lease for `lease_s` seconds. Return the ids of sessions that others have claimed from it.
-        Answers can be lost, so each id is returned until a call has it in `handled`. Pass the last answer unchanged,
-        with duplicates. If that call fails, do not repeat it: it may have been executed."""
+        """Renew the replica's lease for `lease_s` seconds. Return the ids of sessions that other replicas have claimed
+        from this one. Answers can be lost, so each id is returned until a call has it in `handled`. As `handled`, pass
+        the last answer unchanged, with duplicates. If the call with these ids fails, do not pass them again: it may
+        have been executed, and would now remove later claims."""
 
     async def end_lease(self, replica: str) -> None:
         """End the replica's lease at once."""
@@ -74,7 +75,7 @@ class Directory(Protocol):
 
     async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
         """Make the replica the owner of the session, if the session's epoch is still `epoch`. Return the new epoch;
-        None if it was not."""
+        None if the session has another epoch, or is not live."""
 
     async def tell_lost(self, replica: str, session_ids: Sequence[str]) -> None:
         """Make the replica's next `renew_lease` return these sessions as claimed by others, because the store has lost

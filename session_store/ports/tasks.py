@@ -120,7 +120,7 @@ class TaskStore(Protocol):
 
     async def replace(self, task: Task) -> bool:
         """Store a changed copy of a task under the next version. Return False, and change nothing, if the task is
-        unknown or its stored version differs from this one. `created_at`, `principal` and `origin` must not change.
+        unknown, or its stored version is not `task.version`. `created_at`, `principal` and `origin` must not change.
 
         Raises:
             StoreFull: the store has a limit, and no room for a larger copy.
@@ -133,8 +133,8 @@ class TaskStore(Protocol):
         need not be a task at `after`."""
 
     async def heads(self, names: Sequence[str]) -> list[Task]:
-        """Return the heads of the tasks with these names (`Task.name`), at most 100, in this order. Unknown tasks are
-        left out."""
+        """Return the heads of the tasks with these names (`Task.name`; at most 100 names), in the order of the names.
+        Unknown tasks are left out."""
 
     async def page(self, *, before: Task | None = None, limit: int = 100) -> list[Task]:
         """Return the heads of tasks of all sessions, newest first, starting after the task `before`, which may have

@@ -47,9 +47,9 @@ class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a timeline about its session. `session` is the start of its id, as logs show it. `ended` says how
-    the session ended, at `ended_at`; it is empty while the session lives. `calls` and `failed` count the calls on all
-    replicas."""
+    """The facts of a timeline about its session. `session` is the start of the session's id, as logs show it. `ended`
+    says how the session ended, at `ended_at`; `ended` is empty while the session lives. `calls` and `failed` count the
+    calls on all replicas."""
 
     session: str
     principal: str = ""
@@ -120,8 +120,8 @@ def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> Timeli
 
 
 def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
-    """Add entries to encoded ones, one on each line. Return the newest, within `MAX_ENTRIES` and
-    `MAX_TIMELINE_BYTES`."""
+    """Add entries to `known`, the encoded entries of a timeline, one on each line. Return the last ones, encoded in
+    the same way, as many as `MAX_ENTRIES` and `MAX_TIMELINE_BYTES` allow."""
     lines = known.split(b"\n") if known else []
     lines += [msgspec.json.encode(entry) for entry in entries]
     lines = lines[-MAX_ENTRIES:]
@@ -145,8 +145,8 @@ reading a whole day of one-minute records would take too long."""
 
 
 class HistoryRecord(NamedTuple):
-    """The metrics of one replica for one period, which begins at `at` (Unix time, a multiple of its length). The store
-    does not read `body`."""
+    """The metrics of one replica for one period. The period begins at `at` (Unix time, a multiple of the period's
+    length). The store does not read `body`."""
 
     at: int
     replica: str

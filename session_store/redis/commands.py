@@ -43,8 +43,9 @@ class Prepared(NamedTuple):
     key: str
 
     def with_source(self, script: Script) -> bytes:
-        """Return the encoded call with the script's source in place of its digest. The server that executes it stores
-        the script. In a cluster, no command without a key reaches the server that a slot is moving to."""
+        """Return the encoded call with the script's source in place of its digest. The server that executes the call
+        also stores the script. A command that only stores it would have no key, and in a cluster no command without a
+        key reaches the server that a slot is moving to."""
         count, _, arguments = self.packed.partition(b"\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % script.digest.encode())
         size = len(script.source)
         return b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n%b" % (count, size, script.source, arguments)
@@ -237,8 +238,8 @@ class ClusterCommands(Commands):
 
     async def _deliver_to(self, address: Address, packed: bytes, *, is_importer: bool) -> Any:
         """Send a command to a node, and return its reply. `is_importer`: the node imports the slot, and may already
-        have its keys. It takes a command after `ASKING`, which applies to the next command of the connection only, so
-        nothing is awaited between the two."""
+        have keys of the slot. Such a node takes a command only after `ASKING`, which applies to the next command of the
+        connection alone. So nothing is awaited between the two."""
         connection = self._connection_to(address)
         try:
             if not is_importer:
@@ -304,8 +305,8 @@ class ClusterCommands(Commands):
         raise failure
 
     def _serve_from(self, masters: Iterable[Address]) -> None:
-        """Set the nodes that serve slots. A failover breaks no connection to the copy that it makes a master, so that
-        connection counts as a new one."""
+        """Set the nodes that serve slots. A failover makes a copy a master, and breaks no connection to this copy. So
+        an open connection to a new master counts as a new one (`when_connected`)."""
         earlier, self._masters = self._masters, list(dict.fromkeys(masters))
         promoted = {*self._masters} - {*earlier} if earlier else set()
         if any(at in self._connections and self._connections[at].is_open for at in promoted):

@@ -120,9 +120,9 @@ class RedisEventLog:
                         await news.wait()
 
     async def _read_before(self, session_id: str, stream: str, position: int) -> int:
-        """Return the number after which a follower begins to read. If the event at `position` exists, the follower
-        reads it again, to see whether it ended the stream. Else return 0: a client chose `position`, so the end may be
-        anywhere."""
+        """Return the number after which a follower begins to read. If the stream has an event at `position`, the
+        follower reads that event again, to see whether it ended the stream. Otherwise return 0: a client chose
+        `position`, so the end of the stream may be anywhere."""
         events = keys.of_session(session_id)[2]
         for found in await self._commands.run("XRANGE", events, f"{position}-0", f"{position}-0"):
             if _entry(*found).stream == stream:

@@ -74,8 +74,8 @@ def lease(replica: str) -> str:
 
 
 def lost(replica: str) -> str:
-    """Return the key of the list of sessions that other replicas have claimed from this one without its acknowledgement
-    yet."""
+    """Return the key of the list of sessions that a replica has lost: others have claimed them from it, and it has not
+    acknowledged that yet."""
     return f"mcp:{{replica-{replica}}}:lost"
 
 
@@ -95,5 +95,6 @@ def timeline(session: str) -> tuple[str, str]:
 
 
 def history(step_s: int, stretch: int) -> str:
-    """Return the key of the history records of length `step_s` in the period with number `stretch`."""
+    """Return the key of the history records whose length is `step_s`. One key has the records of a stretch of many
+    steps; `stretch` is the number of this stretch (`RedisHistory`)."""
     return f"mcp:{{history-{step_s}-{stretch}}}"

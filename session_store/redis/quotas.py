@@ -56,8 +56,8 @@ _REPLACE: Final = script("replace")
 
 
 class RedisSealedValues(RedisPart):
-    """Store values as Redis keys that expire. A name stays listed until its value would expire: the list is in another
-    slot, so removing the name with the value could hit a newer value of that name."""
+    """Store values as Redis keys that expire. The name of a removed value stays in the list of names until the value
+    would have expired: the list is in another slot, so removing the name there could hit a newer value of that name."""
 
     async def get(self, name: str) -> bytes | None:
         found: bytes | None = await self._commands.run("GET", keys.hashed("sealed", name))

@@ -207,7 +207,8 @@ class RedisSessionStore:
         return sorted(await self._of_shards("ZRANGEBYLEX", 1, lowest, "+", "LIMIT", 0, limit))[:limit]
 
     async def _of_shards(self, command: str, place: int, *arguments: Any) -> list[str]:
-        """Run a command on a key of each shard of the index (`keys.shard`), and return the ids that it finds."""
+        """Run a command on one key of each shard of the index, and return the ids that the command finds. `place` is
+        the place of the key in the result of `keys.shard`."""
         shards = (self._commands.run(command, keys.shard(n)[place], *arguments) for n in range(keys.SHARDS))
         return [name.decode() for part in await asyncio.gather(*shards) for name in part]
 
@@ -221,7 +222,7 @@ class RedisSessionStore:
         return [(msgspec.json.decode(owner[1], type=str), int(owner[0])) if owner else None for owner in found]
 
     async def _owners(self, session_ids: Sequence[str]) -> list[Any]:
-        """Return the stored epoch and owner of each session, as they are in its record; false if it is not live."""
+        """Return [epoch, owner] of each session, encoded as in its record; None for a session that is not live."""
         records = [keys.of_session(session_id)[0] for session_id in session_ids]
         asked = [
             some

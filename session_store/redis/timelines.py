@@ -26,7 +26,8 @@ _STEPS_A_HASH: Final = 60
 
 
 class RedisHistory(RedisPart):
-    """Store history records by time and replica. One Redis hash has `_STEPS_A_HASH` steps of all replicas."""
+    """Store history records by time and replica. One Redis hash has the records of all replicas for a stretch of
+    `_STEPS_A_HASH` steps; a step is the period of one record."""
 
     async def write(self, step_s: int, record: HistoryRecord) -> None:
         stretch_s = step_s * _STEPS_A_HASH

@@ -12,7 +12,7 @@ BOB = Principal(issuer="api-key", subject="bob")
 
 @dataclass
 class FakeClock:
-    """A clock whose time only `pass_time` changes, in seconds."""
+    """A clock in seconds that stands still, except that `pass_time` moves it."""
 
     now: float = 1_000_000.0
 

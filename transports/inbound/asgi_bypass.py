@@ -1,4 +1,4 @@
-"""Serve HTTP requests of one connection whose head equals an earlier one, without the HTTP parser and ASGI.
+"""Serve HTTP requests of one connection without the HTTP parser and ASGI, if their head equals one that came earlier.
 `HttpConnection` reads everything else. If a request turns out to be unusual, the parser gets its bytes. The ASGI task
 that then starts continues from the steps that were done here. docs/adr/0012-the-http-edge.md"""
 
@@ -55,8 +55,8 @@ class Connection(Protocol):
 
 
 class RepeatedRequests:
-    """Serve the requests of one connection whose head equals an earlier one, one request at a time. Without `memory`,
-    serve none."""
+    """Serve those requests of one connection that repeat a head which is stored in `memory`, one request at a time.
+    Without `memory`, serve none."""
 
     __slots__ = (
         *("_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known", "_memory"),

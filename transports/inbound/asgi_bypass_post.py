@@ -139,7 +139,7 @@ class RepeatedHead:
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
         """Return a POST that leaves the fast path, to be finished by ASGI and handler. `head` is the POST's own head,
-        `began` the monotonic time of its arrival. `become` returns the handler's answer for its request."""
+        `began` the monotonic time of its arrival. `become` returns the handler's answer for the POST's request."""
         posts = self._endpoint.posts
         request = replace(posts.request(head, posts.read(body), len(body)), arrived_at=began)
         return StartedPost.of(self._endpoint, body, request, become, self.shared)
@@ -170,17 +170,17 @@ class RepeatedHead:
 
 
 def _is_like(template: CallTemplate, body: bytes) -> bool:
-    """Return True if a body fits the template of an earlier call, and its arguments are one JSON value. A template
-    without a progress token also fits a body with a token behind its arguments, but takes both for the arguments, which
-    are then not one value."""
+    """Return True if a body fits the template of an earlier call, and the arguments in the body are one JSON value. A
+    template without a progress token also fits a body with a token behind the arguments. It then takes the token for a
+    part of the arguments, so that these are not one value."""
     values = template.fit(body)
     return values is not None and (not values[2] or is_one_value(values[2]))
 
 
 class StartedPost:
     """Serve one POST step by step, and store the result of each step. `answer` is None until the handler returns one.
-    If no frame has come at `quiet_at` (monotonic clock), the answer becomes an event stream; 0: at once; None: there is
-    no answer yet."""
+    `quiet_at` is a time of the monotonic clock: if no frame has come by then, the answer becomes an event stream. 0: it
+    becomes one at once; None: there is no answer yet."""
 
     __slots__ = (
         *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
@@ -243,7 +243,7 @@ class StartedPost:
         return self._request is not None and self._calling is None and self._failure is None
 
     def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
-        """Start a task that waits for the answer, and return it. The task raises nothing."""
+        """Wait for the answer in a task that the function `task` starts. Return this task, which raises nothing."""
         self._waiting = waiting = task(self._arrive())
         return waiting
 
@@ -269,8 +269,8 @@ class StartedPost:
         become: Callable[[Request], Answer],
         shared: HeaderList,
     ) -> "StartedPost":
-        """Return the POST of a call that was sent on the fast path. `become` returns the handler's answer for its
-        request, or raises `OwnedByPeer`."""
+        """Return the POST of a call that was sent on the fast path. `become` returns the handler's answer for the
+        call's request, or raises `OwnedByPeer`."""
         started = cls.__new__(cls)
         started._endpoint, started._shared, started.body = endpoint, shared, body
         started._message, started._request = request.message, request

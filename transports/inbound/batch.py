@@ -48,8 +48,8 @@ these need little memory."""
 
 
 class BatchResponse:
-    """Send a client the answers to one batch, and other messages of servers meanwhile. The events have no ids, because
-    a client could name the last event of only one call: the stream cannot be resumed."""
+    """Send a client the answers to one batch, and other messages of servers meanwhile. If the response is an event
+    stream, its events have no ids, so it cannot be resumed: a client could name the last event of only one call."""
 
     MOST: Final = MAX_QUEUED_BYTES
     """Maximum bytes of answers that wait for the other answers, or for a client that does not read."""
@@ -68,8 +68,8 @@ class BatchResponse:
             await stream.write(encode_event(message))
 
     async def answer(self, number: int, answer: bytes) -> bool:
-        """Send the answer to message number `number` of the batch, now or with the others at the end. Return False if
-        too many bytes wait."""
+        """Send the answer to message number `number` of the batch, now or with the others at the end. Return False, and
+        do not send it, if too many bytes wait for the client."""
         if self._is_full(answer) and (not await self._make_room() or self._is_full(answer)):
             return False
         self._waiting += len(answer)
@@ -81,8 +81,8 @@ class BatchResponse:
         return True
 
     async def _make_room(self) -> bool:
-        """Write the waiting answers to the event stream. Return False if the client does not read earlier ones within
-        `ROOM_WITHIN_S`."""
+        """Write the waiting answers to the event stream. Return False if the client does not read what was written
+        earlier within `ROOM_WITHIN_S`."""
         try:
             # The timeout does not cover the write: a write that is cut short would lose the held answers.
             async with asyncio.timeout(ROOM_WITHIN_S):

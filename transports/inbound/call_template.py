@@ -53,9 +53,9 @@ hole."""
 
 class CallTemplate:
     """The body of a tool call, cut into the bytes around its holes. Made by `of`. `before` has the bytes in front of
-    each hole that precedes the arguments. `first` and `last` are the bytes on both sides of the arguments. `after` has
-    the bytes behind each hole that follows the arguments, beginning at the end of the body. Without arguments, all
-    holes are in `before`, and `last` is empty."""
+    each hole that precedes the arguments. `first` are the bytes directly before the arguments, `last` those directly
+    behind them. `after` has the bytes behind each hole that follows the arguments, the last hole first. Without
+    arguments, all holes are in `before`, and `last` is empty."""
 
     __slots__ = ("_after", "_before", "_first", "_first_bytes", "_has_arguments", "_last", "_last_bytes")
 

@@ -30,8 +30,8 @@ class Siblings(Protocol):
         """Return the place of the process named `owner`; None if that process is no sibling."""
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
-        """Send a connected socket to the sibling at `place`. `moves` counts its moves, including this one. Return False
-        if it was not sent."""
+        """Send a connected socket to the sibling at `place`. `moves` counts the moves of the connection, including this
+        one. Return False if the socket was not sent."""
 
 
 class ConnectionHandover:

@@ -104,7 +104,8 @@ class Leaving:
             flow.resume_reading()
 
     def drop(self, size: int, flow: FlowControl) -> None:
-        """Discard `size` bytes that have arrived. Pause reading before `begin`, or beyond the limit."""
+        """Count `size` bytes that have arrived, which the caller discards. Pause reading if `begin` was not called yet,
+        or if the bytes exceed the limit."""
         self._may_drop -= size if self.has_begun else 0
         if not self.has_begun or self._may_drop < 0:
             flow.pause_reading()
@@ -133,8 +134,8 @@ _KINDS: Final = {Phase.HEAD: Limited.HEAD_TIME, Phase.BODY: Limited.BODY_TIME}
 
 
 class Connections:
-    """Keep the open connections of one listener, or of several that share their limits. `uncounted` returns True for
-    the address of a proxy with many clients, whose connections have no limit by address."""
+    """Keep the open connections of one listener, or of several that share their limits. The number of connections from
+    one address is limited, unless `uncounted` returns True for this address: a proxy with many clients has it."""
 
     def __init__(
         self, limits: Limits, refusals: Refusals, *, uncounted: Callable[[str], bool] = lambda address: False
@@ -204,8 +205,8 @@ class Connections:
             del self._peers[seen.peer]
 
     def _make_room(self) -> bool:
-        """End one connection that waits for a request, to make room: first one that has never sent any, else the one
-        that has been idle longest. Return False if none waits."""
+        """End one connection that waits for a request, to make room. Prefer one that has never sent a request; else
+        take the one that has been idle longest. Return False if no connection waits."""
         if not self._spare:
             # So many have come at once that the last periodic check saw none: look among the oldest ones.
             now, spare = self._now(), []

@@ -83,11 +83,12 @@ async def stream_answer(
     can_resume: bool,
     poll_after_s: float,
 ) -> bool:
-    """Send `first` and the rest of an answer as an event stream. Return True if the last frame is a result.
+    """Send `first` and the rest of an answer as an event stream. Return True if the last frame is a result; False if it
+    is an error, or never came.
 
-    If the client `can_resume` the stream, it starts with an event from which that is possible (MCP 2025-11-25,
-    Transports §Sending Messages; SEP-1699). It is closed `poll_after_s` seconds after that, and the client polls for
-    the rest; 0: it stays open.
+    If the client `can_resume` the stream, the stream starts with an event from which the client can resume (MCP
+    2025-11-25, Transports §Sending Messages; SEP-1699). `poll_after_s` seconds after this event, the stream is closed,
+    and the client polls for the rest; 0: the stream stays open.
 
     Frames are recorded for replay before they are written, even if the client is gone: in the era with replay, a lost
     connection does not cancel the call (MCP 2025-11-25, Transports §Resumability).

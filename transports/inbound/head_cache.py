@@ -105,7 +105,8 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
-    """The stored head `known` with which received bytes begin, the sizes of head and body in bytes, and the trace."""
+    """The stored head `known` with which received bytes begin, the sizes of head and body in bytes, and the trace (the
+    value of `traceparent`; empty if there is none)."""
 
     known: "KnownHead[T]"
     head_bytes: int

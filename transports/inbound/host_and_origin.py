@@ -54,8 +54,9 @@ class Guard:
         return header_map(scope["headers"], self.single, self.head_bytes)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Check Host and Origin, and that the request has not passed this gateway before. Store the gateways that it
-        has passed. Raises `Refused`: 421, the host name is unknown; 403, the origin is not allowed; 508, a loop."""
+        """Check Host and Origin, and that the request has not passed this gateway before. Store in `PASSED` which
+        gateways the request has passed. Raises `Refused`: 421, the host name is unknown; 403, the origin is not
+        allowed; 508, a loop."""
         # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):

@@ -48,9 +48,8 @@ def header_map(
     """Return headers by lower-case name. A header in `single` or `_SINGLE` may appear only once. `most` is in bytes.
 
     Raises:
-        Refused: 400, such a header appears twice, and readers would disagree on which one counts; 431, the headers
-            together
-        are larger than `most`.
+        Refused: 400, a header appears twice that may appear only once, because readers would disagree on which one
+            counts; 431, the headers together are larger than `most`.
     """
     raw = list(raw)
     # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.

@@ -89,9 +89,9 @@ class MessageBus(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A posted message, published to the process that serves its stream, with the headers and the address of the
-    sender, and the token of the session that the message names. `nonce` differs in messages that are equal otherwise:
-    each is acknowledged."""
+    """A posted message, as it is published to the process that serves the sender's stream. Has the headers and the
+    address of the sender, and the token of the session that the message names. `nonce` makes equal messages differ, so
+    that each gets an acknowledgement of its own."""
 
     headers: dict[str, str]
     peer: str
@@ -109,7 +109,8 @@ class HttpSse:
     `session_key` is the key in the `_meta` of the `initialize` result that holds the session's token.
 
     The end of a stream ends the session if the client has never sent the session's token itself. If the client has sent
-    it with a message, only the session's processes end. If it has opened the stream with it, nothing ends.
+    the token with a message, only the session's processes end. If the client has opened the stream with the token,
+    nothing ends.
     """
 
     def __init__(
@@ -258,8 +259,9 @@ class HttpSse:
         await send_status(send, 202)
 
     async def _deliver(self, topic: str, data: bytes) -> bool:
-        """Publish a message, and return True if the process that serves its stream acknowledges it in time. The store
-        cannot tell: it counts dead connections as subscribers, and a node of a cluster counts its own only."""
+        """Publish a message. Return True if the process that serves the sender's stream acknowledges it in time. The
+        store cannot tell whether the message arrived: it counts dead connections as subscribers, and a node of a
+        cluster counts its own subscribers only."""
         acknowledged = asyncio.Event()
 
         def acknowledge(sent: bytes | None) -> None:

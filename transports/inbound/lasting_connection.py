@@ -86,8 +86,8 @@ class LastingConnection:
         self._last_post: asyncio.Task[None] | None = None
 
     def returned(self, token: str) -> None:
-        """Handle the session token from the cookie of a message. If it names an older session, use that session. Then
-        end the session that was opened for this connection, unless the client has initialized it."""
+        """Handle the session token from the cookie of a message. If the token names an older session, use that, and end
+        the session that was opened for this connection. Do neither if the client has initialized the opened session."""
         if token == self._given:
             self.may_return = not self._outlives
         elif self._token and not self._session and not self._outlives:
@@ -251,7 +251,7 @@ class LastingConnection:
 
     async def _initialize(self, line: bytes) -> None:
         """Open a session, or resume the one that `token` names. End this connection's earlier session, which the client
-        has left, unless calls are in flight."""
+        has left, unless calls are in flight or the session may outlive the connection."""
         headers, former = dict(self._headers), self._session
         if self._token:
             headers["mcp-session-id"], self._token = self._token, ""
@@ -277,7 +277,7 @@ class LastingConnection:
 
     async def _open(self) -> msgspec.Raw | None:
         """Open a session for a client that does not begin with `initialize`, or whose `initialize` has failed. Return
-        the error, or None."""
+        the JSON-RPC error in the answer; None if there is none."""
         headers = self._headers | ({"mcp-session-id": self._token} if self._token else {})
         info = {"name": "stdio", "version": "0"}
         hello = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
@@ -336,8 +336,8 @@ async def _pass_on(reply: Reply, write: Callable[[bytes], Awaitable[None]]) -> N
 
 
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
-    """Wait until the message of the task `before` is handled, and then until the message of `reply` is. Log a refusal
-    of the latter, which has no other answer."""
+    """Wait until the message of the task `before` is handled, and then until the message of `reply` is. If the message
+    of `reply` is refused, log that, because it has no other answer."""
     if before is not None:
         await before
     async for _ in reply.frames():
@@ -361,8 +361,8 @@ def _cancelled_id(message: Message) -> object:
 
 
 def _own(frame: bytes) -> Message:
-    """Parse a message that the gateway itself has made. The limits are those for servers' messages, because the gateway
-    adds parts to these."""
+    """Parse a message that the gateway itself has made. The number of its parts is not limited, because the gateway may
+    have added some to a server's message."""
     return parse(frame, len(frame))
 
 

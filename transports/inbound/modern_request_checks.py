@@ -100,7 +100,8 @@ def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, par
 
 
 def status_of(error_code: int | None) -> int:
-    """Return the HTTP status for a JSON answer with this error code (None: no error). MCP defines it for some codes."""
+    """Return the HTTP status for a JSON answer with this error code (None: no error). It is 200, except for the codes
+    for which MCP defines another status."""
     return 200 if error_code is None else _STATUSES.get(error_code, 200)
 
 

@@ -117,11 +117,12 @@ class BodyBudget:
         self._by_network: Counter[str] = Counter()
 
     def replace(self, most: int) -> None:
-        """Refuse further bodies by this limit from now on."""
+        """Set the limit for further bodies to `most` bytes."""
         self._most = most
 
     def take(self, network: str, size: int, mine: int) -> None:
-        """Count `size` more bytes of a request that has `mine` bytes counted. An empty `network` limits the total only.
+        """Count `size` more bytes of a request, of which `mine` bytes are counted already. If `network` is empty, only
+        the total is limited.
 
         Raises:
             Refused: 429, other bodies use up the room. A body is never refused because of its own size alone.
@@ -174,9 +175,9 @@ _MOST_HOPS = 16
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
-    """Return the client's network (`network_of`). Without a trusted proxy, it is that of the address `peer`. Behind
-    trusted proxies, it is that of the last address in `X-Forwarded-For` that is no trusted proxy's. A text that is no
-    address ends the search, because no trusted proxy vouches for what is before it."""
+    """Return the client's network (`network_of`). The client is `peer`, unless that is the address of a trusted proxy.
+    Then `X-Forwarded-For` is read from its end: the client is the first address found that is no trusted proxy's. A
+    text that is no address ends the search, because no trusted proxy vouches for what is before it."""
     if peer not in proxies:
         return network_of(peer)
     found = peer

@@ -61,7 +61,8 @@ class UnixAppServer:
         self._connections = Connections(replace(limits, peer_connections=_OF_ONE_SOCKET), refusals)
 
     async def listen(self, path: str, of_socket: Any) -> Callable[[], None]:
-        """Listen at `path`, which only this user may open. Return a function that stops this and ends every connection.
+        """Listen at `path`, which only this user may open. Each request gets `of_socket` in its state. Return a
+        function that stops listening and ends every connection.
 
         Raises:
             OSError: the path cannot be used.

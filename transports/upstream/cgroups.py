@@ -70,8 +70,8 @@ class Groups:
             self._next += 1
 
     def group(self, walls: Walls | None) -> "Group | None":
-        """Make the cgroup of the calling reaper's server, with the limits in `walls`. Return None without walls or
-        subtree.
+        """Make the cgroup of the calling reaper's server, with the limits in `walls`. Return None if the server has no
+        walls, or the gateway has no subtree of cgroups.
 
         Raises:
             WallsFailed: a cgroup cannot be made, or the walls are required and their limits cannot be enforced.
@@ -91,7 +91,7 @@ class Groups:
         raise WallsFailed(f"The sandbox {walls.profile!r} could not be built (cgroup): {failure}")
 
     def ended(self, reaper: int, *, in_order: bool) -> None:
-        """Record the end of a reaper. Unless it has ended `in_order`, its cgroup is left for `clean` to remove."""
+        """Record the end of a reaper. If it has not ended `in_order`, `clean` has to remove its server's cgroup."""
         name = self._of.pop(reaper, None)
         if name is not None and not in_order:
             self._left.add(name)
@@ -206,8 +206,8 @@ class Group:
         return why
 
     def _exceeded(self) -> bool:
-        """Return True if the processes were killed because of the cgroup's own memory limit, not because of that of an
-        enclosing cgroup."""
+        """Return True if the processes were killed because of this cgroup's own memory limit. Return False if the limit
+        of an enclosing cgroup was the reason."""
         events = self._memory_events()
         return self._most_mb > 0 and bool(events.get("oom_kill") and events.get("oom"))
 

@@ -47,8 +47,8 @@ class Inbox:
         self._loop.add_reader(self._fd, self._read)
 
     def drain(self, drained: Callable[[], None], chunks: int = _DRAIN_CHUNKS) -> None:
-        """Read the bytes that are available now, at most so many chunks, a few lines in each turn. Then close, and call
-        `end` and `drained`."""
+        """Read the bytes that are available now, at most `chunks` chunks, a few lines in each turn of the event loop.
+        Then close the descriptor, and call `end` and `drained`."""
         if self._rest:
             self._loop.call_soon(self.drain, drained, chunks)
         elif chunks and self._read():
@@ -209,7 +209,8 @@ class LineSink(Protocol):
         """Handle a line that was longer than the limit: its first and last 512 bytes. The rest is lost."""
 
     def exited(self, code: int | None) -> None:
-        """Handle the end of the child and of all its descendants. Called exactly once, after the last line."""
+        """Handle the end of the child and of all its descendants. `code` is the exit code, or minus the signal's
+        number; None if the reaper was killed. Called exactly once, after the last line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,14 +285,15 @@ class Process:
         return self._tail.text()
 
     async def wait(self) -> int | None:
-        """Wait until the child and all its descendants have ended. Return the exit code, or minus the signal's
-        number."""
+        """Wait until the child and all its descendants have ended. Return the exit code, or minus the signal's number;
+        None if it is unknown, as when the reaper was killed."""
         await asyncio.shield(self._done)
         return self.returncode
 
     async def shutdown(self, *, grace_s: float) -> int | None:
         """End the child as MCP's stdio lifecycle requires: close stdin, wait, SIGTERM, wait, SIGKILL. Takes at most `2
-        * grace_s` and 5 seconds. May be called again and concurrently. If cancelled, kill the child at once."""
+        * grace_s` and 5 seconds. Return what `wait` returns; None also if the child has not ended. May be called again
+        and concurrently. If cancelled, kill the child at once."""
         self.stdin.finish()
         try:
             for order in (b"T", b"K"):

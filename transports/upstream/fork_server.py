@@ -212,8 +212,8 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
-    """Collect the children that have exited. Return True if one of them may have left orphans: any child except a
-    reaper that has ended in order."""
+    """Collect the children that have exited. Return True if one of them may have left orphans. Only a reaper that has
+    ended in order leaves none."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

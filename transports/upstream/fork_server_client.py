@@ -140,7 +140,7 @@ class ForkServer:
 
     def _note(self, command: Command, lacks: str) -> None:
         """Log the reason (`lacks`) why a server gets no namespaces or mounts of its own. Repeat the line only for
-        another reason, or after a server has got some: a limit of the kernel can be reached later."""
+        another reason, or after a server has got them meanwhile: a limit of the kernel can be reached later."""
         walls = command.walls
         if walls is None or not (walls.namespaces or walls.own_folders):
             return

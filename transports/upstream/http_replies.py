@@ -98,7 +98,8 @@ class ReplyReader:
     budget: LineBudget
 
     async def read(self, response: httpx2.Response, message: Message, place: StreamPlace) -> bool:
-        """Read the response to a request. Return False if it is a stream that ended before the answer."""
+        """Read the response to a request. Return False if the response is a stream that ended before the answer; else
+        True."""
         assert isinstance(message.id, int | str)
         if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
             return await self.stream(response, message.id, place)
@@ -123,7 +124,7 @@ class ReplyReader:
 
     async def stream(self, response: httpx2.Response, request_id: int | str | None, place: StreamPlace) -> bool:
         """Deliver the messages of an event stream, and record in `place` how far it was read. Return True as soon as
-        the answer to the request has come."""
+        the answer to the request has come; False if the stream ends before."""
         refuse_encoded(response)
         decoder, turns = EventDecoder(self.max_bytes), Turns()
         async for chunk in response.aiter_bytes():
@@ -185,7 +186,8 @@ def is_encoded(response: httpx2.Response) -> bool:
 
 def refuse_encoded(response: httpx2.Response) -> None:
     """Raise `httpx2.DecodingError` if the response is compressed. The HTTP client decodes what it has read in one turn
-    of the loop, coding in coding: a few kilobytes may be hours of empty blocks or lines, which no limit counts."""
+    of the event loop, one coding inside another. A few kilobytes can have so many empty blocks or lines that this takes
+    hours, and no limit counts these."""
     if is_encoded(response):
         raise httpx2.DecodingError("the response has a Content-Encoding that was not asked for")
 

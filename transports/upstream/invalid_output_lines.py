@@ -113,7 +113,8 @@ class LineBudget:
 def log_line(
     logger: logging.Logger, before: int | None, what: str, more: str, fields: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Log a line as a warning, or at level debug if `before` is None. `before` is the result of `LineBudget.add`."""
+    """Log the text `what`, then `more`, as a warning. `before` is the result of `LineBudget.add`. If it is None, log at
+    level debug; if it is not 0, the number of lines that were left out is logged, too."""
     level = logging.DEBUG if before is None else logging.WARNING
     if logger.isEnabledFor(level):
         others = f" ({before} more before it, which have no line)" if before else ""

@@ -44,8 +44,8 @@ pages of memory."""
 
 class Prepared(NamedTuple):
     """The prepared walls for one start of a server. Without a `ruleset`, `walls` are complete or a prototype. With one,
-    this descriptor has the rules of the prototype `walls`, and the grants in `own` have to be added. The holder of the
-    descriptor owns it."""
+    `walls` are the prototype whose rules are in the ruleset, and the grants in `own` have to be added to it. `ruleset`
+    is a descriptor; whoever holds it owns it."""
 
     walls: Walls
     ruleset: int | None = None
@@ -69,8 +69,8 @@ class Announced:
         self._last = 0
 
     def number(self, requests: socket.socket, prototype: Walls | None) -> int:
-        """Send this prototype to the fork server if it does not have it yet. Return the number by which a request on
-        this socket names it; 0 for None.
+        """Send a prototype to the fork server, unless the fork server has it already. Return the number by which a
+        request on this socket names the prototype; 0 for None.
 
         Raises:
             OSError: the socket cannot send, or descriptors are exhausted.

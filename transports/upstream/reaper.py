@@ -27,7 +27,7 @@ class _GateOnDemand:
     """Open a server's gate when its filter announces a first system call. The gate is the thread that answers such
     calls. `walls` returns the server's walls. `channel` has at most one descriptor, of the channel to the gateway;
     without it, refusals are not reported and names not resolved. `poller` is the reaper's, `last` is for `Gate`. Owns
-    both descriptors.
+    the descriptors of the filter and of the channel.
 
     A gate takes a thread and half a megabyte, and many servers never make a call that is announced. So the reaper
     itself watches the filter's descriptor until the first call, which waits meanwhile."""

@@ -84,9 +84,10 @@ class HttpUpstream:
     empty: it sends none. `pause` waits for a number of seconds. `advice` ends the error of a server that cannot be
     reached.
 
-    If `headers` has `MCP-Gateway-Session: new`, the server is a gateway like this one, and all modern requests of a
-    link use the session that it gives to the first. Otherwise each request would get a session of its own, because MCP
-    2026-07-28 has no sessions. With a session key of such a gateway in `headers`, the session outlives the link."""
+    If `headers` has `MCP-Gateway-Session: new`, the server is a gateway like this one. It gives a session to the first
+    modern request of a link, and all later ones use that session. Otherwise each would get a session of its own,
+    because MCP 2026-07-28 has no sessions. If `headers` has a session key of that gateway, the session outlives the
+    link."""
 
     name: str
     url: str
@@ -362,8 +363,8 @@ class HttpLink:
         return headers | {_GATEWAY_SESSION: self._token or _NEW}
 
     def _keep_token(self, response: httpx2.Response, version: str) -> None:
-        """If the server is itself such a gateway, keep the session token in its response for later requests. Log the
-        beginning of the session's id, once."""
+        """If a gateway has sent a session token in its response, keep the token for later requests. If the link had no
+        token before, log the beginning of the session's id, and use the session again at once (`_confirm`)."""
         token = _sendable(response.headers.get(_GATEWAY_SESSION))
         if not token or token == self._token:
             return
@@ -417,7 +418,8 @@ class HttpLink:
         return False
 
     async def _tell(self, frame: bytes, modern: Headers | None) -> None:
-        """Send a notification or a response. `modern`: the headers of the modern era (no session)."""
+        """Send a notification or a response. `modern` has the headers of a modern message; None for a legacy one, which
+        names the server's session."""
         try:
             headers = self._session_headers() if modern is None else self._with_token(modern)
             response = await self._upstream.tell("POST", await self._renewed_headers(headers), frame)

@@ -32,9 +32,9 @@ def prepare() -> None:
 
 
 def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
-    """Arrange the mounts of this process, a reaper, as the walls require, before it forks the server. Do nothing if it
-    has neither namespaces nor mounts of its own. Return grants for the server's own folders. `no_namespaces` says why
-    the reaper has no namespaces although these walls want them.
+    """Arrange the mounts of this process, a reaper, as the walls require, before it forks the server. Return grants for
+    the server's own folders. If the reaper has neither namespaces nor mounts of its own, arrange nothing, and return no
+    grants. `no_namespaces` says why the reaper has no namespaces although these walls want them.
 
     Raises:
         WallsFailed: the walls are required but cannot be enforced on this kernel, or a step failed.
@@ -62,9 +62,10 @@ def ruleset_for(walls: Walls) -> int | None:
 
 def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
     """Return the TCP ports that Landlock lets a process bind (None: any), and True if Landlock lets it connect by TCP.
-    If there is a gate, the gate makes connections for the process, checks its listen calls, and reports refusals, which
-    Landlock does not. But only the kernel knows a port that it has chosen itself (0 among the ports). Without a gate,
-    Landlock refuses what its rules can express: other ports, and all connections if none is granted."""
+    If there is a gate, it makes connections for the process, and checks its listen calls. The gate also reports
+    refusals, which Landlock does not. So Landlock then lets the process bind any port. But if the kernel may choose a
+    port (0 is among the granted ones), only the kernel knows that port, and Landlock allows just the granted ports.
+    Without a gate, Landlock refuses what its rules can express: other ports, and all connections if none is granted."""
     if reach is None:
         return None, True
     if has_gate:

@@ -66,8 +66,8 @@ class FileCalls:
     def decide(self, made: InterceptedCall) -> None:
         """Decide on a system call, make it if it is allowed, and answer it. No error ends the gate.
 
-        The thread may have ended, and its id may belong to another thread. Then that one's memory is read, but only a
-        file that this server may change anyway is changed, and the answer is discarded."""
+        The calling thread may have ended, and its id may belong to another thread. Then the memory of that other thread
+        is read. But only a file is changed that this server may change anyway, and the answer is discarded."""
         try:
             value = self._handlers[made.number](made)
         except OSError as error:

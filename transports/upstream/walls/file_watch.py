@@ -27,8 +27,9 @@ Use = tuple[str, str]
 
 
 def watches(walls: Walls, landlock: int) -> bool:
-    """Return True if the gate is informed of system calls on files. `landlock` is the kernel's version of Landlock:
-    before 3, the gate itself decides some of these calls."""
+    """Return True if the gate is informed of system calls on files, as `walls.watch` says. `landlock` is the kernel's
+    version of Landlock. Before version 3, the gate itself decides some of these calls, so files are not watched for
+    refusals alone."""
     return walls.watch == "everything" or (walls.watch == "refused" and landlock >= 3)
 
 
@@ -144,8 +145,8 @@ def _moved(made: InterceptedCall, source: Sequence[int], target: Sequence[int]) 
 
 
 def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
-    """Return the path that a process means, with symlinks resolved; empty if such paths are not watched. Raises
-    `OSError`, `ValueError`."""
+    """Return the path that a process means, with symlinks resolved; empty if `raw` is empty or begins like a path that
+    is not watched (`_UNWATCHED`). Raises `OSError`, `ValueError`."""
     path = os.fsdecode(raw)
     if not path or path.startswith(_UNWATCHED):
         return ""

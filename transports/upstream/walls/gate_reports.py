@@ -96,8 +96,8 @@ class Touched:
 
 
 def _text(what: str) -> str:
-    """Return the path as text. If it has bytes that are no valid text, return a folder above it, because a
-    configuration, for which the report is meant, is text."""
+    """Return the path as text. If it has bytes that are no valid text, return the nearest folder above it that has
+    none: the report is meant for a configuration, and a configuration is text."""
     while True:
         try:
             what.encode()

@@ -133,7 +133,7 @@ def read_path(thread: int, pointer: int) -> bytes:
 
 
 def _read_string(thread: int, pointer: int) -> bytes:
-    """Read a string from another process's memory, page by page: it may end just before a page that is not mapped."""
+    """Read a string from another process's memory, page by page: the page behind its end may not be mapped."""
     found = bytearray()
     while len(found) < _MAX_PATH:
         size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))

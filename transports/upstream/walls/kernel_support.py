@@ -37,8 +37,8 @@ class Kernel:
     """The reason why a process can have no mounts of its own without the other namespaces; empty if it can."""
 
     def shared(self, walls: Walls) -> tuple[str, ...]:
-        """Return a sentence if the server cannot use /tmp and /dev/shm, because it cannot have its own and the
-        machine's are closed to it. This never prevents a start."""
+        """Return one sentence if the server can use no /tmp and /dev/shm: it cannot have its own, and the machine's are
+        closed to it. Otherwise return an empty tuple. This never prevents a start."""
         if walls.own_folders and not walls.namespaces and self.mounts:
             return (f"The server has no /tmp and /dev/shm of its own, and the machine's are closed: {self.mounts}.",)
         return ()

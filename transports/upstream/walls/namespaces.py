@@ -250,7 +250,7 @@ def why_not() -> str:
 
 def why_shared() -> str:
     """Return the reason why a process cannot have its own mounts (for /tmp and /dev/shm) without other namespaces;
-    empty if it can. Tried as `why_not` does."""
+    empty if it can. Found out in the same way as by `why_not`."""
 
     def work() -> None:
         own_mounts()
@@ -272,8 +272,8 @@ def _once(what: str, fork: Callable[[], int], work: Callable[[], object]) -> str
 
 
 def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tuple[int, str]:
-    """Run `work` in a process that `fork` makes. Return its errno (0: success), and a sentence about the failure of
-    `what`."""
+    """Run `work` in a process that `fork` makes. Return the errno of the failure, or minus the number of the signal
+    that ended the process, and a sentence that names `what`. Return 0 and an empty text if `work` has succeeded."""
     try:
         pid = fork()
     except OSError as error:

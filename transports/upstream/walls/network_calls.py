@@ -52,9 +52,9 @@ _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 
 class NetworkCalls:
     """Decide and answer the network calls of one sandboxed server. `resolve` gets the socket of a program that asks a
-    resolver, and returns an errno or 0. If `touched` is given, connections are not refused: it is called with each
-    address, Unix socket and port. `kernel_binds`: where the kernel may choose a port for the server, it also refuses to
-    bind other ports."""
+    resolver, and returns an errno or 0. If `touched` is given, connections are not refused: instead, `touched` is
+    called with each address, Unix socket and port. `kernel_binds`: if the kernel may choose a port for the server, the
+    kernel also refuses to bind ports that are not granted."""
 
     def __init__(
         self,

@@ -269,9 +269,9 @@ _MAKES: Final = 0o100 | 0o2000_0000  # O_CREAT, and the bit of O_TMPFILE that O_
 
 
 def _of_modes(found: Mapping[str, Decision], but: Collection[str]) -> dict[str, Decision]:
-    """Return a decision for each system call that sets the mode of a file, by name; calls in `but` are left out. It
-    refuses setuid and setgid modes: a file with such a mode runs as the gateway's user or group, whoever starts it. For
-    other modes it is the call's decision in `found`, or to allow."""
+    """Return a decision for each system call that sets the mode of a file, by name; calls in `but` are left out. The
+    decision refuses setuid and setgid modes: a file with such a mode runs as the gateway's user or group, whoever
+    starts it. For other modes, the call's decision in `found` applies; without one, they are allowed."""
     plain = {name: Match(mode, {0: found.get(name, ALLOW)}, _EPERM, mask=_SET_ID) for name, mode in _MODES.items()}
     opens = {
         name: Match(
