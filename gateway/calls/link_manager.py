@@ -126,7 +126,7 @@ class LinkSource(Protocol):
     async def record_use(self, live: LinkSession) -> bool:
         """Record that a session uses the server, before the session's first message is sent. A later gateway process
         then knows that it must report a restart of the server. Return True if the session has lost an earlier link to
-        the server. Raises `StoreUnavailable`."""
+        the server. For a server behind a URL, record nothing and return False. Raises `StoreUnavailable`."""
 
     async def remote_session_changed(self, resume: str) -> None:
         """Store the id of the session at the remote server, which later links resume; empty: there is none. Raises

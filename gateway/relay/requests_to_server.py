@@ -235,9 +235,9 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
 
     No result is cached if `_meta` has unknown keys, or if the request has `Mcp-Param-*` headers, which the server may
     get. A public result is cached for all callers that declare the same extensions, because servers list other tools to
-    hosts of MCP Apps. It is not cached if the session's own process has announced changes of such a list. A private
-    result is cached for its session, or for its principal if sessions share the server; never for an anonymous client
-    without a session.
+    hosts of MCP Apps. If the session's own process has announced changes of lists of the same kind (such as tools), a
+    public result is cached like a private one. A private result is cached for its session, or for its principal if
+    sessions share the server; never for an anonymous client without a session.
     """
     if not upstream.server_lists.results.takes(method) or is_answer_to_input(params) or has_params(call.headers or ()):
         return None

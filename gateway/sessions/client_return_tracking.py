@@ -262,8 +262,8 @@ class ReturnTracker:
     # -- what is learnt
 
     async def carries(self, client: ClientKey) -> bool:
-        """Return True if any replica has seen such a client bring back a token. If this replica does not know and the
-        store does not answer, return False."""
+        """Return True if any replica has seen a client with this `ClientKey` bring back a token. If this replica does
+        not know and the store does not answer, return False."""
         known = self._carrying.get(client)
         if known is None:
             try:
