@@ -113,8 +113,8 @@ class GatewaySubscription(Exchange):
                 self._send(encode_notification(method, splice(encode(params)) if params else None))
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Set the callback to call when the server ends the subscription after it has acknowledged it. It is not called
-        if the gateway withdraws the subscription."""
+        """Set the callback to call when the subscription ends after the server has acknowledged it: the server has
+        ended it, or is gone. The callback is not called if the gateway withdraws the subscription."""
         self._when_gone = callback
 
     def end(self) -> None:

@@ -325,7 +325,7 @@ class Forwarder:
 
     async def _have_claimed(self, session: Session, reply: RelayedReply) -> PeerOutcome:
         """Ask other replicas, one after the other, to claim a session whose owner this replica does not reach. This
-        replica itself may claim no session. Each replica that is asked first looks for the owner, in case only this
+        replica itself may claim no session. Each replica that is asked looks for the owner first, in case only this
         replica is cut off from it. No part of the request is sent before the claim. Return `MOVED` if a replica has
         claimed the session, `ANSWERED` if the client has left. Raises `Refused`: 503, a replica reaches the owner, or
         none claims the session."""

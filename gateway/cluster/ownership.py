@@ -228,8 +228,9 @@ class Cluster:
         """Renew this replica's lease, and close the sessions that other replicas have claimed. Raises
         `StoreUnavailable`.
 
-        Only when all these sessions are closed, the renewal counts, and the store learns that their loss was handled.
-        From then on, the replicas that have claimed them serve them. Callers during a renewal share the next one.
+        The renewal counts, and the store learns that the loss of these sessions was handled, only when all of them are
+        closed. From then on, the replicas that have claimed them serve them. Callers during a renewal share the next
+        one.
         """
         if (under_way := self._tasks.running(BEAT)) is not None:
             await asyncio.wait((under_way,))
@@ -308,8 +309,8 @@ class Cluster:
 
     async def may_claim(self) -> bool:
         """Return True if others reach this replica and none has a newer configuration. Ask the store, because another
-        replica may have got a newer one since the last renewal. It does not count here if this replica drains: it may
-        still claim sessions of dead owners then."""
+        replica may have got a newer one since the last renewal. Whether this replica drains is not checked: while it
+        drains, it may claim only sessions of dead owners."""
         if self.is_reachable:
             await self.renew_configuration()
         return self.is_reachable and not self.configuration.is_outdated

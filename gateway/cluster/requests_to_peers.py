@@ -282,7 +282,7 @@ class PeerRequests:
         return PeerOutcome.TIMED_OUT
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | PeerOutcome:
-        """Send a copy of the request, and return its call. `since` is the monotonic time since which the peer is
+        """Send a copy of the request, and return its call. `since` is the monotonic time since which the peer has been
         silent, or None. If it is silent, read its lease meanwhile; if the lease proves the peer dead or cut off, return
         that outcome instead. Raises as `Copies.send`."""
         if since is None:
@@ -414,9 +414,9 @@ class PeerRequests:
         return agreed
 
     async def ask_to_claim(self, peer: Peer, session_id: str) -> bool | None:
-        """Ask a replica to claim a session, and return True if it has. Return False if it reaches the session's owner;
-        None if it may claim no session, or does not answer. A replica that does not answer may claim the session
-        nevertheless."""
+        """Ask a replica to claim a session, and return True if it has. Return False if it reaches the session's owner,
+        None otherwise: for example, it may claim no session, or does not answer. A replica that does not answer may
+        claim the session nevertheless."""
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost):
             kind, payload = await self._answer(peer, CLAIM, session_id)
             if kind == b"h":

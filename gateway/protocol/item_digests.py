@@ -74,8 +74,9 @@ def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
-    """Return the digest of an item, and how many of its bytes need the slow code (0 if none). `left` is how many bytes
-    may still use that code; if they are too few, the digest is empty."""
+    """Return the digest of an item, and how many bytes to count for the slow code: 0 if the item does not need it, its
+    digest is cached, or `left` is used up. `left` is how many bytes may still use that code. If they are too few for an
+    item that needs it, or are used up, the digest is empty unless it is cached."""
     key = hashlib.sha256(encode(item)).digest()
     if (known := _known.get(key)) is not None or left <= 0:
         return known or "", 0

@@ -144,7 +144,8 @@ class SubscriptionFilter:
 
     def relay(self, frame: bytes) -> None:
         """Forward, unchanged, a notification of a server that has got this subscription itself. Before the
-        acknowledgement, queue it. A queued change of one resource counts as a change of all subscribed resources."""
+        acknowledgement, queue it. Of a change, queue only the kind: a change of one resource counts as a change of all
+        subscribed resources."""
         if self._early is None:
             self._emit(frame)
             return

@@ -212,8 +212,9 @@ class RequestedTasks:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return how many seconds to store the outcome: as long as the client asks in `raw` (`params.task`), but at most
-    `most_s`; `most_s` if the client does not say. Raises `InvalidMessage`: `raw` cannot be read."""
+    """Return how many seconds to store the outcome: as long as the client asks in `raw` (`params.task`), but at least
+    `_LEAST_S`, and never more than `most_s`; `most_s` if the client does not say. Raises `InvalidMessage`: `raw` cannot
+    be read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

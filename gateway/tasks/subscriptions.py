@@ -180,8 +180,8 @@ class TaskListening:
         return answer
 
     def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
-        """Return those handles in `raw` that are valid: the decoded handles, by their texts. Raises `Refused`: 400,
-        `raw` is no array of strings."""
+        """Return those of the first `MAX_LISTENED` handles in `raw` that are valid: the decoded handles, by their
+        texts. Raises `Refused`: 400, `raw` is no array of strings."""
         try:
             texts = msgspec.json.decode(raw, type=list[str])
         except msgspec.MsgspecError:
