@@ -66,7 +66,7 @@ def with_url(settings: Settings, url: str, command: list[str] | None) -> Setting
     credential from environment variables.
 
     Raises:
-        ConfigurationError: URL, session key or credential are unusable; or a command or a server is given, too.
+        ConfigurationError: the URL, session key or credential is unusable; or a command or a server is given, too.
     """
     if command:
         raise ConfigurationError("give either --url or a command after --, not both")

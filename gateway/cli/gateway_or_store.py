@@ -62,9 +62,9 @@ async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
 
 def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
     """Return `given` with URL and key of the gateway to which a command sends requests. Without a URL, both are those
-    of the gateway that this user runs at a terminal of this machine. If only the key is missing, it is that of such a
-    gateway at the URL; it stays empty if there is none. `or_else`: the other options of the command, for the error
-    message.
+    of the gateway that this user runs at a terminal of this machine. If only the key is missing, both are those of
+    such a gateway at the URL; if there is none, `given` is returned unchanged. `or_else`: the other options of the
+    command, for the error message.
 
     Raises:
         OperatorError: no URL is given, and this user runs no gateway or several.

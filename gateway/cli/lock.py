@@ -147,8 +147,8 @@ def _place(file: Path) -> tuple[Path, bool]:
 
 
 async def _lists(settings: Settings, names: list[str]) -> tuple[dict[str, Lists], dict[str, str]]:
-    """Start the servers with these names. Return their lists by server, and by server the reason why it cannot be
-    locked."""
+    """Start the servers with these names. Return their lists by server, and by server why others of them cannot be
+    locked; a server that is left out is in neither."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.lock_comparison import Unlockable, lists_of

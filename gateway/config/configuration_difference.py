@@ -59,7 +59,7 @@ class Difference:
 
 def difference(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Difference:
     """Return what the configuration `new` changes in a gateway that runs with `old`. `restart`: paths of settings that
-    need a restart although a reload applies the rest of their object."""
+    need a restart in this gateway, although `_RELOADED` has them or their object."""
     found = [*_changed(old.gateway, new.gateway)]
     before, after = old.mcpServers, new.mcpServers
     secrets = {

@@ -54,8 +54,8 @@ class Directory(Protocol):
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         """Renew the replica's lease for `lease_s` seconds. Return the ids of sessions that other replicas have claimed
         from this one. Answers can be lost, so each id is returned until a call has it in `handled`. As `handled`, pass
-        the last answer unchanged, with duplicates. If the call with these ids fails, do not pass them again: it may
-        have been executed, and would now remove later claims."""
+        the last answer unchanged, with duplicates. If the call with these ids fails, do not pass them again: the call
+        may have been executed, and the ids would now remove later claims."""
 
     async def end_lease(self, replica: str) -> None:
         """End the replica's lease at once."""

@@ -43,7 +43,8 @@ class _Copies:
 
     async def have(self, mark: str) -> bool:
         """Return True if a copy has everything that was written before this call, or if the server has no copies.
-        Return False if no copy has it in time. `mark` is a key on the server, which may be overwritten.
+        Return False if no copy confirms it in time, and at once for `_AGAIN_S` seconds after that. `mark` is a key on
+        the server, which may be overwritten.
 
         A `WAIT` that already runs may not cover the latest writes. So all callers share the next one, and continue in
         the same turn of the event loop. With a lock, one caller would continue in each turn, and turns are long while

@@ -208,8 +208,8 @@ def _keep_copy(path: Path, kept: Path) -> None:
 
 def copy_of(path: Path) -> Path:
     """Return the path for a copy of a file's present content, in the user's state folder. The copy has the credentials
-    of the file. Beside the file, servers may read it, and a repository could commit it, or be cloned with a forged one.
-    Raises `OSError` if the file cannot be read."""
+    of the file, so it is not kept beside the file: servers may read there, and a repository could commit the copy, or
+    be cloned with a forged one. Raises `OSError` if the file cannot be read."""
     own = os.environ.get("XDG_STATE_HOME", "")
     base = Path(own) if own.startswith("/") else Path.home() / ".local/state"
     digest = hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()
