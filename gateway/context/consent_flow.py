@@ -329,8 +329,8 @@ def _issuer_of(found: ProtectedResourceMetadata | None, settings: ConsentSetting
 
 
 def _current(grant: Grant, settings_of: Callable[[str, Principal], ConsentSettings | None]) -> ConsentSettings:
-    """Return the present settings of the secret that a grant is for. Raises `ConsentFailed` if what the person consents
-    to has changed since the consent began."""
+    """Return the present settings of the secret that a grant is for. Raises `ConsentFailed` if the person may no
+    longer consent to its use, or if what the person consents to has changed since the consent began."""
     settings = settings_of(grant.secret, grant.principal)
     if settings is None or grant_name(grant.secret, settings, grant.principal) != grant.name:
         raise ConsentFailed("the gateway's configuration has changed meanwhile")

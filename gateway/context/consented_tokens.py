@@ -63,8 +63,8 @@ class Sealed:
         return self._cipher.seal(name.encode() + b"\n" + msgspec.json.encode(record)).encode()
 
     def open(self, name: str, text: bytes, kind: type[T]) -> T | None:
-        """Return the record in an encrypted text; None if this gateway did not encrypt it, or did so for another
-        name."""
+        """Return the record in an encrypted text; None if the text was not encrypted with a key of this gateway, or was
+        encrypted for another name."""
         try:
             found, _, content = self._cipher.open(text.decode()).partition(b"\n")
             return msgspec.json.decode(content, type=kind) if found == name.encode() else None

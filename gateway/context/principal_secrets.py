@@ -102,8 +102,8 @@ class PrincipalSecrets:
         return any(settings.consent is not None for known, settings in self._secrets.items() if name in ("", known))
 
     def consent_of(self, name: str, principal: Principal) -> ConsentSettings | None:
-        """Return the settings by which a principal consents to the use of a secret. Return None if the principal may
-        not use the secret, or it needs no consent."""
+        """Return the settings by which a principal consents to the use of a secret. Return None if there is no
+        such secret, if the principal may not use it, or if it needs no consent."""
         settings = self._secrets.get(name)
         return None if settings is None or not self._is_for(settings, principal) else settings.consent
 

@@ -40,8 +40,8 @@ class ProcessTree:
         self._top: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     def started(self, pid: int | None) -> None:
-        """Record the pid of the server's process. Pass None if processes that do not descend from this process may do
-        the server's work, as if it is the client of a container engine."""
+        """Record the pid of the server's process. Pass None if processes that do not descend from it may do the
+        server's work, as with the client of a container engine."""
         if not self._top.done():
             self._top.set_result(None if pid is None else parent(pid) or 0)
 
@@ -61,8 +61,8 @@ _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAccess:
     """The session that one connection may access. `secret`: the bearer token that requests on the socket of a child
-    process must have; only this process knows it. `processes`: the processes that may use the connection; None if all
-    may."""
+    process must have; only that child process gets the token. `processes`: the processes that may use the connection;
+    None if all may."""
 
     session: ToolSession
     store: StateStore

@@ -24,9 +24,10 @@ TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource te
 
 
 class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
-    """A listed item that is hidden because the lock file does not approve it, with the `reason`. `item` has the members
-    of the item that its digest covers. `digest` is that digest; empty if the item cannot be approved. `approved` is the
-    item that the lock file approves under this name; None if there is none."""
+    """A listed item that is hidden because the lock file does not approve it, with the `reason`. `item` is the part
+    of the item that its digest covers; of a very large item, only the name. `digest` is the digest of the item; empty
+    if the item cannot be approved. `approved` is the item that the lock file approves under this name; None if
+    there is none."""
 
     server: str
     kind: str

@@ -175,7 +175,7 @@ class Parts:
 
         def can_answer() -> bool:
             """Return True once a configured server has answered, or if there is no server at all. If the
-            configuration has no server, server objects count in its place, such as the gateway's own tools."""
+            configuration has no servers, the server objects count instead, such as the gateway's own tools."""
             configured = [upstream for upstream in servers.upstreams if upstream.settings is not OBJECT]
             counted = configured or servers.upstreams
             return not counted or any(upstream.has_answered for upstream in counted)

@@ -206,8 +206,8 @@ class Lifecycle:
         return tasks
 
     async def _end_unused_grants(self) -> None:
-        """Remove the consent of people that sessions cannot use under the present configuration. Do nothing if another
-        replica has a newer configuration, because people may have consented under the newer one."""
+        """Remove the grants that no session can use under the present configuration. Do nothing if another replica has
+        a newer configuration, because people may have consented under the newer one."""
         base = self._parts.foundation
         if base.cluster is None or not base.cluster.configuration.is_outdated:
             secrets, rights = base.settings.gateway.secrets, self._parts.http.tasks.rights

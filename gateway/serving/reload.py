@@ -146,7 +146,7 @@ class Reload:
 
     def _sandboxes(self, fresh: Mapping[str, UpstreamSettings], new: Settings) -> dict[str, SandboxesByTrust]:
         """Return the sandboxes of new servers. Raises `ConfigurationError` if a required sandbox does not hold, or if a
-        sandbox opens private files."""
+        sandbox opens private files or lets a server write the packages from which other processes start."""
         made = sandboxes_by_name(fresh, new.gateway)
         walled = {name: made[name] for name, entry in fresh.items() if entry.kind == "command"}
         delegation = self._parts.servers.fork_server.delegation()

@@ -129,8 +129,8 @@ def _tend(
     reports: Reports,
     url: str,
 ) -> None:
-    """Announce that the workers serve, and announce it again once all of them are ready. Replace each worker that dies,
-    until `stopping` is set."""
+    """Announce that the workers serve, unless all of them are ready already. Announce once that all are ready. Replace
+    each worker that dies, until `stopping` is set."""
     is_ready = reports.all_have(IS_READY)
     announce(url, is_ready=is_ready)
     while not stopping.wait(_AGAIN_S):
