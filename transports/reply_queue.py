@@ -14,7 +14,7 @@ memory."""
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One message to the client. `final` marks the last one. `error_code` is set if the last one is an error."""
+    """One message to the client. `final` marks the last one. `error_code` is set in the last one if it is an error."""
 
     data: bytes
     final: bool = False

@@ -78,7 +78,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
     started process, or with None if processes that are not its descendants may do its work. `in_context` returns the
     context variables with which an object in this process handles the message that is sent. `scope` are members of the
-    ASGI scope that the tools of this object find in the request of their context.
+    ASGI scope that the tools of such an object find in the request of their context.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)

@@ -447,7 +447,8 @@ def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[st
 
 
 def _gives_access(setting: str) -> bool:
-    """Return whether a setting of npm may hold a credential: it is for one registry only, or has the name of one."""
+    """Return whether a setting of npm may hold a credential: it is for one registry only, or has the name of a
+    credential."""
     return setting.strip().lower().startswith(("//", *_SECRET_NPM_SETTINGS))
 
 

@@ -20,9 +20,9 @@ _PLACEHOLDER: Final = re.compile(r"\{(?:subject|issuer)\}")
 
 
 def own_files(options: GatewaySettings) -> list[Path]:
-    """Return the files that no server may read. Some give access to all sessions: the gateway's keys, the files of a
-    SQLite store, the client's key for Redis. The others are the file of audit events, and the files of secrets, whose
-    paths may contain `{subject}`. The files may not exist yet."""
+    """Return the files that no server may read. Some give access to all sessions: the gateway's keys, the file with the
+    store's URL, the files of a SQLite store, the client's key for Redis. The others are the file of audit events, and
+    the files of secrets, whose paths may contain `{subject}`. The files may not exist yet."""
     named = (
         key_file(),
         Path(options.store_file) if options.store_file else None,
@@ -47,8 +47,8 @@ def _files_of_store(store: str) -> list[str]:
 
 
 def with_link_targets(files: Iterable[Path]) -> list[Path]:
-    """Return the files. If the path of a file contains `{subject}`, also return the targets of the symlinks at such
-    paths: a grant could name the target without the symlink."""
+    """Return the files. If the path of a file contains `{subject}` or `{issuer}`, also return the targets of the
+    symlinks at such paths: a grant could name the target without the symlink."""
     found = dict.fromkeys(files)
     for file in [*found]:
         if (template := PrincipalsFile.of(str(file))) is not None:
@@ -96,9 +96,9 @@ class PrincipalsFile:
 
 
 def opened(walls: Walls | None, files: Iterable[Path], mode: str = "r") -> Iterator[tuple[str, Path]]:
-    """Yield each of the `files` that a grant in `walls` opens, after the path of the grant. `mode` says for what the
-    grant opens it: "r" for reading, "w" for writing. Files and folders are also compared by device and inode, because
-    the kernel grants a folder at each of its mounts, and a file under each of its hard links."""
+    """Yield pairs of the path of a grant in `walls` and one of the `files` that this grant opens. `mode` says for what
+    the grant opens it: "r" for reading, "w" for writing. Files and folders are also compared by device and inode,
+    because the kernel grants a folder at each of its mounts, and a file under each of its hard links."""
     by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if mode in grant.mode}
     by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
     for file in files:

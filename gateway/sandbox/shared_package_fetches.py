@@ -44,7 +44,7 @@ _OF_FETCHES: Final = re.compile(
 """Variables that matter to a fetch: registries, proxies and certificates. A fetch also gets these from the gateway's
 environment."""
 _RELATIVE: Final = re.compile(r"(^|[=,\s])\.\.?(/|[,\s]|$)")
-"""Matches a path in the value of a variable, if the path begins with `.` or `..`: it depends on the working
+"""Matches a path in the value of a variable, if the first part of the path is `.` or `..`: it depends on the working
 directory."""
 _OF_PATHS: Final = re.compile(
     r"npm_config_(userconfig|globalconfig|cafile)|uv_(config_file|find_links|(default_|extra_)?index(_url)?)"
@@ -307,8 +307,8 @@ async def _lock_of(folder: PackageFolder) -> int:
 
 
 def _tools(command: PackageCommand, path: str) -> tuple[str, ...]:
-    """Return the paths of the programs on which a fetched package depends: npx and Node, or uvx and Python. A compiled
-    part of the package fits only one version of Node or Python."""
+    """Return the paths of the programs on which a fetched package depends: the program of the command (such as npx or
+    uvx), and Node or Python. A compiled part of the package fits only one version of Node or Python."""
     names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
     found = (shutil.which(name, path=path) for name in names)
     return tuple(one for one in found if one)

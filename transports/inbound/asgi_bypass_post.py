@@ -243,7 +243,7 @@ class StartedPost:
         return self._request is not None and self._calling is None and self._failure is None
 
     def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
-        """Wait for the answer in a task that the function `task` starts. Return this task, which raises nothing."""
+        """Start a task that waits for the answer, with the function `task`. Return the task, which raises nothing."""
         self._waiting = waiting = task(self._arrive())
         return waiting
 

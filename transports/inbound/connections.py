@@ -104,8 +104,8 @@ class Leaving:
             flow.resume_reading()
 
     def drop(self, size: int, flow: FlowControl) -> None:
-        """Count `size` bytes that have arrived, which the caller discards. Pause reading if `begin` was not called yet,
-        or if the bytes exceed the limit."""
+        """Record that `size` bytes have arrived, which the caller discards. Pause reading if `begin` was not called
+        yet, or if more bytes than the limit have arrived since then."""
         self._may_drop -= size if self.has_begun else 0
         if not self.has_begun or self._may_drop < 0:
             flow.pause_reading()

@@ -121,8 +121,8 @@ class BodyBudget:
         self._most = most
 
     def take(self, network: str, size: int, mine: int) -> None:
-        """Count `size` more bytes of a request, of which `mine` bytes are counted already. If `network` is empty, only
-        the total is limited.
+        """Count `size` more bytes of a request that has `mine` bytes counted already. If `network` is empty, only the
+        total is limited.
 
         Raises:
             Refused: 429, other bodies use up the room. A body is never refused because of its own size alone.

@@ -81,8 +81,8 @@ def below(roots: Iterable[int]) -> list[int]:
 
 
 def trees(roots: Collection[int], *, most: int) -> dict[int, list[int]]:
-    """Return a list for each of the given processes: the process itself, then its descendants, at most `most` in all.
-    Read the whole of /proc at most once."""
+    """Return a list for each of the given processes: the process itself, then its descendants. Each list has at most
+    `most` processes. Read the whole of /proc at most once."""
     everyone = None if _CHILDREN_FILES else _children_of_all()
     return {root: _walked([root], everyone, most) for root in roots}
 
