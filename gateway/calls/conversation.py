@@ -244,13 +244,13 @@ class Conversation:
                 await self.start(exchange, params, meta, again=again)
             except Exception as error:  # nobody else would answer the call
                 # Without `again`, the server may have executed an earlier round of the call.
-                self.fail_start(exchange, error, exchange.unsent_code if again else OUTCOME_UNKNOWN)
+                self.fail_start(exchange, error, exchange.unsent_code if again else OUTCOME_UNKNOWN, params)
 
         self.in_background(start())
 
-    def fail_start(self, exchange: Exchange, error: Exception, code: int) -> None:
+    def fail_start(self, exchange: Exchange, error: Exception, code: int, params: Object | None = None) -> None:
         """Answer a call with the error of a `start` that has failed in the background. `code` is the error code for
-        faults of the server or its link, and for unexpected errors."""
+        faults of the server or its link, and for unexpected errors. `params` are as for `refuse_or_ask`."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
         elif isinstance(error, StartRefused):
@@ -261,7 +261,7 @@ class Conversation:
             self.fail(exchange, code, f"the call could not go on at server {self.name!r}; it may have taken effect")
         elif isinstance(error, Refused):
             self.end(exchange)
-            refuse_or_ask(exchange, error)
+            refuse_or_ask(exchange, error, params)
         elif isinstance(error, UpstreamUnavailable | LinkClosed):
             self.fail(exchange, code, str(error))
         elif isinstance(error, HandshakeRefused):

@@ -17,8 +17,17 @@ from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.suspended_call import InputRequest, rewritten_ids
 from gateway.context.process_secret_files import SecretFiles
 from gateway.context.resources_for_links import LinkResources
-from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, StartRefused, too_many
+from gateway.errors import (
+    CANCELLED,
+    OUTCOME_UNKNOWN,
+    TOO_OFTEN,
+    UPSTREAM_UNAVAILABLE,
+    ConsentRefusal,
+    StartRefused,
+    too_many,
+)
 from gateway.observability.request_outcomes import Outcome
+from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.handshake import HandshakeRefused
 from session_store import StoreUnavailable
 from session_store.testing import ALICE
@@ -31,6 +40,8 @@ from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, Object, encode, parse
 from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed, LinkFull, UpstreamUnavailable
+
+ASKABLE = b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{"url":{}}}}'
 
 
 async def sent() -> tuple[FakeUpstream, Exchange]:
@@ -143,6 +154,23 @@ async def test_a_call_that_may_not_be_sent_again_or_is_no_longer_in_flight_is_an
     exchange.cancel("the session has ended")
     assert (await answer_of(exchange))["error"]["code"] == CANCELLED
     assert [message["method"] for message in upstream.links[0].sent] == ["tools/call"]
+
+
+@requirement("cred.consent")
+@pytest.mark.parametrize(
+    ("params", "is_asked"), [({}, True), ({"requestState": msgspec.Raw(b'"of an earlier round"')}, False)]
+)
+async def test_a_call_that_goes_on_is_not_begun_anew_if_consent_is_missing_when_it_is_sent_again(
+    params: Object, is_asked: bool
+) -> None:
+    """A client that is asked repeats its call from the beginning."""
+    upstream = FakeUpstream()
+    exchange = Exchange(method="tools/call", client_id=1, live=None, caller=caller_of_meta(ASKABLE))
+    await upstream.conversation.start(exchange, params, {})
+    upstream.error = StartRefused(ConsentRefusal("files", "https://gateway.example/oauth/connect/x"))
+    upstream.conversation.unsent(upstream.links[0], exchange.number, "the server has forgotten the session")
+    answer = await answer_of(exchange)
+    assert ("inputRequests" in answer.get("result", {})) == is_asked and ("error" in answer) != is_asked
 
 
 @requirement("rep.no-retry")
