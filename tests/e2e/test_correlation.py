@@ -105,13 +105,11 @@ def test_a_slow_call_is_told_while_it_hangs_and_when_it_ends(gateway: RunningGat
     assert tool_text(client.traced("probe__sleep", slow, seconds=SLOW_S + 0.7)) == "slept"
     assert eventually(lambda: len(of_traces(gateway, {slow})) >= 3)
     lines = of_traces(gateway, {quick, slow})
-    # A starved machine may make the quick call slow as well, which is then rightly told.
     took_ms = {line["correlation"]: line["took_ms"] for line in lines if "took_ms" in line}
     of_slow_calls = [line for line in lines if line["event"].startswith("slow call")]
+    # A starved machine may make the quick call slow as well. It counts from when the server got it, not from its start.
     assert took_ms.keys() == {quick, slow}
-    assert {line["correlation"] for line in of_slow_calls} == {
-        of for of, took in took_ms.items() if took > SLOW_S * 1e3
-    }
+    assert all(took_ms[line["correlation"]] > SLOW_S * 1e3 for line in of_slow_calls)
     told = [line for line in of_slow_calls if line["correlation"] == slow]
     assert [line["event"] for line in told] == ["slow call, not answered yet", "slow call"]
     assert all((line["session"], line["server"], line["tool"]) == (client.id, "probe", "sleep") for line in told)
