@@ -3,9 +3,10 @@ what a change touches of the second.
 
 The second ring has what needs a browser, published packages or minutes, and what repeats a feature of the first ring in
 more surroundings. `python -m tests.rings [REVISION]` prints the suites of the second ring that the commits since that
-revision touch, one on a line. Without a revision these are the commits of the last day.
+revision touch, one on a line. Without a revision these are the commits of the last day. A comment touches nothing.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -23,7 +24,9 @@ _SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
 _TASKS: Final = ("gateway/tasks/",)
 _SUPPORT: Final = "tests/support/"
 _SHARED: Final = ("tests/conftest.py", "pyproject.toml")
-"""What every suite stands on."""
+"""What every suite stands on, other than `_MODELS`."""
+_MODELS: Final = "tests/proof/test_model.py"
+"""SPIN reads the models, and nothing of the product."""
 
 SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/attack/test_audit_trail.py::test_thousands_of_bad_keys_flush_nothing_and_are_all_counted[memory]": (
@@ -129,12 +132,12 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/test_site.py": ("docs/", "mkdocs.yml"),
     "tests/test_surroundings.py::test_a_run_beside_a_gateway": ("gateway/serving/", "gateway/cli/"),
     "tests/test_wheel.py": ("gateway/cli/", "gateway/__init__.py", "pyproject.toml"),
-    "tests/proof/test_model.py": ("tests/proof/",),  # SPIN reads the models, and nothing of the product
+    _MODELS: ("tests/proof/configuration_numbers.pml", "tests/proof/losses.pml", "tests/proof/ownership.pml"),
 }
 """Suite (a folder, a file, or a beginning of test ids) → what touches it beside itself: folders and files."""
 _LONGEST: Final = (
     "tests/simulation",
-    "tests/proof/test_model.py",
+    _MODELS,
     "tests/cluster/test_kills.py",
     "tests/cluster/test_person_tokens.py",
     "tests/test_wheel.py",
@@ -156,12 +159,13 @@ def touched(changed: Iterable[str]) -> list[str]:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / _SUPPORT).rglob("*.py")}
     while more := {stem for stem, text in texts.items() if stem not in names and _names_one(text, names)}:
         names |= more
-    if _names_one((ROOT / "tests/conftest.py").read_text(encoding="utf-8"), names):
-        return [*SECOND_RING]
+    conftest = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
+    shared = _names_one(conftest, names) or any(file in _SHARED for file in files)
     return [
         suite
         for suite, by in SECOND_RING.items()
-        if any(file.startswith((suite.partition("::")[0], *by, *_SHARED)) for file in files)
+        if (shared and suite != _MODELS)
+        or any(file.startswith((suite.partition("::")[0], *by)) for file in files)
         or any(_names_one(text, names) for text in _texts_of(suite))
     ]
 
@@ -182,11 +186,36 @@ def _git(*arguments: str) -> list[str]:
     return ran.stdout.split("\n")[:-1]
 
 
+def same_program(before: str, after: str) -> bool:
+    """True for two texts of a module that differ in nothing but comments, docstrings and layout."""
+    return ast.dump(_WithoutDocstrings().visit(ast.parse(before))) == ast.dump(
+        _WithoutDocstrings().visit(ast.parse(after))
+    )
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
+
+
+def _changed(base: str) -> Iterator[str]:
+    """The files that differ from that commit's. A module is left out if only its words are others, unless commands show
+    these."""
+    for line in _git("diff", "--name-status", "--no-renames", base, "HEAD"):
+        status, file = line.split("\t")
+        if status == "M" and file.endswith(".py") and not file.startswith("gateway/cli/"):
+            before, after = ("\n".join(_git("show", f"{commit}:{file}")) for commit in (base, "HEAD"))
+            if same_program(before, after):
+                continue
+        yield file
+
+
 def main(arguments: list[str]) -> None:
     base = (
         arguments or _git("rev-list", "-1", "--before=1 day ago", "HEAD") or _git("rev-list", "--max-parents=0", "HEAD")
     )
-    begun = {suite.partition("::")[0] for suite in touched(_git("diff", "--name-only", base[0], "HEAD"))}
+    begun = {suite.partition("::")[0] for suite in touched(_changed(base[0]))}
     # pytest takes files and folders; a beginning of names stands for those that begin with it. The mark of the ring
     # chooses among the tests of a file.
     named = {
