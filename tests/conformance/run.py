@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance import clients, interaction, servers
-from tests.conformance.official import Result, differences, passed, reasons
+from tests.conformance.official import Check, Result, differences, passed, reasons
 from tests.tools.obtain import CACHE, sdk_source
 
 AT_ONCE = 4
@@ -24,12 +24,12 @@ AT_ONCE = 4
 EXPECTED = tomllib.loads(Path(__file__).with_name("expected.toml").read_text(encoding="utf-8"))
 
 
-def _server_run(run: servers.Run, expected: Mapping[str, Any]) -> Result:
-    checks, output = servers.run_suite(run)
+def _official(run: Callable[[], tuple[list[Check], str]], passes: int, expected: Mapping[str, Any]) -> Result:
+    checks, output = run()
     return Result(
         summary=f"{passed(checks)} of {len(checks)} checks passed",
         expected=reasons(expected),
-        found=tuple(differences(checks, run.passes, expected)),
+        found=tuple(differences(checks, passes, expected)),
         output=output,
     )
 
@@ -38,9 +38,10 @@ def runs() -> Iterator[tuple[str, Callable[[], Result]]]:
     """What there is to run, by name. The longest is first, so that nothing waits for it at the end."""
     yield interaction.NAME, interaction.compared
     for run in servers.RUNS:
-        yield run.name, partial(_server_run, run, EXPECTED.get(run.name, {}))
+        yield run.name, partial(_official, partial(servers.run_suite, run), run.passes, EXPECTED.get(run.name, {}))
     for client in clients.RUNS:
-        yield client.name, partial(clients.compared, client, EXPECTED.get(client.name, {}))
+        expected = EXPECTED.get(client.name, {})
+        yield client.name, partial(_official, partial(clients.run_suite, client), client.passes, expected)
 
 
 def main() -> int:

@@ -100,8 +100,9 @@ def sdk_source(version: str) -> Path:
 
 
 def node_environment() -> dict[str, str]:
-    """The environment with our Node first on PATH."""
-    return {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}"}
+    """The environment with our Node first on PATH. It keeps what it compiles: a fifth of a short command."""
+    path = f"{node().parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "NODE_COMPILE_CACHE": str(CACHE / "node-compiled")}
 
 
 def npx() -> list[str]:
