@@ -277,7 +277,7 @@ OF_LIBRARIES: set[tuple[str, str]] = {
     ("transports/inbound/http_connection.py", "cycle.transport"),
     ("transports/inbound/http_connection.py", "cycle.waiting_for_100_continue"),
     ("transports/inbound/http_connection.py", "self.server_state.total_requests"),
-    ("transports/upstream/walls/system_calls.py", "_libc.syscall.restype"),
+    ("transports/upstream/walls/raw_system_calls.py", "_libc.syscall.restype"),
 }
 """Attributes that a library wants to be assigned."""
 

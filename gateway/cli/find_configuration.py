@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gateway.config.addresses import base_url
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, PLACEHOLDER
-from gateway.config.hosts.entries import command_fault
+from gateway.config.hosts.server_entries import command_fault
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any, Final, Self, TypeVar
 
-from gateway.integrations.app_carriers import AppCarriers
+from gateway.integrations.app_session_id_carriers import AppCarriers
 from gateway.integrations.app_session_store import AppSessions
 from session_store import (
     ANONYMOUS,

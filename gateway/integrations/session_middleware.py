@@ -14,8 +14,8 @@ from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
 from gateway.config.settings_base import Frozen
 from gateway.errors import session_unknown, store_refused, store_unavailable, write_unknown
-from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
 from gateway.integrations.app_session import AppSession, Client, WhoIs
+from gateway.integrations.app_session_id_carriers import AppCarriers, has_header, with_session_headers
 from gateway.integrations.app_session_store import AppSessions, AppStore, StorePerLoop
 from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, StoreFull, backend_for
 from session_store.app_store import DocumentBackend, DocumentStore

@@ -13,7 +13,7 @@ from gateway.context.session_facts import CHANGED_KEY, with_meta
 from gateway.errors import changed_tool
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
-from gateway.policy.notice_limits import MOST_NAME, ToldOnce
+from gateway.policy.operator_message_limits import MOST_NAME, ToldOnce
 from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.item_digests import form_of
 from gateway.protocol.merged_lists import Tools

@@ -17,9 +17,9 @@ from gateway.observability.audit import Audit
 from gateway.policy.access_policy import Decision, Policy
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.unapproved_items import UnapprovedItems
+from gateway.protocol.input_schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from gateway.protocol.item_digests import digests_of
 from gateway.protocol.merged_lists import Tools, arguments_of, is_mirrored, operation_of
-from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.redaction import scrubbed
 from session_store.session import redact

@@ -11,7 +11,7 @@ from cachetools import LRUCache
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
 from gateway.policy.access_policy import Policy
-from gateway.policy.notice_limits import MOST_NAME, Key, ToldOnce
+from gateway.policy.operator_message_limits import MOST_NAME, Key, ToldOnce
 from gateway.protocol.item_digests import compared_part
 from transports.jsonrpc import encode
 

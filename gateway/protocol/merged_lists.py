@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.input_schemas import Schema
 from gateway.protocol.item_digests import digests_of, form_of
 from gateway.protocol.methods import METHODS
-from gateway.protocol.schemas import Schema
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.mirrored_headers import ANNOTATION

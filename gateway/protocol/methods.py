@@ -1,6 +1,7 @@
 """The table of methods of MCP and its extensions: one row for each, with all properties that the gateway needs.
 
-Pure. Covers MCP 2024-11-05 to 2026-07-28. An ordinary request, or the notification of a change, needs only a row here.
+Pure. Covers MCP 2024-11-05 to 2026-07-28. An ordinary request, or the notification of a change, needs only a row here,
+and a modern list, or a method with the header `Mcp-Name`, one in `transports.era`.
 Any other notification also needs a rule in `gateway.calls.server_messages`. Only methods with special behaviour are
 named in other modules: the unit tests list these, and compare the table with the SDK's.
 The SDK itself is not imported: the command line reads this table, and the SDK takes a second to load.

@@ -79,7 +79,7 @@ from gateway.relay.reply_delivery import CallReply
 from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, send_call, waits
 from gateway.relay.subscriptions import open_stream
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Session, StoreError
 from session_store.session import redact

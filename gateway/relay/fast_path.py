@@ -43,7 +43,7 @@ from gateway.relay.reply_delivery import record_whole
 from gateway.sessions.cached_record_validity import AGING_AFTER_S
 from gateway.sessions.client_return_tracking import UsedIds
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from transports.era import LEGACY
 from transports.inbound_port import (
     Answer,

@@ -49,7 +49,7 @@ from gateway.relay.reply_delivery import CallReply, StreamReply
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.sessions.token_carriers import client_facts, explicit_token
 from gateway.tasks.legacy_clients import LegacyTasks
 from session_store import ClientFacts, Session, StoreUnavailable, UnknownEvent, UnwrittenEvent

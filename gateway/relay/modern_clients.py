@@ -37,7 +37,7 @@ from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.late_servers import Asker
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.tasks.modern_clients import ModernTasks
 from session_store import Context
 from transports.era import MODERN, SESSIONLESS, Era

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from gateway.config.sandbox import LIMITS, Sandbox
 from gateway.config.upstreams import UpstreamSettings
+from gateway.sandbox.gate_channels import SandboxGates
 from gateway.sandbox.host_name_lookups import Lookups, addresses_of
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
-from gateway.sandbox.system_call_gate_threads import SandboxGates
 from gateway.sandbox.system_paths import is_broad
 from gateway.sandbox.walls_from_profile import Enclosure, OwnFolder, enclosure_of
 from transports.upstream.child_process import Command, LineSink, Process

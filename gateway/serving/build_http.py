@@ -27,10 +27,10 @@ from gateway.sessions.opening import SessionOpener
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_aliases import Aliases
 from gateway.sessions.token_carriers import Carriers, without_tokens
+from gateway.tasks.gateway_tasks.orphaned_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery
 from gateway.tasks.gateway_tasks.result_requests import ResultCalls
-from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.task_maker import TaskMaker
 from gateway.tasks.gateway_tasks.task_requests import MadeTasks, TaskVisibility
 from gateway.tasks.gateway_tasks.task_table import TaskTable

@@ -19,17 +19,17 @@ from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.tool_policy import ToolCalls
 from gateway.policy.unapproved_items import UnapprovedItems
-from gateway.protocol.schemas import Schemas
+from gateway.protocol.input_schemas import Schemas
 from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, VisibleServers
+from gateway.sandbox.gate_channels import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
 from gateway.sandbox.shared_package_fetches import Packages
-from gateway.sandbox.system_call_gate_threads import SandboxGates
 from gateway.sandbox.walls_from_profile import WallsOfFetches
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import Foundation

@@ -13,7 +13,7 @@ from gateway.serving.foundation import Foundation, notify
 from gateway.sessions.client_chosen_keys import session_key
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.record_changes import SessionRecords
-from gateway.sessions.session_loading import SessionAttacher
+from gateway.sessions.session_attaching import SessionAttacher
 from session_store.current_tool_session import tool_session
 
 

@@ -26,7 +26,7 @@ from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.policy.access_policy import Policy
 from gateway.policy.tool_policy import ToolCalls
-from gateway.protocol.schemas import Schemas
+from gateway.protocol.input_schemas import Schemas
 from gateway.protocol.subscription_filter import ENDED
 from gateway.sandbox.private_files import own_files
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_unheld, server_sandboxes

@@ -25,7 +25,7 @@ from session_store.token_signing import Purpose, has_form_of_token
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.background_tasks import Tasks
 from transports.inbound.in_process_client import InProcessClient
-from transports.inbound.lasting_connection import LastingConnection
+from transports.inbound.two_way_connection import TwoWayConnection
 from transports.inbound_port import Refused
 
 SESSION_TOKEN_VARIABLE: Final = "MCP_SESSION_TOKEN"
@@ -70,7 +70,7 @@ async def _serve(settings: Settings, servers: Mapping[str, Any] | None, *, stric
         token = await _token(gateway, who, name) if is_token else ""
         if name and not is_token:
             headers[settings.gateway.session.key_header.lower()] = _as_header(_key(gateway, who, name))
-        front = LastingConnection(
+        front = TwoWayConnection(
             InProcessClient(create_app(settings, gateway=gateway), ALL),
             _Output().write,
             token=token,
@@ -238,7 +238,7 @@ async def _lines_of(stream: TextIO) -> Callable[[], Awaitable[bytes]]:
     return next_line
 
 
-async def _read(next_line: Callable[[], Awaitable[bytes]], front: LastingConnection) -> None:
+async def _read(next_line: Callable[[], Awaitable[bytes]], front: TwoWayConnection) -> None:
     while line := await next_line():
         await front.receive(line)
 

@@ -25,7 +25,7 @@ from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.drain import HAND_OVER_S
 from gateway.serving.reload import ReloadTriggers
-from gateway.serving.sockets_between_workers import Received, SiblingWorkers, inherited_siblings
+from gateway.serving.socket_passing import Received, SiblingWorkers, inherited_siblings
 from gateway.serving.startup_greeting import Welcome, farewell
 from gateway.serving.workers import (
     IS_READY,

@@ -18,7 +18,7 @@ from typing import Final
 from gateway.config.endpoint_paths import ALL
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving import hidden_process
-from gateway.serving.sockets_between_workers import Inboxes
+from gateway.serving.socket_passing import Inboxes
 from session_store import backend_for
 from session_store.connect import shown
 

@@ -12,7 +12,7 @@ from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.session_aliases import Alias
-from gateway.sessions.session_loading import Resolved, SessionAttacher
+from gateway.sessions.session_attaching import Resolved, SessionAttacher
 from gateway.upstreams.prestart import PrestartPool
 from session_store import ClientFacts, Context, Session
 from session_store.session import (

@@ -18,7 +18,7 @@ from gateway.sessions.client_return_tracking import ASKED_AGAIN_S, ReturnTracker
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.session_aliases import Alias, Aliases, reattach_alias
-from gateway.sessions.session_loading import Resolved, SessionAttacher
+from gateway.sessions.session_attaching import Resolved, SessionAttacher
 from gateway.sessions.token_carriers import (
     Carriers,
     asks_for_new,

@@ -21,7 +21,7 @@ from gateway.protocol.merged_lists import Tools, arguments_of
 from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import tool_result
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.session_loading import SessionAttacher
+from gateway.sessions.session_attaching import SessionAttacher
 from session_store import Session
 from session_store.session import new_session_id
 from transports.era import Era

@@ -24,7 +24,7 @@ from gateway.protocol.merged_lists import cursor_of, next_cursor
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.tasks.gateway_tasks.task_requests import session_of
 from gateway.tasks.relay_interfaces import CallIntake, TaskServers
 from gateway.tasks.relayed_tasks import RelayedTasks

@@ -25,7 +25,7 @@ from gateway.context.session_facts import with_trace
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared, unreadable_task
 from gateway.tasks.relay_interfaces import CallIntake, TaskServers
 from gateway.tasks.task_handles import TaskHandle, TaskHandles

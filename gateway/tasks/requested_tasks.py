@@ -20,7 +20,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import capabilities_of, version_of
 from gateway.protocol.merged_lists import Called
 from gateway.protocol.tasks import takes_task_calls
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.tasks.errors import no_task_of
 from gateway.tasks.gateway_tasks.result_requests import ResultCalls
 from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange

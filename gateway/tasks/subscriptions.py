@@ -24,7 +24,7 @@ from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared
 from gateway.tasks.gateway_tasks.task_requests import found_session
 from gateway.tasks.notifications import TaskNotices, TaskStream, task_notification

@@ -17,7 +17,7 @@ from transports.upstream.walls import file_calls_beyond_landlock
 from transports.upstream.walls.file_calls_beyond_landlock import FileCalls, InotifyCalls
 from transports.upstream.walls.gate_reports import RefusalQueue
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
-from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.raw_system_calls import numbers
 from transports.upstream.walls.wall_specification import Grant
 
 pytestmark = needs_walls

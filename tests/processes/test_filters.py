@@ -14,6 +14,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
+from transports.upstream.walls.raw_system_calls import AUDIT_ARCH, LAST, NUMBERS, numbers
 from transports.upstream.walls.seccomp import (
     ALLOW,
     ATTRIBUTES,
@@ -27,7 +28,6 @@ from transports.upstream.walls.seccomp import (
     filter_for,
     refuse,
 )
-from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, NUMBERS, numbers
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine not in NUMBERS, reason="seccomp filters are made for two machines"

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import tests.support.connecting_program
+from gateway.sandbox.gate_channels import SandboxGates
 from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
-from gateway.sandbox.system_call_gate_threads import SandboxGates
 from tests.processes.children import Recorder
 from tests.processes.places import needs_walls
 from tests.requirements import requirement

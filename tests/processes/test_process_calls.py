@@ -16,9 +16,9 @@ from gateway.context.state_api import ProcessTree
 from tests.requirements import requirement
 from transports.upstream.process_tree import below
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
+from transports.upstream.walls.raw_system_calls import NUMBERS, numbers
 from transports.upstream.walls.resolved_paths import resolved
 from transports.upstream.walls.system_call_gate import ProcessCalls
-from transports.upstream.walls.system_calls import NUMBERS, numbers
 
 pytestmark = [
     pytest.mark.skipif(

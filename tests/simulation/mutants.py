@@ -14,7 +14,7 @@ from gateway.cluster.forwarded_request_envelope import Envelopes
 from gateway.cluster.lease_validity import OwnLease
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.takeover_decision import Lease, PeerOutcome
-from gateway.sessions import session_loading
+from gateway.sessions import session_attaching
 from gateway.sessions.lifecycle import SessionLifecycle
 from session_store.ports.replica_directory import count_of
 from session_store.redis import replica_directory
@@ -122,10 +122,10 @@ def _old_process() -> None:
         else:
             live.replace_record(session, is_read=True)
 
-    taken = session_loading.SessionAttacher.take_over
+    taken = session_attaching.SessionAttacher.take_over
     _set(Cluster, "lose", lose)
-    _set(session_loading, "_is_before", lambda live, session, claimed=False: False)
-    _set(session_loading.SessionAttacher, "take_over", take_over)
+    _set(session_attaching, "_is_before", lambda live, session, claimed=False: False)
+    _set(session_attaching.SessionAttacher, "take_over", take_over)
 
 
 def _others_serve() -> None:

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from transports.upstream.walls import resource_limits, seccomp
+from transports.upstream.walls.raw_system_calls import AUDIT_ARCH, LAST, call, machine, numbers
 from transports.upstream.walls.system_call_gate import Gate
-from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
 from transports.upstream.walls.wall_specification import Reach, Walls
 
 DUMPABLE = 4

@@ -18,8 +18,8 @@ from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.extensions import Declared
+from gateway.protocol.input_schemas import Schemas
 from gateway.protocol.merged_lists import Tools
-from gateway.protocol.schemas import Schemas
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, VisibleServers

@@ -11,7 +11,7 @@ import sys
 sys.path.insert(0, f"{sys.path[0]}/../..")
 
 from transports.upstream.walls import resource_limits, seccomp
-from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, machine, numbers
+from transports.upstream.walls.raw_system_calls import AUDIT_ARCH, LAST, machine, numbers
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from transports.inbound.http_requests_and_responses import (
     until_disconnect,
 )
 from transports.inbound.in_process_client import InProcessClient
-from transports.inbound.lasting_connection import LastingConnection
+from transports.inbound.two_way_connection import TwoWayConnection
 from transports.inbound_port import Carried, Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.reply_queue import Frame, ReplyQueue
@@ -197,7 +197,7 @@ class HttpSse:
         async def write(line: bytes) -> None:
             unsent.push(Frame(encode_event(line)))
 
-        connection = LastingConnection(
+        connection = TwoWayConnection(
             self._client,
             write,
             token=joined.token,
@@ -219,7 +219,7 @@ class HttpSse:
                 await self._handler.leave(joined.token)
         await stream.write(b"", more=False)
 
-    async def _work(self, received: ReplyQueue, connection: LastingConnection) -> None:
+    async def _work(self, received: ReplyQueue, connection: TwoWayConnection) -> None:
         while (frame := await received.next()) is not None:
             try:
                 posted = msgspec.msgpack.decode(frame.data, type=_Posted)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from transports.upstream.walls.system_calls import closing_fd
+from transports.upstream.walls.raw_system_calls import closing_fd
 from transports.upstream.walls.wall_specification import Limits
 
 OFF: Final = "off"

@@ -17,7 +17,7 @@ from typing import Final
 
 from transports.upstream.cgroup_delegation import Delegation, write, writes_alone
 from transports.upstream.walls.build_walls import WallsFailed, not_enforced
-from transports.upstream.walls.system_calls import closing_fd, fork_by
+from transports.upstream.walls.raw_system_calls import closing_fd, fork_by
 from transports.upstream.walls.wall_specification import Limits, Walls
 
 _FOLDER: Final = "mcp-servers."

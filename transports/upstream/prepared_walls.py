@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from transports.upstream.walls.build_walls import ruleset_for
-from transports.upstream.walls.system_calls import closing_fd
+from transports.upstream.walls.raw_system_calls import closing_fd
 from transports.upstream.walls.wall_specification import Grant, Walls
 
 REQUEST: Final = struct.Struct("=cI")

@@ -14,7 +14,7 @@ from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import prctl
 from transports.upstream.walls.build_walls import WallsFailed, build
 from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
-from transports.upstream.walls.system_calls import dumpable
+from transports.upstream.walls.raw_system_calls import dumpable
 
 MOST_BYTES: Final = 4_000
 """Maximum bytes of the sentence that says why a server could not be started."""

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 from gateway.config.addresses import is_of_this_machine, is_own_endpoint, stdio_url
 from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.hosts.client_snippets import ClientFile
-from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
 from gateway.config.hosts.file_formats import TABLES, parsed_document, read_document, served_name
 from gateway.config.hosts.placeholders import Place
+from gateway.config.hosts.server_entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from session_store.redaction import scrubbed, scrubbed_text, secret_arguments
 

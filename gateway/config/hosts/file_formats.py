@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gateway.config.configuration_errors import ConfigurationError, meant
-from gateway.config.hosts.entries import Findings, adapted_entry
 from gateway.config.hosts.placeholders import Place
+from gateway.config.hosts.server_entries import Findings, adapted_entry
 
 _MOST_BYTES: Final = 4 << 20
 _MOST_LEVELS: Final = 64

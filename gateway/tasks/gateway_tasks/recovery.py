@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.identity.offline_rights import OfflineRights
-from gateway.sessions.session_loading import SessionAttacher
-from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
+from gateway.sessions.session_attaching import SessionAttacher
+from gateway.tasks.gateway_tasks.orphaned_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import StoredCall
 from gateway.tasks.gateway_tasks.task_states import TaskEvent, after, may_run_again

@@ -18,7 +18,7 @@ from gateway.observability.audit import Audit
 from gateway.policy.access_policy import Policy
 from gateway.policy.rate_limits import RateLimits
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.tasks.errors import UnknownTask, task_is_over
 from gateway.tasks.gateway_tasks.quotas import TaskQuotas
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery

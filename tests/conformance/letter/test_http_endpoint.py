@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.protocol.schemas import UnusableSchema
+from gateway.protocol.input_schemas import UnusableSchema
 from tests.conformance.letter.conftest import Letter
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT, RunningGateway

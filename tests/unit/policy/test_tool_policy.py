@@ -14,8 +14,8 @@ from gateway.errors import InvalidArguments
 from gateway.observability.audit import Audit
 from gateway.policy.access_policy import Policy
 from gateway.policy.tool_policy import ToolCalls
+from gateway.protocol.input_schemas import Schemas
 from gateway.protocol.merged_lists import Tools
-from gateway.protocol.schemas import Schemas
 from session_store import ClientFacts, Context, Session
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session

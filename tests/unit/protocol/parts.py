@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.protocol.schemas import Checker, Schema, Schemas
+from gateway.protocol.input_schemas import Checker, Schema, Schemas
 from transports.jsonrpc import Object, encode
 
 

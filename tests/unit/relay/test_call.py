@@ -39,7 +39,7 @@ from gateway.relay.modern_clients import ModernClients
 from gateway.relay.policy_admission import CallTarget
 from gateway.relay.reply_delivery import CallReply
 from gateway.relay.requests_to_server import for_server, waits
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.upstreams.result_cache import ResultCache
 from session_store import Context, KeyRing, MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session

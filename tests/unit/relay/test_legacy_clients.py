@@ -22,7 +22,7 @@ from gateway.protocol.merged_lists import Called
 from gateway.protocol.reserved_meta import RESERVED
 from gateway.relay.legacy_clients import CallRecovery, LegacyClients
 from gateway.relay.reply_delivery import CallReply
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from session_store import MemoryEventLog, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement

@@ -21,7 +21,7 @@ from gateway.serving.build_http import Resolution
 from gateway.serving.build_sessions import SessionParts
 from gateway.serving.foundation import notify
 from gateway.sessions.session_aliases import Aliases
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from gateway.upstreams.prestart import PrestartedProcesses
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
 from session_store.testing import ALICE, BOB, FakeClock, a_session

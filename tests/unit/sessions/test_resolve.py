@@ -18,7 +18,7 @@ from gateway.relay.message_handler import store_errors_refused
 from gateway.sessions import cached_record_validity
 from gateway.sessions.cached_record_validity import AGING_AFTER_S, CACHED_FOR_S
 from gateway.sessions.client_return_tracking import ASKED_AGAIN_S
-from gateway.sessions.session_loading import Resolved
+from gateway.sessions.session_attaching import Resolved
 from session_store import ClientFacts, KeyRing, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import ALICE, BOB, FakeClock

@@ -15,9 +15,9 @@ from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.config.limits import TaskSettings
 from gateway.protocol.client_capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
+from gateway.tasks.gateway_tasks.orphaned_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.quotas import RunningNames, TaskQuotas
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery
-from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import stored
 from gateway.tasks.gateway_tasks.task_exchange import TaskExchange

@@ -25,8 +25,8 @@ from transports.upstream.walls.intercepted_calls import (
     read_path,
     signed,
 )
+from transports.upstream.walls.raw_system_calls import call, closing_fd, machine, numbers
 from transports.upstream.walls.resolved_paths import as_meant, is_within
-from transports.upstream.walls.system_calls import call, closing_fd, machine, numbers
 from transports.upstream.walls.wall_specification import Grant
 
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000

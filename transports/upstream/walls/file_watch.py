@@ -10,8 +10,8 @@ from typing import Final
 
 from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, read_path, signed
+from transports.upstream.walls.raw_system_calls import numbers
 from transports.upstream.walls.resolved_paths import is_within, without_links
-from transports.upstream.walls.system_calls import numbers
 from transports.upstream.walls.wall_specification import Grant, Walls
 
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000

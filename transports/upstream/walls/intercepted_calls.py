@@ -14,8 +14,8 @@ import os
 import struct
 from typing import Final, NamedTuple
 
+from transports.upstream.walls.raw_system_calls import call, closing_fd
 from transports.upstream.walls.resolved_paths import as_meant
-from transports.upstream.walls.system_calls import call, closing_fd
 
 # linux/seccomp.h, as x86_64 and aarch64 number their ioctls.
 _RECEIVE: Final = 0xC050_2100

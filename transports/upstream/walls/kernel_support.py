@@ -12,7 +12,7 @@ from typing import Final
 
 from transports.upstream.walls import landlock
 from transports.upstream.walls.namespaces import why_not, why_shared
-from transports.upstream.walls.system_calls import call, closing_fd, machine
+from transports.upstream.walls.raw_system_calls import call, closing_fd, machine
 from transports.upstream.walls.wall_specification import Walls
 
 _GET_ACTION_AVAILABLE: Final = 2

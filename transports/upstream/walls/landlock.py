@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
+from transports.upstream.walls.raw_system_calls import call
 from transports.upstream.walls.resolved_paths import open_path
-from transports.upstream.walls.system_calls import call
 from transports.upstream.walls.wall_specification import MODES, Grant
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NoReturn
 
+from transports.upstream.walls.raw_system_calls import call, closing_fd, dumpable, fork_by
 from transports.upstream.walls.resolved_paths import is_within, open_path
-from transports.upstream.walls.system_calls import call, closing_fd, dumpable, fork_by
 from transports.upstream.walls.wall_specification import Grant, Walls
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x0002_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000

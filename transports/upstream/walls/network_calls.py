@@ -20,7 +20,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from transports.upstream.walls.addresses import (
+from transports.upstream.walls.gate_reports import Refused
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
+from transports.upstream.walls.network_rules import Address, ReachRules, kind_of, shown, unwrapped
+from transports.upstream.walls.pending_connections import PendingConnections, connect
+from transports.upstream.walls.raw_system_calls import closing_fd, numbers
+from transports.upstream.walls.resolved_paths import is_within, open_path, resolved
+from transports.upstream.walls.socket_addresses import (
     INTERNET,
     MAX_BYTES,
     AbstractName,
@@ -30,12 +36,6 @@ from transports.upstream.walls.addresses import (
     listeners,
     read_address,
 )
-from transports.upstream.walls.gate_reports import Refused
-from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
-from transports.upstream.walls.network_rules import Address, ReachRules, kind_of, shown, unwrapped
-from transports.upstream.walls.pending_connections import PendingConnections, connect
-from transports.upstream.walls.resolved_paths import is_within, open_path, resolved
-from transports.upstream.walls.system_calls import closing_fd, numbers
 from transports.upstream.walls.wall_specification import Reach
 
 DNS_PORT: Final = 53

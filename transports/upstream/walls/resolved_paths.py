@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from transports.upstream.walls.system_calls import call
+from transports.upstream.walls.raw_system_calls import call
 
 _NO_MAGIC_LINKS, _NO_SYMLINKS = 0x02, 0x04
 _O_PATH: Final = 0o10000000  # Linux: this module is loaded, and not used, on other systems

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from transports.upstream.walls.system_calls import call
+from transports.upstream.walls.raw_system_calls import call
 from transports.upstream.walls.wall_specification import Limits
 
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
+from transports.upstream.walls.raw_system_calls import AUDIT_ARCH, LAST, call, machine, numbers
 
 _LOAD, _AND, _RETURN, _JUMP, _IF_EQUAL, _IF_AT_LEAST = 0x20, 0x54, 0x06, 0x05, 0x15, 0x35
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data

@@ -22,7 +22,6 @@ from typing import Final
 
 from transports.upstream.process_tree import below, is_below, parent
 from transports.upstream.walls import landlock, resource_limits
-from transports.upstream.walls.addresses import is_local
 from transports.upstream.walls.file_calls_beyond_landlock import FileCalls, InotifyCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
 from transports.upstream.walls.gate_reports import RefusalQueue, Refused, Touched
@@ -30,8 +29,9 @@ from transports.upstream.walls.intercepted_calls import InterceptedCall, Listene
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.network_rules import ReachRules
 from transports.upstream.walls.pending_connections import PendingConnections
+from transports.upstream.walls.raw_system_calls import numbers
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
-from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.socket_addresses import is_local
 from transports.upstream.walls.wall_specification import Reach, Walls
 
 _ANNOUNCED: Final = ("bind", "connect", "listen", "socket")

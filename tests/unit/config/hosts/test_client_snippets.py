@@ -21,9 +21,9 @@ from gateway.config.hosts.client_snippets import (
     snippet,
     snippets,
 )
-from gateway.config.hosts.entries import Findings
 from gateway.config.hosts.file_formats import adapted
 from gateway.config.hosts.placeholders import Place
+from gateway.config.hosts.server_entries import Findings
 from tests.requirements import requirement
 
 pytestmark = requirement("first.clients")

@@ -12,9 +12,9 @@ from time import monotonic
 import dns.message
 import pytest
 
+from gateway.sandbox.gate_channels import BURST, MAX_STREAMS, REACHABLE_S, DnsResolver, SandboxGates
 from gateway.sandbox.host_name_lookups import MAX_THREADS, Lookups
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
-from gateway.sandbox.system_call_gate_threads import BURST, MAX_STREAMS, REACHABLE_S, DnsResolver, SandboxGates
 from tests.requirements import requirement
 from transports.upstream.walls.wall_specification import Reach
 

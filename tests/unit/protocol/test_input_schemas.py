@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocol import schemas
-from gateway.protocol.schemas import Schema, Schemas, UnusableSchema, read_leniently
+from gateway.protocol import input_schemas
+from gateway.protocol.input_schemas import Schema, Schemas, UnusableSchema, read_leniently
 from tests.requirements import requirement
 from tests.unit.protocol.parts import checker_of
 
@@ -100,14 +100,14 @@ def test_identifiers_in_one_another_are_looked_at_once(monkeypatch: pytest.Monke
     schema: Any = {"enum": [[]] * 40_000}
     for _ in range(120):
         schema = {"$id": "a", "a": schema}
-    looked, look = 0, schemas._Weight._look
+    looked, look = 0, input_schemas._Weight._look
 
     def counted(*parts: Any) -> bool:
         nonlocal looked
         looked += 1
         return look(*parts)
 
-    monkeypatch.setattr(schemas._Weight, "_look", counted)
+    monkeypatch.setattr(input_schemas._Weight, "_look", counted)
     assert checker_of({"a": schema}).problem({}, b"{}") is None
     assert looked == 1 + 120 + 2 + 40_000  # each object and list of the schema once
 

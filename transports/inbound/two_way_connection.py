@@ -1,4 +1,4 @@
-"""Serve a client that has a lasting connection, on which messages go both ways, and with it one session.
+"""Serve a client that keeps one connection, on which messages go both ways, and with it one session.
 
 Used for the gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and for the event
 streams of HTTP+SSE (MCP 2024-11-05)."""
@@ -46,7 +46,7 @@ _CANCEL_S: Final = 1.0
 """Seconds that the cancellation of a modern call may take at its server."""
 
 
-class LastingConnection:
+class TwoWayConnection:
     """Serve one connected client. `write` sends the client a message. `token` names the session to resume; with
     `outlives`, the session does not end with the connection. The `_meta` of the `initialize` result has the session's
     token under `session_key`. All requests have `headers`, and come from the address `peer`."""

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
-from transports.upstream.walls import addresses
-from transports.upstream.walls.addresses import AbstractName, Disconnect, InternetAddress, UnixPath, read_address
+from transports.upstream.walls import socket_addresses
+from transports.upstream.walls.socket_addresses import AbstractName, Disconnect, InternetAddress, UnixPath, read_address
 
 pytestmark = requirement("box.network")
 
@@ -63,4 +63,4 @@ def test_an_address_whose_route_the_kernel_does_not_tell_counts_as_local(
     for error in errors:
         answer = struct.pack("=IHHII", 36, 2, 0, 1, 0) + struct.pack("=i", -error) + bytes(16)
         kernel.recv = lambda _, answer=answer: answer
-        assert addresses.is_local(ipaddress.ip_address("192.0.2.1")) is is_local, errno.errorcode[error]
+        assert socket_addresses.is_local(ipaddress.ip_address("192.0.2.1")) is is_local, errno.errorcode[error]

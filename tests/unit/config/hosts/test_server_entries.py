@@ -1,12 +1,12 @@
-"""`gateway.config.hosts.entries`: one server of a host's file in the words of `mcpServers`."""
+"""`gateway.config.hosts.server_entries`: one server of a host's file in the words of `mcpServers`."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.config.hosts.entries import HIDDEN, NOT_SERVED, ONLY, Findings, adapted_entry, command_fault
 from gateway.config.hosts.placeholders import Place
+from gateway.config.hosts.server_entries import HIDDEN, NOT_SERVED, ONLY, Findings, adapted_entry, command_fault
 from gateway.config.upstreams import UpstreamSettings
 from tests.requirements import requirement
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
+from gateway.integrations.app_session_id_carriers import AppCarriers, has_header, with_session_headers
 from session_store import KeyRing
 from session_store.session import new_session_id
 from tests.requirements import requirement

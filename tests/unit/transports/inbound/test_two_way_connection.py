@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
-from transports.inbound.lasting_connection import LastingConnection
+from transports.inbound.two_way_connection import TwoWayConnection
 from transports.json_part_counts import ANSWER_PARTS
 from transports.jsonrpc import encode
 
@@ -41,7 +41,7 @@ class Ends:
 
     def __init__(self, token: str = "") -> None:
         self.got: list[Any] = []
-        self.connection = LastingConnection(cast("Any", self), self.write, token=token)
+        self.connection = TwoWayConnection(cast("Any", self), self.write, token=token)
 
     def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
         if b"explode" in body:

@@ -26,7 +26,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.client_capabilities import ClientDeclaration, caller_of_meta
 from gateway.protocol.tasks import with_tasks
-from gateway.sessions.session_loading import SessionAttacher
+from gateway.sessions.session_attaching import SessionAttacher
 from gateway.tasks.gateway_tasks.questions_to_client import ServerTask
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import FollowedCall, RecordedAnswers, StoredCall

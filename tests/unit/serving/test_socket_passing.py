@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.serving.sockets_between_workers import Inboxes, SiblingWorkers, inherited_siblings
+from gateway.serving.socket_passing import Inboxes, SiblingWorkers, inherited_siblings
 from gateway.serving.uvicorn_server import HandedConnections
 from tests.requirements import requirement
 from transports.inbound.connection_handover import MOST_MOVES
