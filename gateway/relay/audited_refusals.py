@@ -29,9 +29,9 @@ operator. Such refusals are not recorded."""
 
 
 def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused) -> None:
-    """Record in the audit trail that a request for this server was refused. Do nothing if it is recorded already, if a
-    failure has caused the refusal, or if the client has sent too many requests. Mark the call as refused, so that the
-    trail does not count it as answered."""
+    """Record in the audit trail that a request to the server `server` was refused. Do nothing if this refusal is
+    recorded already, if its cause is a failure rather than a rule, or if the client has sent too many requests.
+    Otherwise also mark the call as refused, so that the trail does not count it as answered."""
     exchange = call.exchange
     # Calls that wait for the start of one process may get the same object, so it cannot say what is recorded. Whoever
     # answers the request records these.
@@ -51,9 +51,9 @@ def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused)
 
 
 def record_refused_request(audit: Audit, request: Request, who: RequestContext, refused: Refused) -> None:
-    """Record in the audit trail that a request was refused. Do nothing if it is recorded already, if a failure other
-    than a lack of memory (`OutOfMemory`) has caused the refusal, or if the request was sent again after a process was
-    lost."""
+    """Record in the audit trail that a request was refused, before or after a server was chosen for it. Do nothing if
+    this refusal is recorded already, if its cause is a failure (other than a lack of memory, `OutOfMemory`), or if the
+    request was sent again after a process was lost."""
     is_failure = refused.code in _FAILURES and not isinstance(refused, OutOfMemory)
     if refused.is_recorded or is_failure or request.again:  # a repeated request may have been executed
         return

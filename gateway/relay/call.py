@@ -162,8 +162,8 @@ def _correlation_of(request: Request) -> str:
 
 
 class FoundSession(NamedTuple):
-    """The session of a call (`resolved`; None if the call needs no session), the client's request, and the params to
-    send to the server."""
+    """What `Clients.session` returns for a call that a server has to answer. `resolved` is the session (None: the call
+    needs none), `request` the client's request, maybe changed, and `params` what to send to the server."""
 
     resolved: Resolved | None
     request: Request
@@ -174,7 +174,7 @@ class Clients(Protocol):
     """Handle clients of one era (implemented in `gateway.relay.legacy_clients` and `gateway.relay.modern_clients`)."""
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
-        """Find or open the session of a request. If no server is needed, return the gateway's answer instead."""
+        """Find or open the session of a request, and return it; or the gateway's answer if no server is needed."""
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         """Answer a request that the gateway handles itself, such as `ping`. Return None if a server has to answer."""
@@ -183,11 +183,10 @@ class Clients(Protocol):
         """Return a new exchange for a call. The exchange translates the server's result for this client."""
 
     def with_workspace_note(self, result: Object, said: Object) -> Object:
-        """Return the result with a note in its `_meta` (`said`): what became of the workspace that the request
-        names."""
+        """Return `result` with `said` added to its `_meta`: what became of the workspace that the request announced."""
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
-        """Return the response headers with the client's session token. Empty for legacy clients, which know it."""
+        """Return the response headers with a modern client's session token. Empty for legacy clients, which know it."""
 
     async def as_task(self, coming: IncomingCall) -> Answer | None:
         """If a call may become an MCP task, send it and return its reply. Otherwise send nothing, and return None."""
@@ -227,7 +226,8 @@ class Calls:
         return answer
 
     async def _answer(self, request: Request, who: RequestContext) -> Answer:
-        """Find the session of a request, send the request to its server, and return the reply for the answer."""
+        """Find the session of a request and send the request to its server. Return the reply, which brings the answer
+        later; or the gateway's own answer if no server is needed."""
         clients = self.clients[request.era]
         found = await clients.session(request, who)
         if not isinstance(found, FoundSession):
@@ -257,8 +257,8 @@ class Calls:
             raise refused if resolved is None else _in_session(refused, resolved, headers) from None
 
     def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
-        """Log and audit a refused request, and return the refusal for the client. An error of the store is turned into
-        a refusal. A request that was sent again gets the error that its outcome is unknown."""
+        """Log and audit a refused request, and return the error for its client, also for an error of the store. For a
+        request that was sent once before (`request.again`), the returned error is that the outcome is unknown."""
         refused = store_refused(error) if isinstance(error, StoreError) else error
         if who is not None:
             record_refused_request(self.audit, request, who, refused)
@@ -349,8 +349,8 @@ class Intake:
 
     @contextlib.contextmanager
     def in_flight(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
-        """Count a request as in flight during the `with` block. If `exchange` is given, the client can cancel the
-        request meanwhile. Raises `Refused` (429): too many or too large calls are in flight."""
+        """Count a request as in flight in its session during the `with` block. If `exchange` is given, the client can
+        cancel the request during the block. Raises `Refused` (429): too many or too large calls are in flight."""
         with live.open_use(held=self._room_for(live, request.body_bytes)):
             if exchange is None:
                 yield
@@ -362,8 +362,8 @@ class Intake:
                 live.exchange_ended(exchange)
 
     def _room_for(self, live: LiveSession, size: int) -> int:
-        """Return the bytes that a body of this size counts in flight; 0 if small. Raises `Refused` (429): no room for
-        it."""
+        """Return how many bytes a request with a body of `size` bytes adds to the bytes in flight of its session: 0 if
+        the body is small. Raises `Refused` (429): too many calls, or too many bytes, are in flight in the session."""
         if live.busy >= self.max_exchanges:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
@@ -423,14 +423,14 @@ class Intake:
         return reply, meta
 
     def attach(self, exchange: Exchange, headers: HeaderList, request: Request, correlation: str) -> Answer:
-        """Return a new reply for a suspended call. The client has sent a new request with its answers to the server's
-        questions."""
+        """Return a new reply for a suspended call, after its client has answered the server's questions in a new
+        request (`request`)."""
         self._log.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
 
     def _kept(self, exchange: Exchange, request: Request) -> bytes:
-        """Encode a tool call for storage, so that another process can repeat it. Empty if it is too large or not
-        repeatable."""
+        """Encode a tool call for storage, so that another process can repeat the call if this process dies. Return
+        empty bytes if the call is too large to store, or must not be repeated."""
         endpoint = self.endpoints[request.endpoint]
         if not endpoint.called(exchange, request.era, request.params).is_repeatable:
             return b""
@@ -438,9 +438,9 @@ class Intake:
         return kept if len(kept) <= KEPT_BYTES else b""
 
     def meta(self, params: Object, session: Session, correlation: str) -> Object:
-        """Return the `_meta` for the server: facts of the session, and the client's entries. Of these, leave out
-        reserved keys, and an announced workspace that differs from the session's. `session` must have the request's
-        context."""
+        """Return the `_meta` for a server: the facts of the session, and the entries of the client's own `_meta` in
+        `params`. Leave out the client's entries with reserved keys, and a workspace that the client announces if it
+        differs from the session's. `session` must have the context of the request."""
         facts = {CONTEXT_KEY: self._context_meta(session, correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 
@@ -451,8 +451,8 @@ class Intake:
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     async def _tell_and_relay(self, request: Request, call: Call) -> CallTarget | None:
-        """Send a call to its server. If another replica has forwarded the call, and was told that the call waits, first
-        wait for the consent of that replica. Returns and raises as `relay`."""
+        """Send a call to its server. If another replica has forwarded the call, and was told that the call has to wait,
+        first get the consent of that replica. Returns and raises the same as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.before_sending()
         return await relay(self.endpoints[request.endpoint], call)
@@ -475,8 +475,8 @@ class Intake:
             call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
 
     def _answer_failure(self, call: Call, error: BaseException) -> bool:
-        """Answer a call that could not be sent with an error. Return False if the caller must raise the error
-        instead."""
+        """Answer a call with an error, because it could not be sent: `error` says why. Return False, without an answer,
+        if the caller must raise `error` instead."""
         match error:
             case ConsentRefusal():
                 refuse_or_ask(call.exchange, error, call.params)
@@ -496,14 +496,14 @@ class Intake:
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
     def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
-        """Return True if later calls like this request may skip most steps (the fast path), and always go to the same
-        server."""
+        """Return True if later calls like this request may skip most steps (the fast path): tracing needs no more of
+        them than `traceparent`, and they always go to the same server (`EndpointServers.has_fixed_server`)."""
         return self._log.may_be_unsampled(request) and self.endpoints[request.endpoint].has_fixed_server(target)
 
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
-        """Build the request for the server from these params and the decision on an earlier call. Do not send it."""
+        """Build the request for the server of a later call with these params, by the decision on an earlier call."""
         exchange = decision.exchange_for(request, who)
         conversation, upstream = target.held_conversation, target.upstream
         assert conversation is not None
@@ -520,8 +520,8 @@ class Intake:
 
 
 async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
-    """Send a call to its server, or to all that it concerns. Return the server and the policy decision if later calls
-    of the same tool can use them; else None.
+    """Send a call to its server, or to all servers that it concerns. Return the server and the policy decision if they
+    are valid for later calls of the same tool, too; else None.
 
     Raises:
         Refused: the call names something that the session does not see, or its arguments are invalid.

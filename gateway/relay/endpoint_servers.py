@@ -55,8 +55,8 @@ class EndpointServers:
     # -- the handshake and discovery
 
     async def initialize(self, live: LiveSession, correlation: str) -> bytes:
-        """Open every server of a legacy session. Return the merged `initialize` result of those that answer in
-        time.
+        """Open every server of a legacy session. Return one `initialize` result, merged from the results of the servers
+        that answer in time.
 
         Raises:
             HandshakeRefused: the only server refused the handshake.
@@ -90,8 +90,8 @@ class EndpointServers:
         return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
-        """Return the `initialize` result of one server. A modern server has none, so it is made from the server's
-        `server/discover` result."""
+        """Open one server for a legacy session, and return the server's `initialize` result. For a modern server, which
+        has no such result, make one from its `server/discover` result."""
         await upstream.try_handshake(live, correlation)
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
             discovery = (await upstream.facts()).discover
@@ -107,8 +107,8 @@ class EndpointServers:
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
-        """Return the merged `server/discover` result of the servers that answer in time. Return None if this context
-        sees no server that can serve modern clients.
+        """Return one `server/discover` result, merged from the results of the servers that answer in time. Return None
+        if a session with this context sees no server that can serve modern clients.
 
         Raises:
             Refused: 503, the servers cannot be asked.
@@ -157,8 +157,8 @@ class EndpointServers:
         return self.visible.to(context).get(name)
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
-        """Return the facts of the tool that a call names, as far as they are known without a request to its server.
-        `client` is the client's era."""
+        """Return what is known of the tool that a call names (`Called`), without a request to the tool's server.
+        `client` is the era of the client. Most fields are empty if the tool is unknown."""
         upstream = self.visible.only
         try:
             if upstream is None:
@@ -188,9 +188,9 @@ class EndpointServers:
         return await lists_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Forward a legacy client's notification to the legacy servers that sessions do not share: a shared server
-        would take it for that of its other sessions, too. At `notifications/initialized`, also subscribe to changes at
-        the modern servers. A server that starts later gets the notification after its handshake
+        """Forward a legacy client's notification to the legacy servers that sessions do not share. A shared server
+        would take it for a notification of its other sessions, too. `notifications/initialized` also subscribes the
+        client to changes at the modern servers. A server that starts later gets the notification after its handshake
         (`LinkSource.replay`)."""
         for upstream in self.visible.to(live.session.context).values():
             if live.ended:

@@ -43,7 +43,8 @@ class ExtensionRelay:
         self._wait_s = wait_s
 
     async def server_for(self, call: Call) -> ConfiguredUpstream:
-        """Return the server that gets a request with a method of an extension, by the rules of `servers_for`.
+        """Return the server that gets this request, whose method belongs to an extension. The rules of `servers_for`
+        choose the server.
 
         Raises:
             Refused: -32601, there is no such server, or no request may have this name.
@@ -53,8 +54,8 @@ class ExtensionRelay:
         return (await self.servers_for(call.method, call.exchange.context, Asker.of(call)))[0]
 
     async def notify(self, asker: Asker, context: Context, method: str, params: Object, meta: Object) -> None:
-        """Send a notification to all servers that get messages with its method (`servers_for`). `asker` is the client
-        that has sent the notification; its session has the rights `context`. `meta` replaces the `_meta` in `params`.
+        """Send a notification of the client `asker` to all servers that get messages with its method (`servers_for`).
+        `context` has the rights of the client's session. `meta` replaces the `_meta` in `params`.
 
         Raises:
             Refused: no server gets the notification, or one of them cannot be reached.
@@ -141,8 +142,8 @@ def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
 
 
 def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared | None:
-    """Return the extensions that a server has declared: in the session's handshake, or else in its answer to the
-    gateway's own request. None if the server has answered neither."""
+    """Return the extensions that a server has declared, as far as this is known without asking it: in its handshake
+    with the session `live`, or else in its answer to the gateway's own probe. Return None if neither is known."""
     conversation = None if live is None else upstream.open_with(live)
     if conversation is not None and conversation.initialize_result is not None:
         return conversation.declared
@@ -150,8 +151,8 @@ def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declare
 
 
 async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, within_s: float | None) -> Declared:
-    """Return the extensions that a server declares, waiting at most `within_s` seconds (None: no limit). Empty if it
-    does not answer in time."""
+    """Return the extensions that a server declares: `known`, or if that is None, what the gateway's probe of the server
+    tells. Wait for the probe at most `within_s` seconds (None: no limit), then return an empty declaration."""
     if known is not None:
         return known
     with contextlib.suppress(TimeoutError):

@@ -67,23 +67,28 @@ has a shorter limit of its own, that one counts."""
 
 
 class CallDecision(NamedTuple):
-    """The gateway's decision on a tool call, for later calls that differ only in id, arguments and progress token.
-    `version` is the session's version when the decision was made. `headers` tell the client its session token.
-    `exchange_for` makes the exchange (the state) of a later call. `resolver` has found the session."""
+    """The gateway's decision on a tool call, to be used for later calls that differ only in id, arguments and progress
+    token."""
 
     resolved: Resolved
+    """The session of the call."""
     version: int
+    """The value of `LiveSession.version` at the decision. The decision is no longer valid once it has changed."""
     headers: HeaderList
+    """The response headers that give the client its session token."""
     exchange_for: Callable[[Request, RequestContext], Exchange]
+    """Makes the exchange (the state of a call) of a later call."""
     resolver: SessionResolver
+    """The resolver that has found the session. It knows how long requests with the same headers lead there."""
 
 
 class GeneralWay(Protocol):
-    """The methods of `gateway.relay.call.Intake` that the fast path uses, described there. `events` stores messages to
-    legacy clients for replay."""
+    """The methods of `gateway.relay.call.Intake` that the fast path uses. They are described there."""
 
     max_exchanges: int
+    """How many calls a session may have in flight."""
     events: EventWriter
+    """Stores the messages to legacy clients for replay."""
 
     def may_take_fast_path(self, request: Request, target: CallTarget) -> bool: ...
     def prepared(
@@ -177,7 +182,8 @@ class FastPaths:
 
 
 def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> float:
-    """Return for how many seconds a request like this one certainly has the same caller and the same session."""
+    """Return for how many seconds from now the decision holds for requests like this one: they certainly have the same
+    caller and the same session. Return 0 or less if it does not hold at all."""
     resolved = decision.resolved
     if resolved.live.session.context != resolved.context:
         return 0.0
@@ -185,9 +191,9 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
 
 
 def _must_wait(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
-    """Return True if a call must take the general way (all usual steps): it has to wait for its server (`waits` returns
-    True), or another client may have sent it (`used` has its request id). `used` has the request ids that clients have
-    used before in a default session."""
+    """Return True if a call must take the general way (all usual steps). That is so if the call has to wait for its
+    server (`waits` returns True), or if another client may have sent it. `used` has the request ids that clients of a
+    shared default session have used before: another client may have sent the call if its id is among them."""
     return (used is not None and request_id in used) or (waits is not None and waits())
 
 
@@ -204,9 +210,9 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 
 
 def _may_skip_checks(request: Request, tool: AdmittedTool) -> bool:
-    """Return True if a fast path can check the arguments of later calls like this one. If this call has arguments, the
-    path can check them unless the audit trail records arguments. If it has none, the path can only if empty arguments
-    pass the check unchanged."""
+    """Return True if a fast path can check the arguments of later calls like this request. If this request has
+    arguments, that is so unless the audit trail records arguments. If it has none, that is so if empty arguments pass
+    the check unchanged."""
     if "arguments" in request.params:
         return not tool.keeps_arguments
     try:
@@ -289,9 +295,13 @@ class FastPath:
         *,
         arrived_at: float = 0.0,
     ) -> "FastCall | _CallBehindRead | None":
-        """Send a call to the server. Return None, and do nothing, if the call must pass through all usual steps (the
-        general way). `arrived_at` is the monotonic time of the call's arrival if the call had to wait for its session's
-        record; else 0."""
+        """Send a call to its server, and return it. If the record of its session must be read again first, return a
+        call that is sent after that. Return None, and do nothing, if the call must take all usual steps (the general
+        way).
+
+        `trace` is the call's `traceparent`. `correlation` is the correlation id from the replica that has forwarded the
+        call. `arrived_at` is the monotonic time at which the call came in, if it had to wait for its session's record;
+        else 0."""
         if self.is_over:
             return None
         live, paths, now = self.live, self.paths, monotonic()
@@ -333,8 +343,8 @@ class FastPath:
         return call
 
     def _begun(self, request_id: bytes) -> None:
-        """Count a sent call in the traces. In a session that several clients share by default, also record the call's
-        id."""
+        """Do what has to follow a call that was sent: use up the trace id that was generated for it, and record its
+        request id if several clients share its session by default."""
         if self._tracing is not None:
             self._tracing.begun_unsampled()
         if self._used_ids is not None:
@@ -365,8 +375,8 @@ class FastPath:
         return ("", b"") if unsampled is None else (unsampled.correlation, unsampled.parent)
 
     def as_answer(self, request: Request, call: "FastCall") -> Answer:
-        """Make the exchange of this sent call, as the usual steps would have made it. Return the reply of the
-        exchange."""
+        """Make the exchange that this sent call would have got from the usual steps, because it leaves the fast path.
+        Return the reply of the exchange. `request` is the parsed request of the call."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
         params = request.params
         if "arguments" in params:
@@ -422,7 +432,7 @@ class _CallBehindRead:
             connection.goes_on(call)
 
     def fall_back(self) -> None:
-        """Let the usual steps handle the request, which was not sent yet."""
+        """Stop waiting, and let the usual steps handle the request, which was not sent yet."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.begin_general()
@@ -436,10 +446,14 @@ class FastCall(msgspec.Struct, eq=False):
     connection: AnsweringConnection
     conversation: Conversation
     values: CallValues
+    """The JSON texts of the call's id, progress token and arguments."""
     number: int
+    """The request id at the server."""
     correlation: str
     began: float
+    """When the call began, by `time.monotonic`."""
     falls_back_at: float
+    """When the call leaves the fast path if it has no answer by then, by `time.monotonic`."""
     ended_at: float = 0.0
     progress: list[bytes] | None = None
     """Messages for the client, such as progress, that came before the answer in the present iteration of the event
@@ -451,16 +465,17 @@ class FastCall(msgspec.Struct, eq=False):
         return self.values[1]
 
     def emit(self, frame: bytes) -> None:
-        """Send the client a message of the server that belongs to this call. If the answer comes in the same iteration
-        of the event loop, send both together; otherwise let the call leave the fast path (`fall_back`)."""
+        """Send the client a message of the server that belongs to this call, such as progress. If the answer comes in
+        the same iteration of the event loop, send both together. Otherwise let the call leave the fast path
+        (`fall_back`), which sends the message."""
         if self.progress is None:
             self.progress = []
             self.path.loop.call_soon(self.fall_back)
         self.progress.append(frame)
 
     def answer(self, result: msgspec.Raw) -> bool:
-        """Answer the client with the server's result. Return False if the call had to leave the fast path
-        (`fall_back`): the usual steps then handle the result."""
+        """Answer the client with the server's result, and return True. Return False if that needs the usual steps: the
+        call has left the fast path (`fall_back`), and they then handle the result."""
         path, now, data = self.path, monotonic(), bytes(result)
         is_answered = False
         try:

@@ -15,20 +15,21 @@ _TRACE: Final = b"00-the-trace"
 
 
 class Prepared(NamedTuple):
-    """A request for a server, before it is encoded. The bridge of `exchange` translates the answer. `waits` returns
-    True if a call like this must first wait for the server; None if such a call never must. `trace` is the
-    `traceparent` in `meta`, or empty."""
+    """A request for a server, before it is encoded."""
 
     exchange: Exchange
+    """The state of the call. Its bridge translates the answer."""
     params: Object
     meta: Object
     waits: Callable[[], bool] | None
+    """Returns True if a call like this must now wait for the server. None if such a call never must."""
     trace: str = ""
+    """The `traceparent` in `meta`. Empty if there is none."""
 
 
 class FrameTemplate:
-    """An encoded request with placeholders. With the values filled in, it equals the message that `Exchange.frame`
-    makes of them."""
+    """An encoded request to a server, with placeholders for what differs between calls. With the values filled in, it
+    equals the message that `Exchange.frame` makes of them."""
 
     __slots__ = ("_template",)
 
@@ -37,8 +38,9 @@ class FrameTemplate:
 
     @classmethod
     def of(cls, prepared: Prepared, correlation: str) -> "FrameTemplate | None":
-        """Return the template of a request that has this correlation id. None if it is not certain where the values
-        stand in the encoded request. If there is a progress token for the server, it is the request id."""
+        """Make the template from one request. `correlation` is the correlation id in that request. Return None if it is
+        not certain where the values to replace stand in the encoded request. A progress token for the server is
+        replaced together with the request id, which it equals."""
         exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
         params, holes = prepared.params, 0
         if "arguments" in params:
@@ -61,6 +63,7 @@ class FrameTemplate:
         return cls(template.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
 
     def frame(self, number: int, arguments: bytes, correlation: str, trace: bytes = b"") -> bytes:
-        """Return the message of one call: the template with these values filled in. `arguments` must not contain a line
-        break, and are ignored if the template has no place for them."""
+        """Return the message of one call: the template with these values filled in. `number` is the request id at the
+        server. `arguments` must not contain a line break, and are ignored if the template has no place for them.
+        `trace` is the `traceparent`."""
         return self._template % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}

@@ -48,24 +48,26 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """A callback that is called when a late server is up."""
+    """Someone who waits for a late server: `arrived` is called when the server is up."""
 
     @property
     def has_ended(self) -> bool:
-        """Return True if the callback need not be called any more, because its session or stream has ended."""
+        """Return True if `arrived` need not be called any more, because the session or stream that waits has ended."""
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """Use the server, which is up now, over this conversation."""
+        """Do what was waiting for this server. The server is up now, and `conversation` is the open conversation with
+        it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The client on whose behalf servers are asked. `live` is its session, or None. `caller` has the declaration of a
-    modern client."""
+    """The client on whose behalf servers are asked."""
 
     live: LiveSession | None
+    """The client's session. None if the request has no session."""
     era: Era
     caller: ClientDeclaration | None
+    """What a modern client has declared in its request. None for a legacy client."""
     correlation: str
 
     @classmethod
@@ -82,31 +84,38 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[T]):
-    """The results of asking several servers. `answers`, `known` and `failures` are by server. `known` has the list
-    items that are known of servers without an answer. `missing` has the servers of which neither an answer nor items
-    are known; `failures` has the errors of those missing servers that have failed."""
+    """The results of sending the same request to several servers (`LateServers.gather`)."""
 
     answers: Mapping[str, T]
+    """The answers that came in time, by server."""
     known: Mapping[str, Items] = field(default_factory=dict)
+    """By server, for servers that did not answer in time: the items of the requested list that were known before."""
     missing: tuple[Missing, ...] = ()
+    """The servers of which there is neither an answer nor known items, each with the reason."""
     failures: Mapping[str, Exception] = field(default_factory=dict)
+    """The errors of those servers in `missing` that have failed, by server. The others are only slow."""
 
 
 class _Follow:
-    """One late server that a client waits for. `given` has, for each list, the items that the client got in place of
-    the server's answer; None if the client got none."""
+    """The background attempts to reach one late server, for one session or for all clients without a session."""
 
     def __init__(self) -> None:
         self.since = time()
         self.given: dict[str, Items | None] = {}
+        """For each list that a client requested meanwhile (by method): the items that the client got in place of the
+        server's answer. None if it got none."""
         self.waiting: list[Waiting] = []
+        """Whom to call when the server is up."""
         self.failures = Backoff()
         self.is_paused = False
+        """True while the next attempt is waited for."""
         self.is_given_up = False
+        """True once a client was answered without the server's part."""
 
     @property
     def is_late(self) -> bool:
-        """Return True if a client was answered without the server's part, or the server has failed."""
+        """Return True if a client was answered without the server's part, or an attempt to reach the server has
+        failed."""
         return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
@@ -115,7 +124,8 @@ class _Follow:
         self.waiting.append(waiting)
 
     def missing(self, server: str) -> Missing:
-        """Return the entry that tells the client why its answer lacks this server, and when the server is retried."""
+        """Return the entry for an answer that tells the client why this server's part is missing, and when the gateway
+        tries the server again."""
         failed = self.failures
         retry_s = failed.left_s(monotonic()) if failed.count else None
         return Missing(server, failed.reason or STARTING, self.since, retry_s)
@@ -125,9 +135,8 @@ class LateServers:
     """Retry the late servers of an endpoint, and notify clients when a server is up.
 
     A server is late if it has not answered within `wait_s` seconds: the client is answered without it. In the
-    background, it then has `read_s` seconds to send a list. Each late server has one background task for each session
-    that waits for it, and one for all clients without a session. `streams` has the clients' streams of notifications
-    that come from several servers."""
+    background, the server then has `read_s` seconds to send a list. Each late server has one background task for each
+    session that waits for it, and one for all clients without a session."""
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
         self.replace(wait_s=wait_s, read_s=read_s)
@@ -135,6 +144,7 @@ class LateServers:
         self._left_out: WeakKeyDictionary[ConfiguredUpstream, float] = WeakKeyDictionary()  # since when (Unix time)
         self._subscriptions: set[SubscriptionFilter] = set()
         self.streams = WaitingCalls()
+        """The clients' streams of notifications that no single server answers."""
         self._reported: dict[str, set[str]] = {}
         self._tasks = Tasks("late servers")
 
@@ -149,11 +159,11 @@ class LateServers:
         method: str = "",
         waiting: Waiting | None = None,
     ) -> Gathered[T]:
-        """Run `ask` for all servers at the same time, except those that are known to be late. Wait `wait_s` seconds for
-        the answers, and return them.
+        """Run `ask` for all servers at the same time, except those that are known to be late. Wait `wait_s` seconds,
+        and return the answers that came until then, with what is known of the other servers.
 
-        `method` names the requested list: the client is notified later if it missed items of the list. `waiting` is
-        called when a late server is up.
+        `method` is the method of the requested list, if a list is requested: the client is notified later if it missed
+        items of the list. `waiting` is called when a late server is up.
 
         Raises:
             Refused, StoreError: the request cannot be served, whatever the servers answer.
@@ -196,8 +206,8 @@ class LateServers:
         self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """Run the requests. Return the answers that come in time, and the errors of servers that cannot be asked, both
-        by server."""
+        """Run one request for each server: `works` has them by server. Return the answers that come in time, and the
+        errors of the servers that cannot be asked, each by server. A server that is only slow is in neither."""
         if not works:
             return {}, {}
         tasks = {name: asyncio.create_task(work) for name, work in works.items()}
@@ -220,7 +230,8 @@ class LateServers:
         return {n: task.result() for n, task in tasks.items() if not task.cancelled() and n not in raised}, errors
 
     def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
-        """Return True if the server will probably not answer soon. No answer to a client should then wait for it."""
+        """Return True if the server will probably not answer soon, so that no answer to a client should wait for it.
+        `live` is the client's session; None for clients without one."""
         follow = self._follows.get((live, upstream.name))
         if follow is not None and not follow.is_late:
             follow = None
@@ -285,9 +296,9 @@ class LateServers:
         self._notify(asker.live, changed)
 
     async def _catch_up(self, upstream: ConfiguredUpstream, conversation: Conversation, follow: _Follow) -> set[str]:
-        """Call the callbacks that wait for this server, and request the lists that clients lack. Return the kinds of
-        lists (such as tools) that differ from those that the clients got. Store the lists, because the server may be
-        slow again."""
+        """Call those who wait for this server, which is up now, and request the lists that clients lack. Return the
+        kinds of lists (such as tools) that differ from what the clients got. Store the received lists, because the
+        server may be slow again."""
         kinds: set[str] = set()
         read: set[str] = set()
         while follow.waiting or follow.given.keys() - read:  # more may come meanwhile
@@ -319,8 +330,8 @@ class LateServers:
 
     def changed(self, live: LiveSession, kinds: Container[str] = LIST_KINDS) -> None:
         """Notify the client of a session that its lists of these kinds (tools, prompts, resources) may have changed.
-        Call this if no server sends that notification. A legacy client gets it on its standalone stream, a modern one
-        on each open subscription that asked for it."""
+        The gateway calls this for changes of which no server notifies. A legacy client gets the notification on its
+        standalone stream, a modern client on each open subscription that asked for it."""
         self._notify(live, kinds)
         for exchange in [each for each in live.exchanges if each.is_subscription]:
             for change in CHANGES.values():
@@ -335,7 +346,8 @@ class LateServers:
                 task.cancel()
 
     def add(self, subscription: SubscriptionFilter) -> None:
-        """Add the subscription of a client's stream, to notify it of changed lists once a late server is up."""
+        """Add the subscription of a client's stream, so that the client is notified of changed lists once a late server
+        is up."""
         self._subscriptions.add(subscription)
 
     def discard(self, subscription: SubscriptionFilter) -> None:
@@ -356,8 +368,8 @@ class LateServers:
 
 
 def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
-    """Return the items of a server's list that are known without asking; None if none are. They are from an answer that
-    came too late, or, for tools, from the gateway's own request at the start (probe)."""
+    """Return the items of a server's list that are known without asking the server; None if none are known. They come
+    from an answer that was too late, or, for tools, from the gateway's own probe. `method` names the list."""
     conversation = upstream.open_with(asker.live) if asker.live is not None else None
     if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
         conversation = upstream.sessionless(era)
@@ -369,7 +381,8 @@ def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Ite
 
 
 async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
-    """Wait until the server is up. Return the open conversation with the server."""
+    """Wait until the server is up and a conversation with it is open. Return the conversation: that of the client's
+    session, or if it has no session, the one that is for no session."""
     if asker.live is None:
         await upstream.answered.wait()
         conversation = upstream.sessionless(await upstream.era_for(asker.era))
@@ -381,8 +394,8 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
 
 
 async def _pause(upstream: ConfiguredUpstream, live: LiveSession | None, delay_s: float) -> None:
-    """Wait `delay_s` seconds, until the next attempt to reach the server is due. If the server fails for all sessions,
-    wait until the gateway's own probe has reached it."""
+    """Wait until the next attempt to reach the server is due: `delay_s` seconds. If the server fails for all sessions,
+    wait on until the gateway's own probe has reached it, or until the session has a link to it."""
     while True:
         if upstream.is_failing:
             with contextlib.suppress(TimeoutError):

@@ -81,9 +81,9 @@ ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
 
 
 class CallRecovery:
-    """Continue event streams that an earlier gateway process has left unfinished (`LostStreams`). Send the call of the
-    stream again, and write its messages into the same stream. If several replicas try, only one gets the stored
-    request, so the call is repeated once."""
+    """Continue event streams that an earlier gateway process has left unfinished (`LostStreams`): send the call of the
+    stream again, and write its messages into the same stream. If several replicas try this at once, only one of them
+    gets the stored request, so the call is repeated only once."""
 
     def __init__(self, intake: Intake, exchange_of: ExchangeOf) -> None:
         self._intake = intake
@@ -94,8 +94,8 @@ class CallRecovery:
     async def go_on(
         self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
     ) -> None:
-        """Send the call of an unfinished stream again, in the background. `request` is the client's GET that resumes
-        the stream. The call gets the rights of its sender `who`.
+        """Send the call of the unfinished stream `stream` again, in the background. `request` is the client's GET that
+        resumes the stream, and `who` its sender. The repeated call gets the rights of `who`.
 
         Raises:
             Refused: 429, the session has no room for the call (`Intake.count_call`).
@@ -141,8 +141,8 @@ class CallRecovery:
     async def _sent(
         self, stream: str, call: bytes, kept: KeptCall, resolved: Resolved, request: Request, who: RequestContext
     ) -> CallReply:
-        """Send a stored call again, with the checks of a new call, and return its reply. Raises the same errors as
-        `Intake.accept_counted`."""
+        """Send a stored call again, with the checks of a new call, and return its reply. `call` is the client's request
+        id as JSON, and `kept` the stored request. Raises the same errors as `Intake.accept_counted`."""
         meta = decode_meta(kept.params["_meta"]) if "_meta" in kept.params else None
         again = msgspec.structs.replace(
             request,
@@ -161,8 +161,8 @@ class CallRecovery:
 
 
 async def _record(reply: CallReply) -> None:
-    """Store the messages of a repeated call for replay, up to its answer. Clients that follow the stream read them from
-    there."""
+    """Store the messages of a repeated call for replay, up to and including its answer. Clients that follow the stream
+    read the messages from the store."""
     try:
         while (frame := await reply.replies.next()) is not None:
             if reply.is_doubtful:
@@ -185,6 +185,7 @@ class LegacyClients:
     announcements: Announcements
     tasks: LegacyTasks
     result_meta: bool
+    """True if each result describes its session in `_meta`."""
 
     def __post_init__(self) -> None:
         self._recovery = CallRecovery(self.intake, self.exchange)
@@ -198,7 +199,7 @@ class LegacyClients:
 
     async def _initialize(self, request: Request, who: RequestContext) -> Answer:
         """Answer `initialize`: open or find the session, open its servers, and merge their results. If that fails, end
-        the session that the request has opened."""
+        the session, unless it existed before this request."""
         message, params = message_of(request), with_known_version(request.params)
         endpoint = self.intake.endpoints[request.endpoint]  # a reload takes no endpoint away
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
@@ -301,7 +302,8 @@ class LegacyClients:
         return (await self.resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
-        """Handle a client's notification, or pass it on to the servers."""
+        """Handle a client's notification in the gateway, or forward it to the servers. Ignore it if no server takes
+        it."""
         message = message_of(request)
         resolved = await self.resolver.require(request, who)
         live = resolved.live
@@ -337,15 +339,17 @@ class LegacyClients:
         await endpoint.notify(live, method, encode(params | {"_meta": msgspec.Raw(encode(meta))}), who.correlation)
 
     async def respond(self, request: Request, who: RequestContext) -> None:
-        """Forward a client's response to the server that has sent the client a request."""
+        """Forward a client's response to the server whose question it answers. Ignore the response if no such question
+        is pending."""
         live = (await self.resolver.require(request, who)).live
         live.client_sent(request.message)
         if not live.questions.answered(without_reserved_in(message_of(request))):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
-        """Open the session's standalone stream, which carries messages that belong to no call. With `last_event_id`,
-        resume the stream of the event with this id, after that event."""
+        """Open an event stream for a client's GET, and return its events. Without `last_event_id`, it is the session's
+        standalone stream, whose messages belong to no call. With `last_event_id`, it is the stream that has the event
+        of this id, from after that event."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         await self.intake.count_message(live)
@@ -362,8 +366,8 @@ class LegacyClients:
         return StreamReply(live, stream, after, events=self.intake.events)
 
     async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
-        """Return the name of the stream that has this event, and the id of the event after which to resume it (None:
-        from its beginning). Raises `Refused` if the event is unknown."""
+        """Return the name of the stream that has the event `last_event_id`, and the id of the event after which to
+        resume that stream (None: from its beginning). Raises `Refused` if the event is unknown."""
         event_id = id_in_log(last_event_id)
         try:
             return await self.intake.events.stream_of(live.session.id, event_id), event_id
@@ -390,8 +394,9 @@ class LegacyClients:
     # -- HTTP+SSE (MCP 2024-11-05). The transport itself (`transports.inbound.http_sse`) knows only tokens
 
     async def join(self, request: Request, who: RequestContext) -> Carried:
-        """Return the session of a new event stream: the one that the request names, else a new one. The result has no
-        token if the client's `initialize` will find the session, by its session key or by `session.reattach`.
+        """Return the session of a new HTTP+SSE event stream: the session that the request names, else a new one. Return
+        a `Carried` without a token if the client's `initialize` will find the session, by its session key or by
+        `session.reattach`.
 
         Raises:
             Refused: as `carried`, and as `SessionOpener.open`.
@@ -419,8 +424,8 @@ class LegacyClients:
         return Carried(token=self.resolver.carriers.token(session), is_returned=True, by_cookie=by_cookie)
 
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
-        """Return the session that the request names, and True if a cookie names it. Ignore a cookie from another
-        endpoint: clients send a cookie to all paths of the host."""
+        """Return the session that the request names, or None; and True if a cookie names the session. Ignore a cookie
+        from another endpoint: clients send a cookie to all paths of the host."""
         if (token := explicit_token(request)) is not None:
             return await self.resolver.by_token(token, request.era, who.principal), False
         session = await self.resolver.by_cookie(request, who)
@@ -438,8 +443,8 @@ class LegacyClients:
 
 
 def _answer_to_failed(error: BaseException, message: Message, live: LiveSession, correlation: str) -> Answer | None:
-    """Return the answer to an `initialize` that has failed with this error; None for an error that the caller must
-    raise again, such as a cancellation. Raises `Refused`: a server must not be started for this session."""
+    """Return the client's answer to an `initialize` that has failed with `error`. Return None for an error that the
+    caller must raise again, such as a cancellation. Raises `Refused`: a server must not be started for this session."""
     match error:
         case HandshakeRefused():
             why, code = "the server has refused the handshake", error_code(error.error)
@@ -455,8 +460,8 @@ def _answer_to_failed(error: BaseException, message: Message, live: LiveSession,
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
-    """Forward a client's progress notification on a question to the server that has asked, with the server's own token.
-    Return False if the notification does not belong to such a question."""
+    """Forward a client's progress notification on a question to the server that has asked the question. The server gets
+    its own progress token. Return False, and forward nothing, if the notification belongs to no open question."""
     asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
     if asker is None:
         return False

@@ -44,8 +44,8 @@ class MergedServers:
     # -- the server that a request names
 
     def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
-        """Return the server of the tool or prompt that a call names, and the server's own name of the item. The name is
-        None if the client has used the same name.
+        """Return the server of the tool or prompt that a call names, and the server's own name of that tool or prompt,
+        as JSON. This name is None if the client has used the server's own name already.
 
         Raises:
             Refused: no server has the name.
@@ -60,8 +60,8 @@ class MergedServers:
         return self._servers.all[server], msgspec.Raw(encode(name))
 
     def named(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
-        """Return the call with the tool's own name at the server. If several servers use the URI of the tool's MCP App,
-        record that the session opens this server's app."""
+        """Return the call with `name`, the tool's or prompt's own name at the server; unchanged if `name` is None. If
+        several servers use the URI of the tool's MCP App, record that the session opens this server's app."""
         if name is None:
             return call
         call = call.with_params(call.params | {"name": name})
@@ -70,13 +70,13 @@ class MergedServers:
         return call
 
     def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
-        """Return True if this tool opens an app whose URI several servers use, so that its calls must be recorded in
-        `OpenApps`."""
+        """Return True if several servers use the URI of the MCP App that this tool opens. Calls of the tool must then
+        be recorded in `OpenApps`. `name` is the server's own name of the tool, as JSON."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """Return the server of a request that names a tool, a prompt or a completion's `ref`, and the request with the
-        server's own names of these.
+        """Return the server of a request that names a tool, a prompt or a completion's `ref`. Also return the request
+        with the server's own names in place of the public ones.
 
         Raises:
             Refused: no server has what the request names, or the request names none of these.
@@ -96,7 +96,8 @@ class MergedServers:
         return self._servers.all[server], call.with_params(params)
 
     def _server_of_app(self, tool: str, call: Call) -> ConfiguredUpstream:
-        """Return the server of a tool that an MCP App calls by the server's own name, without prefix.
+        """Return the server of a tool that an MCP App calls by the server's own name, without prefix. Of several
+        servers that have such a tool for apps, it is the one whose app the session has opened.
 
         Raises:
             Refused: no server has a tool with this name for apps; or several have one, and the session has not opened
@@ -129,8 +130,9 @@ class MergedServers:
     # -- requests to all servers
 
     async def merged_list(self, call: Call) -> None:
-        """Answer a list request with one combined page: the next page of each server that has more. So an endless list
-        of one server does not hide the items of others. The answer names the servers that did not answer in time.
+        """Answer a list request with one page that combines the next pages of all servers that have more items. An
+        endless list of one server so does not hide the items of others. The answer names the servers that did not
+        answer in time.
 
         Raises:
             Refused: the cursor is not one of the gateway's.
@@ -154,9 +156,9 @@ class MergedServers:
     async def _pages(
         self, upstreams: Iterable[ConfiguredUpstream], call: Call, cursors: Mapping[str, str] | None
     ) -> tuple[Mapping[str, Any], list[Missing]]:
-        """Request one page from each server, and remove the items that the session may not see. Return the pages by
-        server, and the servers that sent no page. `cursors` says where each server's page begins; None for the first
-        pages."""
+        """Request one page of a list from each server, and remove the items that the session may not see. Return the
+        pages by server, and the servers that are missing. `cursors` has, by server, the cursor of the page to request;
+        None for the first pages."""
         upstreams = tuple(upstreams)
 
         def page_of(upstream: ConfiguredUpstream) -> Coroutine[Any, Any, Any]:
@@ -175,8 +177,8 @@ class MergedServers:
         return pages, [*gathered.missing]
 
     async def _with_origins(self, pages: Mapping[str, Any], call: Call) -> Mapping[str, Any]:
-        """Return the pages of skills, by server, so that each URI is unique: MCP hosts refuse a list that has a URI
-        twice. If two servers list the same URI, the name of the later server is put into that server's URI."""
+        """Return the pages of skills, by server, with URIs that are unique, because MCP hosts refuse a list that has a
+        URI twice. If two servers list the same URI, put the name of the later server into its URI."""
         servers, row = self._servers.to(call.exchange.context), METHODS[call.method]
         if sum(row.is_offered(server.declared) for server in servers.values()) < 2:
             return pages
@@ -190,8 +192,8 @@ class MergedServers:
         return named
 
     async def send_to_all(self, call: Call) -> None:
-        """Send a request to every server. Answer the client when all servers have answered, except late ones. The
-        session's record has the setting that the request makes, so a late server gets it when it starts."""
+        """Send a request that changes a setting to every server. Answer the client when all servers have answered,
+        except late ones. A late server gets the setting from the session's record when it starts."""
         upstreams = self._servers.to(call.exchange.context).values()
         await self._late.gather(upstreams, Asker.of(call), lambda u: self._send(u, call))
         call.exchange.finish(empty_result())
@@ -201,8 +203,8 @@ class MergedServers:
             await self._page(upstream, call.method, call)
 
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """Request a list page from a server, and return it. Return None if the answer is an error or no object, or if
-        the server may not get the method.
+        """Request a list page, or send a setting, as `method` says, and return the server's result. Return None if the
+        answer is an error or no object, or if the server may not get the method.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

@@ -60,8 +60,9 @@ _SHARED: Final = (
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
-    """Check that the client has declared the capabilities for all questions in a server's result (MCP 2026-07-28, Multi
-    Round-Trip Requests §Server Requirements). Raises `Refused` if it has not, or if a question cannot be read."""
+    """Check that the client has declared the capabilities that all questions in a server's result need (MCP 2026-07-28,
+    Multi Round-Trip Requests §Server Requirements). Raises `Refused` if a capability is missing, or if a question
+    cannot be read."""
     if exchange.caller is None or "inputRequests" not in result:
         return
     missing: dict[str, Any] = {}
@@ -85,14 +86,15 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ModernClients:
-    """Handle the messages of modern clients (MCP 2026-07-28). `result_meta` is True if each result describes its
-    session in `_meta`."""
+    """Handle the messages of modern clients (MCP 2026-07-28)."""
 
     intake: Intake
     resolver: SessionResolver
     seal: RequestStateSeal
+    """Encrypts and opens the `requestState` of clients."""
     tasks: ModernTasks
     result_meta: bool
+    """True if each result describes its session in `_meta`."""
 
     # -- calls (`gateway.relay.call.Clients`)
 
@@ -118,8 +120,8 @@ class ModernClients:
         return FoundSession(await self.resolver.resume_or_open(request, who), request, params)
 
     async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> FoundSession | Answer:
-        """Find the session by the `requestState` that the client sends back. If the state also names a suspended call,
-        resume that call, and return its reply instead."""
+        """Find the session that is named in the `requestState` that the client sends back, and return it. If the state
+        also names a suspended call, resume that call, and return its reply instead."""
         opened = self.seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
         if opened.call:
@@ -150,9 +152,9 @@ class ModernClients:
     def _shaper(
         self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
     ) -> tuple[Callable[[Exchange, Object], Object], bool]:
-        """Return a function that completes a server's result for the client, and True if this function changes no
-        complete result. The function adds the session's token if the result must carry it, adds a notice if another
-        client shares the session, and encrypts the `requestState`."""
+        """Return a function that completes a server's result for the client. The function adds the session's token if
+        the result must carry it, adds a notice if another client shares the session, and encrypts the `requestState`.
+        Also return True if the function leaves every complete result unchanged."""
         takes_tasks, correlation = _takes_tasks(request), who.correlation
         names_session = resolved is not None and self.resolver.carriers.is_in_result(request, opened=resolved.opened)
         own_session = "" if resolved is None else resolved.own_session
@@ -198,8 +200,8 @@ class ModernClients:
     async def _resume(
         self, request: Request, who: RequestContext, resolved: Resolved, opened: OpenedState, binding: Binding
     ) -> Answer:
-        """Resume a suspended call with the answers of its client. If the process that had the call is gone, send the
-        call again."""
+        """Resume the suspended call that `opened` names with the answers of its client, and return the reply. If the
+        process that had the call is gone, send the call again."""
         live = resolved.live
         live.client_sent(message_of(request))
         headers = self.headers(resolved, request)
@@ -244,8 +246,8 @@ class ModernClients:
     # -- other messages
 
     async def notify(self, request: Request, who: RequestContext) -> HeaderList:
-        """Forward a notification of an extension; core MCP 2026-07-28 defines none from clients over HTTP. Return
-        response headers for the client.
+        """Forward a client's notification of an extension to the servers that take it. Ignore the notifications of core
+        MCP, which defines none from clients over HTTP in 2026-07-28. Return the response headers for the client.
 
         Raises:
             Refused: no server gets the notification.

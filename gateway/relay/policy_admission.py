@@ -44,8 +44,7 @@ _CACHED_CONTEXTS: Final = 1_024
 
 
 class VisibleServers:
-    """Select the servers behind one URL that a session may see. `only` is the single server of the URL; None if there
-    are several."""
+    """Select the servers behind one URL that a session may see."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
         self._policy = policy
@@ -54,7 +53,9 @@ class VisibleServers:
     def replace(self, upstreams: Sequence[ConfiguredUpstream]) -> None:
         """Serve these servers from now on, and forget all earlier selections."""
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
+        """All servers of the URL, by name."""
         self.only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
+        """The single server of the URL. None if there are several."""
         self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
 
     @property
@@ -71,8 +72,8 @@ class VisibleServers:
 
 
 class AdmittedTool:
-    """The policy decision on one session's calls of one tool. It is valid until the session's record, its context or
-    `tools` (the server's list of tools) changes."""
+    """The policy decision that admits one session's calls of one tool. It is valid until the session's record, its
+    context or `tools` (the server's list of tools) changes."""
 
     __slots__ = """_audit _calls _decision _mirrored _session is_audited is_changed is_listed keeps_arguments name
         slow_s tools""".split()
@@ -99,7 +100,7 @@ class AdmittedTool:
 
     def params(self, call: Call) -> Object | Steps:
         """Check the arguments of a call. Return the params to send to the server. For large params, return a generator
-        that checks them in short steps (`ToolCalls.checked`).
+        that checks them in short steps, and then returns the params (`ToolCalls.checked`).
 
         Raises:
             Refused, InvalidArguments: the arguments are blocked, differ from the headers, or do not fit the schema.
@@ -112,7 +113,7 @@ class AdmittedTool:
 
     def begins(self, exchange: Exchange, params: Object | None = None) -> None:
         """Record in the exchange (the state of a call) which tool it calls: for logs, the audit trail and the limit of
-        slow calls."""
+        slow calls. `params` has the arguments that the audit trail may record."""
         exchange.calls_tool(self._decision.server, self.name, self.slow_s, is_listed=self.is_listed)
         if self._audit.calls:
             tool = f"{self._decision.server}/{self.name}"
@@ -126,9 +127,9 @@ class AdmittedTool:
         self._audit.called(self._session, tool, call.outcome, call.took_s, correlation=call.correlation, client=client)
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
-        """Return a function that checks the JSON arguments of a later call on the fast path, and returns the arguments
-        for the server (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP headers that
-        repeat them."""
+        """Return a function for later calls on the fast path: it checks a call's arguments (JSON), and returns the
+        arguments for the server (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP
+        headers that repeat them."""
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
             return check
@@ -158,8 +159,9 @@ async def checked(admitted: Admitted, call: Call) -> Call:
 
 
 class _ListNeeded(Exception):
-    """Policy cannot decide before a list is requested from the server. `name` is the item to find in the list; empty if
-    the decision concerns no single item. `anew`: request the list even if it is known."""
+    """Raised if policy cannot decide before a list is requested from the server. `method` requests the list. `name` is
+    the item to find in the list; empty if the decision concerns no single item. `anew` is True if the list must be
+    requested although it is known."""
 
     def __init__(self, method: str, name: str, *, anew: bool = False) -> None:
         super().__init__(method)
@@ -171,12 +173,13 @@ _OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cac
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """The lists of one server for one policy decision. `asked` has the lists that were requested for this decision; all
-    others were received earlier. The methods raise `_ListNeeded` if a list, or the item `name` in it, is not known."""
+    """The lists of one server, as one policy decision reads them. The methods raise `_ListNeeded` if a list is not
+    known, or if it lacks the item `name`. An empty `name` stands for no item."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
     asked: Mapping[str, Listed]
+    """The lists that were requested for this decision, by method. All other lists were received earlier."""
     own: Collection[str] = ()
     """The methods of those lists in `asked` that the session's own process or connection has sent."""
 
@@ -194,8 +197,7 @@ class _Lists(msgspec.Struct, frozen=True):
         return is_known or "tools/list" in self.own
 
     def names(self, method: str, name: str) -> Names:
-        """Return the names in the list that `method` requests (any list but that of tools). Raise `_ListNeeded` if the
-        list is not known yet, or lacks `name`."""
+        """Return the names in the list that `method` requests (any list but that of tools)."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
@@ -227,15 +229,16 @@ class Admission:
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
-        """Apply these settings from now on. They say if each pattern in the configuration must match a listed item."""
+        """Apply these settings from now on. They say whether each pattern in the configuration must match a listed
+        item."""
         self._refuses_unmatched = settings.unmatched_patterns == "refuse"
         self._changed.replace(settings)
 
     # -- requests
 
     async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Admitted:
-        """Apply policy to a request. First request the server's lists, if the decision depends on them. Return the
-        decision on the called tool, or, for other methods, the params to send.
+        """Apply policy to a request. First request the server's lists, if the decision depends on them. For
+        `tools/call`, return the decision on the tool. For other methods, return the params to send.
 
         Raises:
             Refused: the request names something that the session does not see.
@@ -263,7 +266,7 @@ class Admission:
                 asked[needed.method] = await upstream.server_lists.listed(needed.method, conversation, needed.name)
 
     def _decide(self, lists: _Lists, call: Call) -> Admitted:
-        """Return the decision on a request. Raises `_ListNeeded` if a list has to be requested first.
+        """Return the decision on a request, as `admit` does. Raises `_ListNeeded` if a list has to be requested first.
 
         A list that was requested for this decision (`lists.asked`) counts as complete: a name that it lacks does not
         exist. Of any other list, the last version received counts."""
@@ -294,8 +297,8 @@ class Admission:
         return call.params
 
     def _extension(self, server: str, call: Call) -> Object:
-        """Apply policy to a request of an extension, and prepare its entry in the audit trail. Return the params to
-        send."""
+        """Apply policy to a request whose method belongs to an extension, and have its end recorded in the audit trail.
+        Return the params to send."""
         exchange, method = call.exchange, call.method
         session = exchange.session
         self.check_method(server, method, call.era, session, exchange.context)
@@ -336,7 +339,7 @@ class Admission:
         return admitted
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> None:
-        """Check a tool that a request names without calling it: policy must show the tool to the session. Raises
+        """Check that policy shows the session the tool `name`, which a request names without calling it. Raises
         `Refused` if the tool is unknown or hidden."""
         tools = lists.tools(name)
         decision = self._policy.decide_listed(call.exchange.context, server, tools, name)
@@ -345,8 +348,9 @@ class Admission:
 
     def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
         """Check that each configured pattern for items of this kind (such as tools) matches an item in the server's
-        list. This check comes with the first request, for a server that was down when the gateway started. Raises
-        `UpstreamUnavailable` if a pattern matches nothing."""
+        list `listed`. This check comes with the first request if the server was down when the gateway started. It is
+        skipped if the settings allow patterns that match nothing. Raises `UpstreamUnavailable` if a pattern matches
+        nothing."""
         if self._refuses_unmatched:
             require_matches(upstream, kind, listed)
 
@@ -359,7 +363,7 @@ class Admission:
 
     def _completion(self, server: str, lists: _Lists, call: Call) -> Object:
         """Apply policy to a completion request, by the prompt or resource in its `ref`. Return the params for the
-        server."""
+        server. Raises `Refused` if the session does not see that prompt or resource."""
         restricted = self._policy.restricts(server)
         if not restricted:
             return call.params
@@ -422,17 +426,17 @@ class Admission:
         return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
 
     def may_get(self, upstream: ConfiguredUpstream, context: Context, method: str) -> bool:
-        """Return True if the server may be sent requests with this method (of `METHODS`) for a session with this
-        context. For a method of an extension, the server must have declared the extension, and policy must not hide the
-        method."""
+        """Return True if the gateway may send the server requests with this method (of `METHODS`) for a session with
+        this context. This is always so for methods of core MCP. For a method of an extension, the server must have
+        declared the extension, and policy must not hide the method."""
         row = METHODS[method]
         return not row.extension or (
             row.is_offered(upstream.declared) and not self._policy.why_method_hidden(context, upstream.name, method)
         )
 
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
-        """Return True if `tools` (the server's list) has the tool, and policy lets a session with this context call
-        it."""
+        """Return True if the server's list `tools` has the tool `name`, and policy lets a session with this context
+        call it."""
         return name in tools and self._policy.decide_listed(context, upstream.name, tools, name).allowed
 
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
@@ -443,8 +447,9 @@ class Admission:
     # -- lists
 
     def show(self, upstream: ConfiguredUpstream, exchange: Exchange, method: str, page: dict[str, Any]) -> None:
-        """Remove from a page of a list, in place, the items that the client of this request may not see. If the
-        setting `handles` is on, add the tools for child sessions to the last page of tools."""
+        """Remove from `page`, a page of a server's list, the items that the client of this request may not see. The
+        page is changed in place. With the setting `handles`, add the tools for child sessions to the last page of
+        tools."""
         context, live = exchange.context, live_session_of(exchange)
         row, server = METHODS[method], upstream.name
         items = listed_items(method, page)
@@ -471,9 +476,9 @@ class Admission:
     def result_filter(
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object] | None:
-        """Return a function that removes the items that the session may not see from the result of a list request.
-        Return None if the method is no list, or policy hides nothing. `conversation` is None for a result from the
-        cache."""
+        """Return a function that removes, from the result of a list request, the items that the session may not see.
+        Return None if `method` requests no list, or if policy hides nothing in it. `conversation` is where the result
+        comes from; None for a result from the cache."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return None
@@ -502,13 +507,12 @@ class Admission:
         return filtered
 
     def filters(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Return True if two sessions may see different items of this list of the server."""
+        """Return True if two sessions may see different items in the list of the server that `method` requests."""
         return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
 
 
 class CallTarget:
-    """The server, the conversation and the policy decision with which a call was sent. `named` is the server's own name
-    of the called tool, as JSON; None if the client used the same name."""
+    """Where a call was sent, and by which policy decision, for later calls of the same tool."""
 
     __slots__ = ("_conversation", "admitted", "named", "upstream")
 
@@ -517,20 +521,22 @@ class CallTarget:
     ) -> None:
         self.upstream = upstream
         self.admitted = admitted
+        """The policy decision."""
         self.named = named
+        """The server's own name of the called tool, as JSON. None if the client used the same name."""
         # Weak, because a connection that remembers the call must not keep a conversation that its session gave up.
         self._conversation = weakref.ref(conversation)
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """Return the conversation with the server; None if the session has dropped the conversation meanwhile, because
-        this object has only a weak reference to it."""
+        """Return the conversation with the server in which the call was sent. Return None if the session has dropped
+        that conversation meanwhile: this object has only a weak reference to it."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:
-        """Return True if another call of this tool by a client of this era would be sent in this conversation with the
-        same decision: the server still speaks the conversation's era to such clients, and its list of tools is
-        unchanged."""
+        """Return True if another call of this tool by a client of this era would be sent in this conversation, and by
+        the same decision. For that, the server must still speak the conversation's era to such clients, and its list of
+        tools must be unchanged."""
         upstream, tool = self.upstream, self.admitted
         return (
             isinstance(tool, AdmittedTool)

@@ -23,9 +23,9 @@ class CallReply:
     """Pass the messages (frames) of one call to the transport that sends them to the client. The call's session counts
     as in use until the transport calls `done`.
 
-    `events` stores frames for replay; None for a transport without replay. `held` is the size of the request's body in
-    bytes, which counts as in flight until `done`. `kept` returns the request as bytes, to store with the first event if
-    more events follow; None if the call must not be repeated."""
+    `events` stores frames for replay; None for a transport without replay. `held` is how many bytes the request's body
+    counts in flight until `done`. `kept` encodes the request, which is stored with the first event if more events
+    follow, so that another process can repeat it. `kept` is None if the call must not be repeated."""
 
     __slots__ = (
         *("_cluster", "_events", "_exchange", "_is_recorded", "_kept", "_stream", "_use"),
@@ -119,12 +119,12 @@ class CallReply:
         return event_names(ids, self._stream)
 
     def go_on(self, stream: str) -> None:
-        """Store further frames in the stream `stream`, which an earlier process has left unfinished."""
+        """From now on, store frames in the stream `stream`, which an earlier process has left unfinished."""
         self._stream = stream
 
     def _recordable(self, frame: Frame) -> bytes | None:
-        """Return the bytes of a frame to store for replay; None to store nothing. For a result that is larger than a
-        session's log, return an error in its place."""
+        """Return the bytes to store for replay in place of a frame. This is the frame itself, unless it is larger than
+        a session's log. For a larger answer, return an error; for any other larger frame, None (nothing is stored)."""
         if len(frame.data) <= MAX_LOG_BYTES:
             return frame.data
         if not frame.final:
@@ -142,7 +142,8 @@ class CallReply:
             self._events.end(live.session.id, self._stream)
 
     def release(self) -> None:
-        """Release the session and end the exchange. Only for a reply that has sent no frame: any other needs `done`."""
+        """End the exchange, and count the session as no longer in use by it. Call this for a reply that has sent no
+        frame; for any other reply, call `done`."""
         live = self.live
         if live is None or self._use is None:
             if self._exchange.watchers:
@@ -159,9 +160,9 @@ class CallReply:
 def record_whole(
     events: EventWriter | None, session: Session, number: int, server: str, client_id: bytes, frames: Sequence[Frame]
 ) -> Sequence[str | None] | None:
-    """Store all frames of a call for replay, and return their event ids, as `CallReply.record_at_hand` does. `number`
-    is the id of the call at the server `server`. The session must be alive, and no frame may be larger than a session's
-    log."""
+    """Store all frames of a call for replay, and return their event ids. Return None if that would need waiting. An id
+    is None if its frame cannot be replayed. `number` is the request id at the server, and `client_id` the client's own
+    request id as JSON. The session must be alive, and no frame may be larger than a session's log."""
     if events is None:
         return (None,) * len(frames)
     stream = stream_of_call(session, number, server, msgspec.json.decode(client_id))

@@ -41,12 +41,13 @@ _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "b
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """A server's answer, the server's era, and the conversation in which the answer came. If the answer is from the
-    cache, the conversation is None."""
+    """A server's answer to a request."""
 
     message: Message
     era: Era
+    """The era of the server."""
     conversation: Conversation | None = None
+    """The conversation in which the answer came. None if the answer is from the cache."""
 
 
 # -- calls of clients
@@ -55,8 +56,9 @@ class ServerAnswer:
 async def send_call(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
 ) -> None:
-    """Send a client's call to a server in this conversation. `cache_key` is the key under which to cache the result;
-    None if it must not be cached."""
+    """Send a client's call to a server in this conversation. Answer the call here if the server need not get it,
+    because the session's record or a subscription has what it asks for. `cache_key` is the key under which to cache the
+    result; None if it must not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
         # Before the call is sent, so that the client is notified of changes.
@@ -80,11 +82,11 @@ async def send_call(
 
 
 def params_for_shared(method: str, params: Object, others: Sequence[LiveSession], present: str = "") -> Object | None:
-    """Return the params with which a session's request is sent to a process that sessions share. None if the request
-    must not be sent.
+    """Return the params with which a session's request is sent to a process that sessions share. Return None if the
+    request must not be sent. `others` are the other sessions of that process.
 
-    An unsubscription is not sent while one of the other sessions (`others`) is subscribed. The log level becomes the
-    lowest of the levels of all sessions and of `present`, the level for calls of modern clients (empty if none)."""
+    An unsubscription is not sent while one of the other sessions is subscribed. A log level becomes the lowest of the
+    levels of all sessions and of `present`, the level for calls of modern clients (empty if none)."""
     if method == "resources/unsubscribe":
         uris = frozenset({msgspec.json.decode(params.get("uri", b"null"))})
         return None if any(other.subscribed(uris) for other in others) else params
@@ -99,8 +101,8 @@ def params_for_shared(method: str, params: Object, others: Sequence[LiveSession]
 def for_server(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, cache_key: CacheKey | None
 ) -> tuple[Object, Object]:
-    """Return the params and the `_meta` of a call for its server, translated to the server's era. Set the bridge that
-    translates the answer. `cache_key` is the key under which to cache the result; None if it must not be cached.
+    """Return the params and the `_meta` of a call, translated to the era of its server. Set the bridge that translates
+    the answer. `cache_key` is the key under which to cache the result; None if it must not be cached.
 
     Raises:
         Refused: the client's `Mcp-Param-*` headers are too many, too large or not valid as headers.
@@ -135,9 +137,9 @@ def for_server(
 
 
 def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:
-    """Return a function that tells if a call like this one must wait before it is sent to the server: the server's era
-    is not determined yet, or the server has not confirmed a subscription of the session. Return None if such a call
-    never must."""
+    """Return a function that returns True if a call like this one must wait before it is sent: the server's era is not
+    known yet, or the server has not confirmed a subscription of the session. Return None if such a call never has to
+    wait."""
     live, era, method = call.live, call.era, call.method
     if live is None or conversation.era is era:
         return None
@@ -151,8 +153,8 @@ def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) 
 
 
 def answer_with(call: Call, answer: ServerAnswer) -> bool:
-    """Answer a call with the server's answer to an equal request. Return False, and do nothing, if the server asks for
-    input: then the call has to be sent."""
+    """Answer a call with `answer`, which the server has given to an equal request. Return False, and do nothing, if
+    `answer` asks for the client's input: then the call itself has to be sent."""
     exchange, message, conversation = call.exchange, answer.message, answer.conversation
     if isinstance(message.result, msgspec.Raw) and answer.era is MODERN:
         result = msgspec.json.decode(message.result, type=Object)
@@ -260,8 +262,8 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
 
 
 def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, str]:
-    """Return the part of the cache key that says who may get a private result; None if nobody may. Also return the id
-    of the session if only this session may; else an empty string."""
+    """Return the part of the cache key that says who may get a private result of this call; None if nobody may. Also
+    return the id of the session if no other session may get the result; else an empty string."""
     context, live = encode(call.exchange.context), call.live
     principal = call.principal if live is None else live.session.principal
     if live is None or upstream.settings.shared:
@@ -274,7 +276,7 @@ def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, st
 
 class ResultCaching:
     """Cache the result of a call before it is translated for the client (implements `gateway.calls.exchange.Bridge`).
-    `then` is the bridge that translates the result, or None."""
+    `then` is the bridge that translates the result; None if the client gets it unchanged."""
 
     def __init__(
         self, upstream: ConfiguredUpstream, cache_key: CacheKey, conversation: Conversation, then: Bridge | None = None
@@ -286,8 +288,9 @@ class ResultCaching:
         self._then = then
 
     def keep(self, live: LiveSession | None, message: Message) -> None:
-        """Cache the result, if that is allowed. Only the first call of this method has an effect. A legacy server's
-        result is cached only if its process was asked for nothing but lists."""
+        """Cache the result in `message`, if that is allowed. `live` is the session of the call, or None. Only the first
+        call of this method has an effect. The result of a legacy server is cached only if the session's process was
+        asked for nothing but lists."""
         # A result after the client was asked for input may not be cached.
         cache_key, self._cache_key = self._cache_key, None
         if cache_key is None:

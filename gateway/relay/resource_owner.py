@@ -63,20 +63,19 @@ class OpenApps:
     """Record the MCP Apps that sessions have opened, so that requests of the apps reach the right server.
 
     An app uses its server's own names: it calls the tool `refresh`, not `a__refresh`. A request does not say which app
-    sends it, so the gateway decides by the session's earlier requests (docs/adr/0022-apps.md).
-
-    `contested` has the URIs of apps that several servers use, by server and tool. Such an app counts as opened when its
-    tool is called. Reading its URI does not count, because the request does not say which server's app it means."""
+    sends it, so the gateway decides by the session's earlier requests (docs/adr/0022-apps.md)."""
 
     def __init__(self) -> None:
         self.contested: dict[tuple[str, str], str] = {}
+        """The URIs of apps that several servers use, by server and tool. Such an app counts as opened when its tool is
+        called. Reading its URI does not count, because the request does not say which server's app it means."""
         self._tools: dict[str, set[tuple[str, str]]] = {}  # servers and their tools, by the URI of the app
         self._known: set[tuple[str, str, str]] = set()
         self._called: WeakKeyDictionary[LiveSession, LRUCache[str, str]] = WeakKeyDictionary()
         self._opened: WeakKeyDictionary[LiveSession, set[str]] = WeakKeyDictionary()
 
     def listed(self, server: str, apps: Iterable[tuple[str, str]]) -> None:
-        """Record that a server lists tools with apps: pairs of a tool's name and the URI of its app."""
+        """Record which tools of a server have an app. `apps` has pairs of a tool's name and the URI of its app."""
         for tool, uri in apps:
             if (server, tool, uri) in self._known or len(self._known) >= _MOST_TOOLS:
                 continue
@@ -87,16 +86,17 @@ class OpenApps:
                 self.contested |= dict.fromkeys(tools, uri)
 
     def called(self, live: LiveSession | None, server: str, tool: str) -> None:
-        """Record that the session has called `tool` of `server`, if several servers use the URI of the tool's app. The
-        MCP host shows the result in the app, and reads that URI next."""
+        """Record that the session has called `tool` of `server`. Do nothing unless several servers use the URI of the
+        tool's app. The MCP host shows the result in the app, and reads that URI next."""
         uri = self.contested.get((server, tool))
         if uri is not None and live is not None:
             self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
             self.opened(live, server)
 
     def server_of(self, live: LiveSession | None, uri: str) -> str:
-        """Return the server of the session's last call of a tool that shows its results in the app `uri`; empty if no
-        such call is recorded."""
+        """Return the name of the server whose tool the session has called last, of the tools that show their results in
+        the app `uri`. Return an empty string if no such call is recorded: only apps of several servers are
+        (`contested`)."""
         called = None if live is None else self._called.get(live)
         return "" if called is None else called.get(uri, "")
 
@@ -111,11 +111,11 @@ class OpenApps:
 
 
 class FoundOwner(NamedTuple):
-    """The server that has a resource. `answer` is the server's answer if the search has already read the resource; else
-    None."""
+    """The server that has a resource."""
 
     upstream: ConfiguredUpstream
     answer: ServerAnswer | None = None
+    """The server's answer, if the search has already read the resource. Else None."""
 
 
 class ResourceOwners:
@@ -146,16 +146,17 @@ class ResourceOwners:
 
     async def server_for(self, call: Call) -> tuple[ConfiguredUpstream, Call, ServerAnswer | None]:
         """Find the server of the URI that a request names. Return the server, the call with the server's own URI, and
-        the answer if the search has already got it (else None). Raises the same errors as `owner`."""
+        the server's answer if the search has already read the resource (else None). Raises the same errors as
+        `owner`."""
         if (origin := self._origin(call)) is not None:
             return *origin, None
         found = await self.owner(text_of(call.params, "uri"), call)
         return found.upstream, call, found.answer
 
     def _origin(self, call: Call) -> tuple[ConfiguredUpstream, Call] | None:
-        """Return the server whose name is part of the URI of a skill (`named_uri`), and the call with the server's own
-        URI. Return None if the URI names no server, or if that server has no skills, may not get the method, or is
-        hidden from the session."""
+        """Return the server whose name the URI of a skill contains (`named_uri`), and the call with the server's own
+        URI. Return None if the URI contains no server's name, or if that server has no skills, may not get the method,
+        or is hidden from the session."""
         name, uri = origin_of(text_of(call.params, "uri"))
         context, may_get = call.exchange.context, self._admission.may_get
         server = self._servers.to(context).get(name)
@@ -172,8 +173,8 @@ class ResourceOwners:
         return server, call.with_params(call.params | {"uri": msgspec.Raw(encode(uri))})
 
     async def skills(self, call: Call) -> dict[str, list[str]]:
-        """Return the URIs of the skills that the call's session may see, by server. Servers that do not answer in time
-        are left out."""
+        """Return the URIs of the skills that the call's session may see, in one list for each server. Leave out servers
+        that do not answer in time."""
         context = call.exchange.context
         servers, may_have = self._servers.to(context), self._admission.may_have
         names, _ = await self._names(servers, call, SKILLS_LIST, "")
@@ -204,8 +205,8 @@ class ResourceOwners:
     # -- what is known
 
     def _known_owner(self, uri: str, servers: Servers, call: Call) -> ConfiguredUpstream | None:
-        """Find the server of a resource from the lists received so far, without asking any server. Return None if they
-        do not tell."""
+        """Find the server of a resource from earlier answers of servers, without asking any server. Return None if they
+        do not tell which server it is."""
         if fitting := self._known(uri, servers, call):
             return self._best(uri, servers, fitting, call)
         if (name := self._remembered.get(_key(call, uri), "")) in servers:
@@ -220,8 +221,8 @@ class ResourceOwners:
         return None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
-        """Return the servers whose received lists have the resource, or whose tools use it as their app. The value of
-        each is 1: all of them match equally (`_best`)."""
+        """Return the servers whose received lists have the resource, or whose tools use it as their app, as keys. Each
+        value is 1: for `_best`, all of them match equally."""
         fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
         if uri.startswith(APP_SCHEME):
             for name, server in servers.items():
@@ -248,9 +249,9 @@ class ResourceOwners:
         }
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
-        """Return the server whose lists match the URI best: the one with the highest value in `fitting`. If several
-        match equally, return the server of the session's last call of a tool with this app; else the first in the
-        configuration."""
+        """Return the server whose lists match the URI best: the one with the highest value in `fitting`, which has
+        values by server. If several match equally, return the server whose tool the session has last called for this
+        app; else the first in the configuration."""
         best = max(fitting.values())
         names = [name for name in servers if fitting.get(name) == best]
         called = self._apps.server_of(call.live, uri)
@@ -259,8 +260,8 @@ class ResourceOwners:
     # -- requests to servers
 
     async def _names(self, servers: Servers, call: Call, method: str, uri: str) -> tuple[dict[str, Names], set[str]]:
-        """Request the names in the list `method` from each server. Return them by server, and the servers that were
-        late."""
+        """Request the list `method` from each server: with `uri`, again if it is old and lacks this URI. Return the
+        names in the lists by server, and the servers that did not answer in time."""
 
         async def names(upstream: ConfiguredUpstream) -> Names:
             if not await self._has(upstream, call, method):
@@ -276,9 +277,9 @@ class ResourceOwners:
         return await self._gather(servers.values(), call, names)
 
     async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundOwner | None:
-        """Ask one server after the other for the resource, until one has it. Servers that list similar URIs come first,
-        then the order of the configuration counts. The request is `resources/read`, or the call itself if its method is
-        an extension's. Add the servers without an answer to `late`."""
+        """Ask one server after the other for the resource, until one has it. Return that server, or None. Servers that
+        list similar URIs come first, then the order of the configuration counts. The request is `resources/read`, or
+        the call itself if its method is an extension's. Add the servers without an answer to `late`."""
         asked = call.method if METHODS[call.method].extension else _READ
 
         async def ready(upstream: ConfiguredUpstream) -> int:
@@ -303,7 +304,8 @@ class ResourceOwners:
         return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == asked else None)
 
     async def _has(self, upstream: ConfiguredUpstream, call: Call, method: str) -> bool:
-        """Return True if a server has resources, and may be sent both `method` and the call's own method."""
+        """Return True if a server offers resources, and the gateway may send it both `method` and the call's own
+        method."""
         capabilities, may_get = await upstream.capabilities(), self._admission.may_get
         context = call.exchange.context
         return "resources" in capabilities and all(may_get(upstream, context, each) for each in (method, call.method))
@@ -319,13 +321,14 @@ class ResourceOwners:
 
 
 def _is_answer(answer: ServerAnswer) -> bool:
-    """Return False if the server has answered that it does not have the resource; else True."""
+    """Return False if the server has answered that it does not have the resource; else True. Any other error counts as
+    an answer."""
     error = answer.message.error
     return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND
 
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
-    """Return the conversations with the server that have lists valid for the call: the conversation of the call's
+    """Return the conversations with the server whose lists are valid for the call: the conversation of the call's
     session, if it is open, and those that all sessions share."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
@@ -338,8 +341,8 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
-    """Yield the received tool lists of a server. They are needed because a server may name the app of a tool there, but
-    not in its list of resources (MCP Apps 2026-01-26)."""
+    """Yield the tool lists that were received from a server. A server may name the URI of an app there, at the app's
+    tool, and not in its list of resources (MCP Apps 2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
         tools = upstream.server_lists.known("tools/list", found)
         if isinstance(tools, Tools):
@@ -347,8 +350,8 @@ def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
 
 
 def _complete(upstream: ConfiguredUpstream, call: Call) -> Mapping[str, Names] | None:
-    """Return a server's lists of resources, skills and templates, without asking the server. Return None if one of
-    these lists is not known for the session."""
+    """Return a server's lists of resources, skills and templates, by method, without asking the server. Return None if
+    one of these lists is not known for the session."""
     own = None if call.live is None else upstream.open_with(call.live)
     lists: dict[str, Names] = {}
     for method in _FITS:
@@ -379,23 +382,25 @@ _AT_ONCE: Final = 4
 
 @dataclass(slots=True)
 class InTurn(Generic[T]):
-    """Search several servers for one thing, the likeliest server first. `ask` asks the server with this name, and
-    raises one of `UNAVAILABLE` if that fails. `has` returns True if an answer is a hit. `late` collects the servers
-    that fail or do not answer in time.
+    """Search several servers for one thing, the likeliest server first.
 
     The first server is asked alone; the others follow in groups. A group is asked when all servers before it have
     answered without a hit, or after `wait_s` seconds. If several servers have a hit, the first in the order wins: a hit
     waits up to `wait_s` for earlier servers. The whole search takes at most `within_s` seconds."""
 
     ask: Callable[[str], Coroutine[Any, Any, T]]
+    """Asks the server with this name. Raises one of `UNAVAILABLE` if that fails."""
     has: Callable[[T], bool]
+    """Returns True if an answer is a hit: that server has the thing."""
     wait_s: float
     within_s: float
     late: set[str] = field(default_factory=set)
+    """The servers that have failed or did not answer in time."""
     _asked: dict[str, asyncio.Task[T]] = field(default_factory=dict)
 
     async def first(self, names: Sequence[str]) -> tuple[str, T] | None:
-        """Return the name and answer of the first server with a hit, or None. `names` are in order of preference."""
+        """Search the servers `names`, which are in order of preference. Return the name and the answer of the first
+        server with a hit; None if no server has one."""
         now = asyncio.get_running_loop().time
         end = now() + self.within_s
         groups = [names[:1], *(names[n : n + _AT_ONCE] for n in range(1, len(names), _AT_ONCE))]
@@ -412,8 +417,9 @@ class InTurn(Generic[T]):
             await self._leave()
 
     async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
-        """Return the first hit once all asked servers have answered, or at `until` (time of the event loop); None if
-        there is none. With `in_order`, a hit waits for the servers before it."""
+        """Wait until all servers asked so far have answered, or until the time `until` of the event loop. Return the
+        first hit as soon as there is one; None if there is none. With `in_order`, a hit waits for the servers before
+        it."""
         now = asyncio.get_running_loop().time
         while True:
             pending = [task for task in self._asked.values() if not task.done()]

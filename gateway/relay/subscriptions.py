@@ -69,8 +69,8 @@ CONFIRM_S: Final = 1.0
 async def relay_changes(
     upstream: ConfiguredUpstream, live: LiveSession, correlation: str, *, anew: bool = False
 ) -> None:
-    """Subscribe to changes at a modern server for a legacy client, which expects such notifications without a request.
-    `anew` replaces the client's present subscription.
+    """Subscribe to changes at a modern server for a legacy client, which expects notifications of them without a
+    request. Do nothing if the client has a subscription there. With `anew`, replace that subscription.
 
     Raises:
         UpstreamUnavailable, LinkClosed: the subscription failed.
@@ -106,8 +106,9 @@ async def relay_changes(
 
 
 def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> None:
-    """Subscribe again when the server's process is next started. The call that starts the process may not know that the
-    subscription was lost."""
+    """Have the subscription made again when the server's process is next started, because the call that starts it may
+    not know that the subscription was lost. Do nothing if the server is no child process, or if the session has
+    ended."""
 
     def again() -> None:
         with contextlib.suppress(UpstreamUnavailable):  # the session has ended
@@ -124,8 +125,8 @@ def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correl
 
 
 def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if a legacy client's call must wait until the modern server has confirmed the client's subscription.
-    False if there is nothing to subscribe to."""
+    """Return True if a legacy client's call must wait until the modern server has confirmed the client's subscription
+    to changes. Return False if it is confirmed, or if there is nothing to subscribe to."""
     if not live.session.initialized:
         return False
     relay = gateway_subscription_of(live, upstream.name)
@@ -136,14 +137,15 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
 
 
 def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:
-    """Return the changes of which the legacy client wants to be notified, as far as a server with these capabilities
-    can notify of them."""
+    """Return the changes of which a legacy client is to be notified: of all its lists, and of the resources that it has
+    subscribed to. Leave out what a server with these capabilities cannot notify of."""
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     return everything(uris).honoured(capabilities)
 
 
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
-    """Wait until the server has confirmed a legacy client's subscription, at most `CONFIRM_S` seconds."""
+    """Wait until the server has confirmed a legacy client's subscription to changes, at most `CONFIRM_S` seconds.
+    Return at once if there is no such subscription."""
     relay = gateway_subscription_of(live, upstream.name)
     if relay is not None and not relay.is_confirmed:
         await relay.settled(CONFIRM_S)
@@ -157,8 +159,9 @@ async def open_stream(
     owner: Callable[[str, Call], ConfiguredUpstream | None],
     send: Callable[[ConfiguredUpstream, Call], Awaitable[object]],
 ) -> None:
-    """Open a client's stream of notifications. If the URL has a single, modern server, send the request to it with
-    `send`. Otherwise subscribe at all servers that the session sees. `owner` and errors are those of `listen`."""
+    """Open a client's stream of notifications (`subscriptions/listen`). If the URL has a single, modern server
+    (`only`), send the request to it with `send`. Otherwise subscribe at all servers that the session sees (`seen`).
+    `owner` and the errors are those of `listen`."""
     # If the filter is empty, and no declared extension may notify, no server has to know of the stream.
     if bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open:
         late.streams.add(call.exchange)
@@ -186,7 +189,7 @@ def _share_extension(live: LiveSession, server: Declared) -> bool:
 
 async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
     """Acknowledge a `subscriptions/listen` for a modern server that does not run yet. In the background, start the
-    server and send it the request with `send`. If that fails, the stream ends with the error.
+    server and send it the request with `send`. If that fails, the client's stream ends with the error.
 
     Raises:
         UpstreamUnavailable: the session has ended.
@@ -261,13 +264,14 @@ async def listen(
 
 
 def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if the gateway knows the server, but this session has no open link to it yet."""
+    """Return True if this session has no open link to the server yet, although the server has answered the gateway's
+    probe. So the link can be opened later: what the server offers is known."""
     return upstream.discovery is not None and not upstream.is_open_to(live)
 
 
 async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[object]]) -> None:
-    """Run background work for a call. If the work fails, end the call with the error, so that the client's stream ends
-    too."""
+    """Run background work for a call (`exchange`). If the work fails, end the call with the error, so that the client's
+    stream ends too."""
     CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
     try:
         await work()
@@ -312,8 +316,8 @@ class ServerSubscriptions:
         self._answers: set[asyncio.Future[Message]] = set()  # to `resources/subscribe`
 
     async def opened(self, upstream: ConfiguredUpstream, call: Call, late: LateServers | None = None) -> Filter:
-        """Subscribe at a server, and return the part of the filter that the server supports. If the server has to
-        start, the part follows from what it has declared to the gateway's probe, and the subscription is made later in
+        """Subscribe at a server. Return the part of the client's filter that the server supports. If the server has to
+        start first, derive this part from what the server has declared to the gateway's probe, and subscribe later in
         the background. With `late`, retry until that succeeds."""
         conversation = await upstream.conversation_for(call)
         if not has_to_start(upstream, self._live):
@@ -332,7 +336,7 @@ class ServerSubscriptions:
         return self._wanted(upstream).honoured(upstream.declared)
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """Subscribe at a late server that is up now."""
+        """Subscribe at a server that had to start, or was late, and is up now."""
         self._subscription.extend(await self.join(upstream, conversation))
         self._awaited.discard(upstream.name)
         self._end_with_the_last()
@@ -345,7 +349,8 @@ class ServerSubscriptions:
         return await self.subscribe(upstream, conversation)
 
     async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """Subscribe at a modern server. Return the part of the filter that the server supports."""
+        """Subscribe at a modern server, with a `subscriptions/listen`. Return the part of the client's filter that the
+        server supports."""
         capabilities = await upstream.capabilities()
         if self.has_ended:
             return Filter()
@@ -392,8 +397,8 @@ class ServerSubscriptions:
         return msgspec.structs.replace(wanted, uris=upstream.permits(self._exchange.context, uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """Subscribe to resources at a legacy server, which sends changes of lists without a subscription. Return the
-        part of the filter that the server supports."""
+        """Subscribe to the client's resources at a legacy server, which notifies of changed lists without a
+        subscription. Return the part of the client's filter that the server supports."""
         await conversation.join(self._live)
         await conversation.ready()
         if self.has_ended:
@@ -434,13 +439,14 @@ class ServerSubscriptions:
         return part
 
     def _ask_for(self, upstream: ConfiguredUpstream) -> None:
-        """Record that a subscription is being sent to the server, and is not confirmed yet."""
+        """Record that a subscription is being sent to the server, so that `confirmed` waits for its confirmation."""
         if not self._is_acknowledged and upstream.name not in self._unconfirmed:
             self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
 
     def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
-        """Record that a server has confirmed this part of the filter, or, with None, that its subscription has
-        failed."""
+        """Record that a server has confirmed its part of the client's filter (`part`), or that its subscription has
+        failed (None). If the client has its acknowledgement already, notify it of everything in `part`: it may have
+        missed changes."""
         waiting = self._unconfirmed.pop(upstream.name, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -455,8 +461,8 @@ class ServerSubscriptions:
             await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
 
     def acknowledged(self, awaited: Iterable[str]) -> None:
-        """Record that the client has got the acknowledgement, so that its stream may end. `awaited` are the servers
-        that are late."""
+        """Record that the client has got the acknowledgement, so that its stream may end. `awaited` names the servers
+        that are late, and may still join the stream."""
         self._is_acknowledged = True
         self._awaited.update(awaited)
         self._end_with_the_last()
@@ -509,9 +515,9 @@ def listen_params(wanted: Filter, more: Object | None = None) -> Object:
 
 
 class LostSubscriptions:
-    """Subscribe again, for one stream of a client, at servers that were lost. `listen` subscribes at a server in a
-    conversation of the session. A child process is subscribed to when it next starts, because an unused process has no
-    changes. A server at a URL is subscribed to after the delay of a `Backoff`."""
+    """Subscribe again, for one stream of a client, at servers that were lost. A child process is subscribed to when it
+    next starts, because an unused process has no changes. A server at a URL is subscribed to after the delay of a
+    `Backoff`. `listen` makes the subscription at a server, in a conversation of the session."""
 
     def __init__(
         self,
@@ -555,6 +561,6 @@ class LostSubscriptions:
             stop()
 
     def end(self) -> None:
-        """Make no more attempts to subscribe."""
+        """Stop all attempts to subscribe again."""
         for name in tuple(self._stop):
             self._forget(name)
