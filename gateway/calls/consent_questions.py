@@ -18,10 +18,10 @@ _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 
 def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = None) -> None:
-    """End a call with a refusal. If the reason is missing consent, ask the client to open the consent page instead, if
-    the client has declared that it can (URL elicitation). `params` are the params of the request; None: those that the
-    exchange has stored, because the request was sent. A request that continues an earlier one is refused without a
-    question, because the client's answer would repeat the call from its beginning."""
+    """End a call with the refusal `refused`. If it is for lack of consent, ask the client to open the consent page
+    instead, if the client has declared that it can (URL elicitation). Do not ask if the request continues an earlier
+    one, because the client's answer would repeat the call from its beginning. `params` are the params of the request;
+    None: take those that the exchange has stored, because the request was sent."""
     if not isinstance(refused, ConsentRefusal):
         exchange.refuse(refused)
         return
@@ -45,9 +45,9 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
 
 
 def without_consent(params: Object) -> Object:
-    """Return the params of a request without the client's answer to the consent question, which is for the gateway.
-    Keep the member `inputResponses` even if it is empty: it shows that the client was asked. Otherwise the client would
-    be asked again and again, because clients accept as soon as the page is open.
+    """Remove the client's answer to the consent question from the params of a request, because it is for the gateway.
+    Return the params for the server. Keep the member `inputResponses` even if it is empty now: it shows that the client
+    was asked. Otherwise the client would be asked again and again, because clients accept as soon as the page is open.
 
     Raises:
         Refused: the person does not consent.

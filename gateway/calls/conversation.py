@@ -57,10 +57,10 @@ class Router(Protocol):
     """Forwards a server's own requests and notifications to clients. On stdio, such messages do not name their call."""
 
     def asked(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
-        """Forward a request of the server to a client, or refuse it. `stream`: see `LinkEvents.message`."""
+        """Forward a request of the server to a client, or refuse it. `stream`: as for `LinkEvents.message`."""
 
     def notified(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
-        """Forward a notification of the server to its clients. `stream`: see `LinkEvents.message`."""
+        """Forward a notification of the server to its clients. `stream`: as for `LinkEvents.message`."""
 
     def tools_changed(self, conversation: "Conversation") -> None:
         """Discard the cached list of the server's tools. The server has refused the headers of a call, and these follow
@@ -77,13 +77,9 @@ class _HttpLink(Protocol):
 
 
 class Conversation:
-    """All messages between one server and one session, or all sessions if they share the server. One link at a time.
+    """All messages between one server and one session, or all sessions if they share it. It has one link at a time.
 
-    `deadlines` are the server's time limits; `unreturned`: see `Deadlines`. `users` are the sessions that have used a
-    link of the conversation. `was_used` is True if any process was sent something that may change its later answers: a
-    call, a client's answer, or an extension's notification. `era` is the protocol era that the server speaks here.
-    `frames` records all messages for an operator; None: none watches. `known_lists` are lists received from the server.
-    """
+    `unreturned` is True if the session's client has sent only its first request (`Deadlines`)."""
 
     # Slots save one dictionary for each conversation: there are as many as there are sessions.
     __slots__ = """__weakref__ _background _holds _own _router _source _task_link _tasks _watch
@@ -103,10 +99,13 @@ class Conversation:
         idle_stop_s = deadlines.unreturned_stop_s if unreturned else deadlines.idle_stop_s
         self.links = LinkLifecycle(source, self, deadlines, idle_stop_s=idle_stop_s)
         self.frames: WatchedMessages | None = source.frames
+        """Records all messages for an operator. None if no operator watches."""
         self.calls, self.users = CallsInFlight(), LinkUsers()
         self.deadlines = deadlines
         self.was_used = was_used
+        """True if a process was sent a message that may change its later answers, such as a call."""
         self.known_lists: Lists | None = None
+        """The lists received from the server. None if none was received."""
         self._source = source
         self._router = router
         self._watch = CallWatch(self, self.calls)
@@ -178,7 +177,7 @@ class Conversation:
 
     @property
     def is_unused(self) -> bool:
-        """Return True if nothing but streams of notifications is in flight."""
+        """Return True if nothing but clients' streams of notifications is in flight."""
         return not (self._holds or self._own) and all(exchange.is_subscription for exchange in self.calls)
 
     def is_open_to(self, live: LinkSession | None) -> bool:
@@ -315,7 +314,7 @@ class Conversation:
         return True
 
     def move_to_waiting(self, exchange: Exchange, event: ExchangeEvent) -> None:
-        """Move a sent call to those that wait: for their client (event `ASK`), or to be sent again (`REQUEUE`)."""
+        """Let a sent call wait: for its client's answer (event `ASK`), or until it is sent again (`REQUEUE`)."""
         exchange.step(event)
         self.calls.add_waiting(exchange)
         exchange.restart_deadline()
@@ -346,7 +345,7 @@ class Conversation:
             raise
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
-        """Cancel a call: send the server `notifications/cancelled`, and answer the client with an error."""
+        """Cancel a call: notify the server, if the server has the call, and answer the client with an error."""
         if self.end(exchange) and exchange.number:  # else the server does not have it
             self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         exchange.fail_cancelled(code, reason)
@@ -446,11 +445,11 @@ class Conversation:
         self._tasks.add(own_id, task)
 
     def hold_link(self) -> None:
-        """Keep the link open while the server works on a task. `free_link` must be called once for each call."""
+        """Keep the link open, because the server works on a task. The caller must call `free_link` once, at its end."""
         self._holds += 1
 
     def free_link(self) -> None:
-        """Undo one call of `hold_link`. When all are undone, an idle link may be closed again."""
+        """End one `hold_link`. When all have ended, the link may be closed for being idle again."""
         self._holds -= 1
         self.links.start_idle_timer()
 

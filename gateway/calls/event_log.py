@@ -45,8 +45,8 @@ LoggedFrame = tuple[bytes | None, bool]
 
 
 class _Backlog:
-    """The events of one session that are not in the store yet: those that are being written, and those for the next
-    batch (due)."""
+    """The events of one session that are not in the store yet: those of the batch that is being written, and those for
+    the next batch (due)."""
 
     __slots__ = ("_due_bytes", "_waiting", "_writing_bytes", "due", "is_given_up", "queue", "writing")
 
@@ -63,7 +63,7 @@ class _Backlog:
         return self._due_bytes + self._writing_bytes
 
     def add(self, entries: Sequence[Entry]) -> int:
-        """Add events, and return by how many bytes the backlog has grown."""
+        """Add events for the next batch. Return by how many bytes the backlog has grown."""
         before = self._due_bytes
         self._due_bytes += sum(map(_size, entries))
         self.due += entries
@@ -81,8 +81,9 @@ class _Backlog:
         self.due, self._due_bytes = [], 0
 
     def end(self, failure: Exception | None) -> None:
-        """Complete the write that was begun with `begin`. If the store was unavailable, put the events into the next
-        batch, unless `give_up` was called. Writing an event twice does no harm."""
+        """Complete the write that `begin` has begun. `failure` is the error of the write; None if it succeeded. If the
+        store was unavailable, put the events into the next batch, unless `give_up` was called. Writing an event twice
+        does no harm."""
         written, size = self.writing, self._writing_bytes
         self.writing, self._writing_bytes = (), 0
         if failure is None:
@@ -104,8 +105,9 @@ class _Backlog:
                 return
 
     def give_up(self, failure: StoreUnavailable | None) -> None:
-        """Drop the events that are not being written, and do not retry the write in progress. Callers that wait get the
-        error `failure`; if None, they continue, because nobody needs the events any more."""
+        """Drop the events that are not being written, and do not retry the write in progress. Callers that wait in
+        `stored` get the error `failure`. If that is None, they just continue, because nobody needs the events any
+        more."""
         self.due, self._due_bytes = [], 0
         self.is_given_up = True
         if failure is None:
@@ -144,14 +146,14 @@ def _size(entry: Entry) -> int:
 
 
 class _Queue:
-    """The sessions whose unwritten events go to one part of the store, such as a node of a cluster. `is_retry` is True
-    for the queue of sessions whose last write has failed."""
+    """The sessions whose unwritten events go to one part of the store, such as a node of a cluster."""
 
     __slots__ = ("due", "is_retry", "part", "wanted", "writing")
 
     def __init__(self, part: Hashable, *, is_retry: bool) -> None:
         self.part = part
         self.is_retry = is_retry
+        """True for the queue of sessions whose last write has failed."""
         self.due: dict[str, _Backlog] = {}
         self.writing: dict[str, _Backlog] = {}
         self.wanted = asyncio.Event()
@@ -178,10 +180,11 @@ class _Queue:
 
 
 class EventBatches:
-    """Writes events to `log` in batches. `size` is the sum of the bytes of events that are not written yet."""
+    """Write the events of sessions to `log` in batches."""
 
     def __init__(self, log: EventLog) -> None:
         self.size = 0
+        """The bytes of all events that are not written yet."""
         self._log = log
         self._backlogs: dict[str, _Backlog] = {}
         self._queues: dict[tuple[Hashable, bool], _Queue] = {}
@@ -217,7 +220,8 @@ class EventBatches:
 
     def give_up(self, session_id: str, failure: StoreUnavailable | None = None) -> None:
         """Drop the events of a session that are not being written, and do not retry its write in progress. Callers that
-        wait get the error `failure`; if None, they continue, because nobody needs the events any more."""
+        wait in `settle` get the error `failure`. If that is None, they just continue, because nobody needs the events
+        any more."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             before = backlog.size
@@ -226,7 +230,7 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def _leave(self, session_id: str, backlog: _Backlog) -> None:
-        """Forget a session that has no more events to write."""
+        """Forget a session after events of it were dropped, if it has no more events to write."""
         if backlog.due or backlog.queue is None:
             return
         backlog.queue.due.pop(session_id, None)
@@ -245,7 +249,7 @@ class EventBatches:
         backlog.queue = queue
 
     async def _write(self, queue: _Queue) -> None:
-        """Write one batch after the other, until the queue has no more events."""
+        """Write the batches of a queue, one after the other, until it has no more events."""
         try:
             if queue.is_retry:
                 await asyncio.sleep(_RETRY_S)
@@ -260,7 +264,7 @@ class EventBatches:
                 backlog.fail(_STOPS)
 
     async def _write_batch(self, queue: _Queue) -> bool:
-        """Write the next batch of a queue. Return True if the write of a session has failed."""
+        """Write the next batch of a queue. Return True if the events of a session in it could not be written."""
         failures = await self._failures(queue.begin())
         batch, queue.writing = queue.writing, {}
         for session_id, backlog in batch.items():
@@ -271,7 +275,8 @@ class EventBatches:
         return bool(failures)
 
     def _end(self, session_id: str, backlog: _Backlog, failure: Exception | None) -> None:
-        """Complete the write of one session's events. Queue them again if the store was unavailable."""
+        """Complete the write of one session's events. `failure` is the error of the write, or None. Queue the events
+        again if the store was unavailable; drop them after any other error."""
         if failure is not None and not isinstance(failure, StoreUnavailable):
             logger.error("event log: %d events of a session are given up: %r", len(backlog.writing), failure)
         assert backlog.queue is not None
@@ -286,8 +291,8 @@ class EventBatches:
             del self._backlogs[session_id]
 
     async def _failures(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
-        """Write a batch. Return, by session id, the error of each session whose events were not all written. Some of
-        its events may be stored."""
+        """Write the events `entries`, by session id. Return, by session id, the error of each session whose events were
+        not all written. Some of its events may be stored."""
         try:
             return await self._log.write(entries)
         except StoreUnavailable as error:
@@ -309,7 +314,7 @@ class EventBatches:
 
 
 class _Numbers:
-    """The event numbers that are reserved in the store for one session and not used yet."""
+    """The event numbers that are reserved in the store for one session, and that no event has yet."""
 
     __slots__ = ("end", "epoch", "nonce", "number")
 
@@ -319,8 +324,8 @@ class _Numbers:
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Return True if `count` numbers are left that were reserved in this ownership epoch. `epoch` None: the session
-        moves to another process, and numbers of any epoch count."""
+        """Return True if `count` numbers are left that were reserved in the ownership epoch `epoch`. If that is None,
+        because the session moves to another process, numbers of any epoch count."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:
@@ -336,8 +341,9 @@ class _Numbers:
 
 
 class EventWriter:
-    """Give events their ids, and write them to `log` (`session_store.ports.events.EventStreams`). `epoch_of` returns
-    the ownership epoch in which this process serves a session; None if this process does not serve it.
+    """Give the events of sessions their ids, and write them to `log` (`session_store.ports.events.EventStreams`).
+    `epoch_of` returns the ownership epoch in which this process serves a session; None if this process does not serve
+    it.
 
     `stream_of` and `unfinished` first wait until the store has the session's events."""
 
@@ -353,24 +359,26 @@ class EventWriter:
     async def record(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
-        """Record events of a stream, to be written to the store soon, and return their ids. The id is None for an event
-        that cannot be stored. `request` is stored with the first event (`Entry`)."""
+        """Record events of a stream, to be written to the store soon. Return their ids; an id is None if its event
+        cannot be stored. `request` is stored with the first event (`Entry`). Reserve event numbers first if that is
+        needed."""
         await self.make_ready(session_id, len(frames))
         return self.record_now(session_id, stream, frames, request)
 
     def record_now(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
-        """Record events without waiting, and return their ids. All ids are None if `make_ready` has not reserved enough
-        numbers."""
+        """Record events without waiting, and return their ids. All ids are None, and no event is stored, if
+        `make_ready` has not reserved enough numbers before."""
         ids = self.record_at_hand(session_id, stream, frames, request)
         return [None] * len(frames) if ids is None else ids
 
     def record_at_hand(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None] | None:
-        """Record events without waiting, and return their ids. If `make_ready` must reserve numbers first, do nothing
-        and return None."""
+        """Record events without waiting, and return their ids. Do nothing and return None if `make_ready` has to
+        reserve numbers first. All ids are None if it could reserve none, because this process does not serve the
+        session."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         if numbers is not None and numbers.has(len(frames), epoch):
             return self._add(session_id, numbers, stream, frames, request)
@@ -429,7 +437,8 @@ class EventWriter:
         await self._batches.settle(session_id)
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        """Store an event, and return its id. Raises `StoreUnavailable`: the event may be stored or not."""
+        """Record an event, wait until the store has it, and return its id. Raises `StoreUnavailable`: the event may be
+        stored or not."""
         return await self._append(session_id, stream, (frame, False))
 
     async def finish(self, session_id: str, stream: str) -> None:
@@ -474,8 +483,8 @@ class EventWriter:
         await self._log.drop(session_id)
 
     async def release(self, session_id: str) -> None:
-        """Stop recording events of a session that another process takes over. Wait until the store has its events; drop
-        them if the store does not answer. Later events get no id."""
+        """Stop recording events of a session, because another process takes it over. Wait until the store has the
+        session's events. If the store does not answer, drop them. Later events get no id."""
         await self._ending.settled()
         self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):

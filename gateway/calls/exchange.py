@@ -71,7 +71,8 @@ class Bridge(Protocol):
     other."""
 
     def answer_for_client(self, exchange: "Exchange", message: Message) -> Message | None:
-        """Translate the server's response for the client. Return None if the call has not ended yet."""
+        """Translate the server's response for the client. Return None if the call goes on: the response does not end
+        it."""
 
 
 class ExchangeSession(LinkSession, Protocol):
@@ -100,16 +101,14 @@ class ExchangeConversation(AskingServer, Protocol):
 
 
 class Exchange(ObservedCall):
-    """The state of one client request: its way to a server and back. `number` is the request id that the server sees,
-    unique in the conversation. To the server, it is also the progress token and the subscription id. `shape` completes
-    the server's result for the client. `context` and `granted` are the rights of the client's request. `caller` is the
-    declaration of a modern client; None for a legacy client. `suspended` has the questions to a modern client. `replay`
-    has earlier answers of the client, by the digest of their question."""
+    """The state of one client request on its way to a server and back."""
 
     # Class attributes, because most calls never need them.
     state: ExchangeState = QUEUED
     conversation: ExchangeConversation | None = None
     number = 0
+    """The request id that the server sees, unique in the conversation. To the server, it is also the progress token and
+    the subscription id. 0 if the request was not sent."""
     deadline_from = 0.0  # by the monotonic clock
     sent: tuple[Object, Object] | None = None  # params and `_meta`, for a second try
     sent_method = ""  # the method sent to the server, if it differs from the client's
@@ -120,8 +119,11 @@ class Exchange(ObservedCall):
     bridge: Bridge | None = None
     takes_rounds = False  # True if questions and tasks of a modern server are taken, in either era of the client
     suspended: SuspendedCall | None = None
+    """The questions of a server to a modern client. None if there were none."""
     replay: Mapping[str, str] = MappingProxyType({})
+    """Earlier answers of the client, by the digest of their question."""
     restarted: str | None = None
+    """The reason of a restart of the server that the client must be told."""
     _goes_on = False  # the server has answered a request of the call, and the call has not ended
     call_s: float | None = None  # its own limit, in place of `Deadlines.call_s`
     ended: Callable[[], None] | None = None  # called once the wire no longer uses the exchange
@@ -146,13 +148,17 @@ class Exchange(ObservedCall):
         self.live = live
         self.replies = ReplyQueue() if replies is None else replies
         self.shape = shape
+        """Completes the server's result for the client."""
         self.caller = caller
+        """What a modern client has declared in its request. None for a legacy client."""
         self._context = context
         self.granted = granted
+        """What the credential of the request grants."""
 
     @property
     def context(self) -> Context:
-        """Return the rights of this request. The session may have other rights by now, set by a later request."""
+        """Return the context (the rights) of this request. A later request may have given the session another
+        context."""
         if self._context is None and self.live is not None:
             return self.live.session.context
         return self._context or _NOBODY
@@ -192,7 +198,7 @@ class Exchange(ObservedCall):
         self.state = step(EXCHANGE, self.state, event)
 
     def move_to(self, live: ExchangeSession) -> None:
-        """Move the call to another session, which then counts as in use until `done`."""
+        """Move the call to another session. That session counts as in use until `done`."""
         self.live = live
         live.exchange_begins(self)
         self.when_done(lambda: live.exchange_ended(self))
@@ -240,7 +246,7 @@ class Exchange(ObservedCall):
         self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None, written_at: float
     ) -> None:
         """Record that the request was sent to the server at `written_at` (monotonic clock), with `number` as its id.
-        `request` has the params and `_meta`, if the request may have to be sent again; else None."""
+        `request` has the params and `_meta`, if the request may have to be sent a second time; else None."""
         self.step(SEND)
         self.conversation = conversation
         self.number = number
@@ -248,8 +254,8 @@ class Exchange(ObservedCall):
         self.deadline_from = self.written_at = written_at
 
     def queue_at(self, conversation: ExchangeConversation, number: int | None = None) -> None:
-        """Record that the request waits in this conversation until its server has a link. `number` is the id that the
-        conversation gave it, for a call that the gateway keeps open itself and never sends."""
+        """Record that the request waits in this conversation until its server has a link. `number` is given only for a
+        call that the gateway keeps open itself and never sends: the id that the conversation has given it."""
         if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
@@ -267,7 +273,8 @@ class Exchange(ObservedCall):
 
     @property
     def keeps_task_at_server(self) -> bool:
-        """Return True if the server's task goes on after this exchange, because a later gateway process follows it."""
+        """Return True if the server's task goes on after this exchange, because a later gateway process follows the
+        task. False here; subclasses override this."""
         return False
 
     def task_created(self, task: TaskAtServer) -> None:
@@ -279,8 +286,8 @@ class Exchange(ObservedCall):
 
     @property
     def unsent_code(self) -> int:
-        """Return the error code for a call whose server did not get, or refused, a request: `OUTCOME_UNKNOWN` if the
-        server had begun the call before (`goes_on`), else `UPSTREAM_UNAVAILABLE`."""
+        """Return the error code for a call whose server did not get, or has refused, a request of the call:
+        `OUTCOME_UNKNOWN` if the server had begun the call before (`goes_on`), else `UPSTREAM_UNAVAILABLE`."""
         return OUTCOME_UNKNOWN if self._goes_on else UPSTREAM_UNAVAILABLE
 
     # -- to the client
@@ -290,7 +297,8 @@ class Exchange(ObservedCall):
         self.shape, self.keeps_complete = shape, False
 
     def filter_result(self, shape: Callable[[Any, Object], Object]) -> None:
-        """Apply `shape` to the server's result, before the function that is set already."""
+        """Apply `shape` to the server's result, before the function that completes the result already
+        (`shape_with`)."""
         later = self.shape
         self.shape_with(shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result)))
 
@@ -343,7 +351,8 @@ class Exchange(ObservedCall):
         shape: Callable[[Any, Object], Object] | None,
         progress_token: msgspec.Raw | None,
     ) -> None:
-        """Continue a suspended call with its client's next request, which gets all further messages."""
+        """Continue a suspended call with its client's next request, which gets all further messages. `client_id`,
+        `shape` and `progress_token` are those of that request."""
         self.client_id = client_id
         self.shape_with(shape)
         self.progress_token = progress_token
@@ -369,8 +378,9 @@ class Exchange(ObservedCall):
     # -- its end
 
     def finish(self, message: Message, restarted: str | None = None) -> None:
-        """Translate the server's response and send it to the client. `restarted` is the reason of a restart of the
-        server that the client must be told; None if there is none."""
+        """Translate the server's response, if there is a bridge, and send it to the client. This ends the call, unless
+        the bridge says that the call goes on. `restarted` is the reason of a restart of the server that the client must
+        be told; None if there is none."""
         self.restarted = restarted or self.restarted
         if self.bridge is not None:
             if (bridged := self.bridge.answer_for_client(self, message)) is None:
@@ -439,7 +449,7 @@ class Exchange(ObservedCall):
         self._end(ExchangeEvent.ABANDON)
 
     def _end(self, event: ExchangeEvent) -> bool:
-        """End the exchange. If it has ended before, do nothing and return False."""
+        """End the exchange, and return True. If it has ended before, do nothing and return False."""
         if self.state in OVER:
             return False
         was_suspended = self.suspended is not None and self.is_suspended
@@ -491,9 +501,9 @@ class Exchange(ObservedCall):
         self._on_acknowledged = then
 
     def take_acknowledgement(self) -> bool:
-        """Handle the server's acknowledgement of the stream. If the gateway has acknowledged the stream itself, call
-        the callback of `acknowledged_here`, once for each time that the request was sent. Otherwise return False: the
-        acknowledgement must be forwarded to the client."""
+        """Handle the server's acknowledgement of the stream. If the gateway has acknowledged the stream itself, return
+        True, and call the callback of `acknowledged_here`, once for each time that the request was sent. Otherwise
+        return False: the acknowledgement must be forwarded to the client."""
         if self._on_acknowledged is None:
             return False
         if self._acknowledged_as != self.number:  # each may notify the client of thousands of resources

@@ -8,8 +8,9 @@ from transports.reply_queue import Frame, ReplyQueue
 
 
 class ImmediateReply(UnrecordedAnswer):
-    """A reply whose answer is known at once, without a call to a server. `live` is the session of the request, or None.
-    For the log line, `log_facts` are additional fields, and `why` is the message of an error."""
+    """A reply whose answer is known at once, without a call to a server. `data` is the JSON-RPC response. `live` is the
+    session of the request, or None. For the log line, `log_facts` are additional fields, and `why` is the message of an
+    error."""
 
     def __init__(
         self,

@@ -49,9 +49,10 @@ _LATE: Final = {
 
 class CallOnFastPath(Protocol):
     """A call on the fast path: it repeats an earlier call, and skips most steps. `gateway.relay.fast_path.FastCall`
-    describes the methods. If it has no answer at `falls_back_at` (monotonic time), it leaves the fast path."""
+    describes the methods."""
 
     falls_back_at: float
+    """The monotonic time at which the call leaves the fast path if it has no answer yet."""
 
     @property
     def progress_token(self) -> bytes: ...
@@ -68,13 +69,14 @@ class TaskToken(NamedTuple):
 
 
 class CallsInFlight:
-    """The calls of one conversation that have no answer yet. `fast` has those on the fast path, by request id. Any
-    access to `sent` takes all calls off the fast path. Calls may begin and end while this object is iterated over."""
+    """The calls of one conversation that have no answer yet. Any access to `sent` takes all calls off the fast path.
+    Calls may begin and end while this object is iterated over."""
 
     __slots__ = ("_asked", "_left", "_sent", "_tokens", "_waiting", "fast")
 
     def __init__(self) -> None:
         self.fast: dict[int, CallOnFastPath] = {}
+        """The calls on the fast path, by request id."""
         self._asked: dict[bytes, ExchangeSession] | None = None  # by the id of the server's request, as JSON
         # The client of the last call that has ended without an answer, when that was, and when it was for another one.
         self._left: tuple[ref[object], float, float] | None = None
@@ -105,8 +107,8 @@ class CallsInFlight:
                 call.fall_back()
 
     def slow(self, now: float) -> Iterator[Exchange]:
-        """Iterate over the calls that are not on the fast path. First take calls off the fast path whose time there is
-        over at `now` (monotonic)."""
+        """Iterate over the calls that are not on the fast path. Before that, take off the fast path the calls whose
+        `falls_back_at` is over at the monotonic time `now`."""
         self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
@@ -135,7 +137,8 @@ class CallsInFlight:
         return self._sent.get(number)
 
     def take(self, number: object) -> Exchange | None:
-        """Remove and return the sent call with this request id; None if there is none."""
+        """Remove and return the sent call with this request id, because the server has answered it. Return None if
+        there is no such call."""
         exchange = self._sent.pop(number, None) if isinstance(number, int) else None
         if exchange is not None and exchange.makes_task:
             self._keep_token(exchange)
@@ -154,7 +157,8 @@ class CallsInFlight:
         self._tokens[exchange.number] = TaskToken(exchange.progress_token, ref(exchange.live))
 
     def of_task(self, number: object) -> TaskToken | None:
-        """Return the progress token of the task that the call with this request id has created; None if unknown."""
+        """Return the client's progress token for the task that the call with this request id has created. Return None
+        if no token is known."""
         return self._tokens.get(number) if self._tokens is not None and isinstance(number, int) else None
 
     def free_memory(self) -> None:
@@ -167,8 +171,8 @@ class CallsInFlight:
             self._waiting = {}
 
     def asks(self, server_id: bytes, live: ExchangeSession) -> None:
-        """Record that the server has asked the client of this session a question. `server_id` is the id of the server's
-        request, as JSON."""
+        """Record that the server has asked the client of the session `live` a question. `server_id` is the id of the
+        server's request, as JSON."""
         if self._asked is None:
             self._asked = {}
         self._asked[server_id] = live
@@ -178,8 +182,8 @@ class CallsInFlight:
         return self._asked is not None and server_id in self._asked
 
     def take_asked(self, server_id: bytes) -> ExchangeSession | None:
-        """Remove a request of the server, which is answered or cancelled. Return the session whose client was asked;
-        None if there is no such request."""
+        """Remove the server's request with this id (JSON), because it is answered or cancelled. Return the session
+        whose client was asked; None if there is no such request."""
         live = None if self._asked is None else self._asked.pop(server_id, None)
         self._asked = self._asked or None
         return live
@@ -195,7 +199,7 @@ class CallsInFlight:
         return self.sent.popitem()[1] if len(self.sent) == 1 else None
 
     def end(self, exchange: Exchange) -> bool:
-        """Remove a call. Return False if it was not in flight."""
+        """Remove a call, because it ends. Return False if it was not in flight."""
         if self._sent.get(exchange.number) is exchange:
             del self._sent[exchange.number]
             if not exchange.is_subscription:
@@ -226,8 +230,8 @@ def client_of(exchange: Exchange) -> object:
 
 
 class CallWatch:
-    """Checks the calls of a conversation at intervals while there are any. Sends keepalives to clients that wait, logs
-    slow calls, and ends late ones."""
+    """Check the calls of a conversation at intervals while there are any: send keepalives to clients that wait, log
+    slow calls, and end late ones."""
 
     __slots__ = ("_calls", "_conversation", "ticking")
 
@@ -277,7 +281,7 @@ class CallWatch:
 
 class WaitingCalls:
     """The calls that no single server answers, such as `tasks/result` and a `subscriptions/listen` for several servers.
-    Begins their event streams, and sends keepalives on them. They have no deadline."""
+    This object begins their event streams, and sends keepalives on them. The calls have no deadline."""
 
     name = ""
     deadlines = _NO_LIMITS
@@ -326,15 +330,16 @@ class OwnRequests:
         return bool(self._waiting)
 
     def expect(self, number: int, notify: Callable[[str, bytes], None] | None = None) -> asyncio.Future[Message]:
-        """Return a future for the answer to the gateway's request with this id. If the future is cancelled, `notify`
-        tells the server that the request is cancelled."""
+        """Return a future for the answer to the gateway's own request with the id `number`. If the future is cancelled,
+        `notify` sends the server `notifications/cancelled`."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda answer: self._settled(number, notify if answer.cancelled() else None))
         return answer
 
     def end_if_late(self, answer: asyncio.Future[Message]) -> None:
-        """Give up a request whose answer nobody needs, if none has come within `_UNNEEDED_S`."""
+        """Cancel the future `answer` of a request if it has no answer within `_UNNEEDED_S`. Used for requests whose
+        answer nobody needs."""
         timer = asyncio.get_running_loop().call_later(_UNNEEDED_S, answer.cancel)
 
         def settled(answer: asyncio.Future[Message]) -> None:
@@ -353,7 +358,7 @@ class OwnRequests:
 
     async def exit_error(self, closed: LinkClosed, number: int) -> LinkClosed:
         """Wait up to `_EXIT_S` seconds for the exit of a process that no longer reads its stdin. Return the error that
-        tells how the process exited, or `closed` if it still runs. `number` is an unused request id. The wait for its
+        tells how the process exited, or `closed` if it still runs. `number` is an unused request id: a wait for its
         answer fails when the process exits."""
         end = self.expect(number)
         try:
@@ -366,7 +371,8 @@ class OwnRequests:
         return closed
 
     def answered(self, message: Message) -> bool:
-        """Give a response to the caller that waits for it. Return False if no request of the gateway has this id."""
+        """Give a response to the caller that waits for it, and return True. Return False if the response is to no
+        request of the gateway."""
         answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
         if answer is None:
             return False
@@ -388,7 +394,8 @@ def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: st
     A server does not say to which call a line belongs. So `correlation` is set only if one call is in flight. Of
     several calls, `in_flight` is the number, and `correlations` lists the correlation ids if there are at most three.
     The line of a shared server gets a session only if all calls in flight have the same session. `opened_for` is the
-    correlation id of the request for which the link is being opened; empty once the link is open."""
+    correlation id of the request for which the link is being opened; empty once the link is open. It is used if no call
+    is in flight."""
     flying = [call for call in calls if not call.is_subscription]
     fields: dict[str, Any] = {"server": source.name}
     if source.principal:

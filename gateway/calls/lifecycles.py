@@ -15,7 +15,7 @@ class IllegalStep(Exception):
 
 
 def step(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
-    """Return the state that follows `event` in `state`, by a lifecycle table.
+    """Return the state that follows when `event` happens in `state`. `table` has the next states by state and event.
 
     Raises:
         IllegalStep: the table has no such step.
@@ -95,21 +95,21 @@ OVER: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.ABANDONED})
 
 @dataclass(slots=True, kw_only=True)
 class Deadlines:
-    """The time limits of the conversations with one server, in seconds. A reload changes them in place.
-
-    `start_s`: until a link is open, including the handshake. `noise_s`: the same, counted from the first line that is
-    no message (`gateway.calls.link_manager`). `call_s`: until a call is answered, counted from the last message that
-    belongs to it. `suspended_s`: until a modern client answers a legacy server's questions. `idle_stop_s`: until a link
-    without calls is closed; None: never. `unreturned_stop_s`: the same for a session whose client has sent only its
-    first request.
-    """
+    """The time limits of the conversations with one server, in seconds. A reload of the configuration changes them in
+    place."""
 
     start_s: float
+    """Until a link is open, including the handshake."""
     noise_s: float = 5.0
+    """Until a link is open, counted from the server's first output line that is no message."""
     call_s: float
+    """Until a call is answered, counted from the last message that belongs to it."""
     suspended_s: float
+    """Until a modern client answers the questions of a legacy server."""
     idle_stop_s: float | None
+    """Until a link without calls is closed. None: it is never closed for that."""
     unreturned_stop_s: float | None = None
+    """In place of `idle_stop_s`, for a session whose client has sent only its first request."""
 
     def replace(self, start_s: float, noise_s: float, call_s: float) -> None:
         """Apply these limits from now on."""
@@ -123,9 +123,13 @@ class Loss(StrEnum):
     """The reason why a connection to a server (link) was replaced, as clients, the log and the metrics report it."""
 
     STOPPED = "idle_stop"
+    """The gateway has closed the link because it was idle."""
     CRASHED = "crash"
+    """The link has ended by itself, such as by the exit of the process."""
     FORGOTTEN = "upstream_session"
+    """The remote server no longer knows its session."""
     CONFIGURED = "configuration"
+    """The configuration of the server has changed."""
 
 
 LOSSES: Final = frozenset(Loss)

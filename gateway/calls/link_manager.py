@@ -73,8 +73,8 @@ class LinkSession(Protocol):
 
 
 class LinkSource(Protocol):
-    """Opens links (connections) to one server in one protocol era. A conversation calls the methods again for each
-    link."""
+    """Opens links (connections) to one server in one protocol era. A conversation calls the methods anew for each of
+    its links."""
 
     @property
     def name(self) -> str:
@@ -104,7 +104,8 @@ class LinkSource(Protocol):
         passed to clients."""
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return the secret values in the link's options and the server's configuration, to be hidden in all output."""
+        """Return the secret values that are to be hidden in all output: those in the link's options `given`, and those
+        in the server's configuration."""
 
     async def resources(self) -> LinkResources:
         """Return the options and folders for the session's next link. Raises `UpstreamUnavailable`."""
@@ -126,15 +127,19 @@ class LinkSource(Protocol):
     async def record_use(self, live: LinkSession) -> bool:
         """Record that a session uses the server, before the session's first message is sent. A later gateway process
         then knows that it must report a restart of the server. Return True if the session has lost an earlier link to
-        the server. For a server behind a URL, record nothing and return False. Raises `StoreUnavailable`."""
+        the server. For a server behind a URL, record nothing and return False.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Store the id of the session at the remote server, which later links resume; empty: there is none. Raises
-        `StoreUnavailable`."""
+        """Store `resume`, the id of the session at the remote server, which later links resume. It is empty if there is
+        no such session. Raises `StoreUnavailable`."""
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
-        """Log that a link was opened. `took_s` is in seconds; `correlation` is the id of the request that needed the
-        link."""
+        """Log that a link was opened. `pid` is its process, if it has one. `took_s` is how many seconds the opening
+        took. `correlation` is the correlation id of the request that needed the link."""
 
     def answered(self) -> None:
         """Count a link whose server has answered for the first time."""
@@ -158,18 +163,17 @@ class LinkUser(LinkEvents, Protocol):
     def put(self, frame: bytes) -> None: ...
 
     def restarted(self, reason: str) -> None:
-        """Handle a new link in place of a lost one. `reason` says why it was lost."""
+        """Handle the opening of a new link in place of one that was lost or closed. `reason` says why that one was."""
 
     def stopped(self) -> None:
-        """Handle the closing of an idle link."""
+        """Handle the closing of a link that was idle."""
 
     def link_changed(self) -> None:
         """Handle the opening or closing of the link."""
 
 
 class LinkLifecycle:
-    """Opens, replaces and closes the connection to a server (link) of one conversation. `restarts` counts links that
-    replaced an earlier one."""
+    """Opens, replaces and closes the connection to a server (link) of one conversation."""
 
     # Slots save one dictionary for each: there are as many as there are conversations.
     __slots__ = """_closing _deadlines _greeted _greeting _idle _idle_stop_s _loss _retired _source _tasks _user
@@ -183,6 +187,7 @@ class LinkLifecycle:
         self.initialize_result: bytes | None = None
         self.opened_for = ""  # the correlation id of the request that a link is being opened for
         self.restarts = 0
+        """How many links have replaced an earlier one."""
         self.failures: Backoff | None = None  # starts that have failed since the last success
         self.output_tail: Sequence[str] = ()  # the last lines on stderr of a process that has ended
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
@@ -354,8 +359,8 @@ class LinkLifecycle:
         await self._source.remote_session_changed(self.require().resume)
 
     async def _replay(self) -> None:
-        """Send the messages that follow a handshake, and those that clients add meanwhile. Subscriptions may be too
-        many for one turn: wait until the server has read some."""
+        """Send the messages that follow a handshake (`LinkSource.replay`), also those that are added while this runs.
+        If the server cannot take all subscriptions at once, wait until it has read some."""
         sent = set[bytes]()
         while rest := [frame for frame in self._source.replay() if frame not in sent]:
             try:
@@ -378,7 +383,8 @@ class LinkLifecycle:
     # -- losing
 
     def lost(self, reason: str = "") -> str:
-        """Record that the link was lost or closed. Return the reason to report to clients."""
+        """Record that the link was lost or closed. Return the text for clients: `reason`, perhaps with the last output
+        of the server's process (`quoted`)."""
         self._keep_output_tail()
         if self.link is not None and self.is_open and not self.has_answered:
             self._source.failed(f"server {self._source.name!r} ended before its first answer")
@@ -391,8 +397,8 @@ class LinkLifecycle:
         return self.quoted(reason)
 
     def forgotten(self, link: Link) -> None:
-        """Send nothing more over this link, whose session the remote server has dropped. Answers to earlier calls may
-        still arrive."""
+        """Send nothing more over this link, because the remote server no longer knows the link's session. Answers to
+        earlier calls may still arrive over it."""
         if link is not self.link:
             return
         self.link = self._greeted = None
@@ -402,8 +408,9 @@ class LinkLifecycle:
         self._step(LinkEvent.LOST)
 
     def discard(self, error: LinkClosed | None = None) -> None:
-        """Close an open link in the background. If `error` says only that the server reads slowly, keep a link that
-        sessions share: otherwise one session could end the calls of all others."""
+        """Close an open link in the background. `error` is what it has raised, if that is the reason. If `error` says
+        only that the server reads slowly, keep a link that sessions share: otherwise one session could end the calls of
+        all others."""
         if self.state is not LinkState.OPEN or (isinstance(error, LinkFull) and not self._source.session):
             return
         self._step(LinkEvent.DISCARD)
@@ -419,8 +426,8 @@ class LinkLifecycle:
                 self._user.stopped()
 
     def quoted(self, reason: str) -> str:
-        """Return the reason of a failure as text for clients. Add the last output of the server's process, unless
-        sessions share the process: then the output may be about other clients."""
+        """Return `reason`, the reason of a failure, as text for clients. Add the last output of the server's process,
+        unless sessions share the process: then the output may be about other clients."""
         return with_output_tail(reason, self.output_tail) if self._source.session else reason
 
     def _keep_output_tail(self) -> None:
@@ -502,8 +509,8 @@ async def _end(detached: _Detached) -> None:
 
 
 class LinkUsers:
-    """The sessions that use a conversation, and the server restarts that their next results still have to report. None
-    stands for requests without a session."""
+    """The sessions that use a conversation, and the server restarts that their next results still have to report. In
+    place of a session, None stands for all requests without a session."""
 
     # A tuple while there are few: most conversations have one user, and there are as many conversations as sessions.
 
@@ -551,13 +558,13 @@ class LinkUsers:
         live.changed()
 
     def changed(self) -> None:
-        """Invalidate the decisions cached for calls of the sessions."""
+        """Invalidate the decisions on calls that are cached for these sessions."""
         for live in self._users:
             if live is not None:
                 live.changed()
 
     def free_memory(self) -> None:
-        """Free the memory that earlier calls of the sessions have left."""
+        """Free the memory that earlier calls of these sessions have left."""
         for live in self._users:
             if live is not None:
                 live.free_memory()

@@ -67,20 +67,14 @@ class ReturnWatch(Protocol):
 
 
 class SessionPath(Protocol):
-    """A fast path of a session: it has the cached decision on a call, for a connection that repeats the call."""
+    """A fast path of a session: the cached decision on a call, kept for a connection that repeats the call."""
 
     def let_go(self) -> None:
         """Drop all references to the session, which has ended."""
 
 
 class LiveSession(Usage):
-    """The state of one session on this replica.
-
-    `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when the
-    state, the record, a link or the watcher changes, because cached decisions on calls depend on these. `renewals`
-    counts how often the session's context was replaced. `shown` has the tools that its client has seen. `token` is the
-    last access token that a caller of the session has sent. It is kept for servers that act on the caller's behalf, and
-    never written to the store."""
+    """The state of one session on this replica."""
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
@@ -94,10 +88,16 @@ class LiveSession(Usage):
         super().__init__()
         self.session = session
         self.shown = ShownTools.read(session.shown)
+        """The tools that the session's client has seen."""
         self._lost_tools: set[tuple[str, str]] | None = None  # tools of servers whose calls are refused
         self.frames: WatchedMessages | None = None
+        """Records the session's messages for an operator. None if no operator watches."""
         self.version = self.renewals = 0
+        """`version` is raised when the state, the record, a link or the watcher changes, because cached decisions on
+        calls depend on these. `renewals` counts how often the session's context was replaced."""
         self.token: CallerToken | None = None
+        """The last access token that a caller of the session has sent, for servers that act on the caller's behalf. It
+        is never written to the store."""
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self._exchanges: set[Exchange] | None = None
         self._finishing: weakref.WeakSet[Conversation] | None = None  # they have calls of a former context
@@ -176,8 +176,8 @@ class LiveSession(Usage):
 
     @property
     def suspended(self) -> dict[str, Exchange]:
-        """Return the calls that wait for answers of a modern client, by their name in `requestState`. Some may have
-        ended. Do not change the result."""
+        """Return the calls that wait for answers of a modern client, by the name that `requestState` has for them. Some
+        may have ended. Do not change the result."""
         return {} if self._questions is None else self._questions.suspended
 
     def subscribed(self, uris: frozenset[str]) -> Set[str]:
@@ -252,7 +252,7 @@ class LiveSession(Usage):
             self._step(LiveEvent.DRAIN)
 
     def admit(self) -> None:
-        """Take event streams again, because the drain was called off."""
+        """Allow event streams again, because the drain was called off."""
         if self.state is LiveState.DRAINING:
             self._step(LiveEvent.ADMIT)
             self._draining = None
@@ -345,7 +345,7 @@ class LiveSession(Usage):
         self, conversation: Conversation, message: Message, exchange: Exchange | None, *, is_named: bool = False
     ) -> None:
         """Send the client a server's request, in the form of the client's era: a modern client gets it as a result,
-        even in a legacy session. `is_named`: the server's request names its call."""
+        even in a legacy session. `is_named` is True if the request says to which call (`exchange`) it belongs."""
         is_modern = exchange is not None and exchange.caller is not None
         if self.session.era != Era.MODERN and not is_modern:
             self.questions.ask(conversation, message, exchange)
@@ -363,12 +363,11 @@ class LiveSession(Usage):
             self._questions.closed(conversation)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
-        """Replace the cached record of the session. `is_read`: the record was read from the store just now.
+        """Replace the cached record of the session. `is_read` is True if the record was read from the store just now.
 
         A live session belongs to one claim (epoch). A record with another epoch shows that another replica has owned
         the session since. Then keep the cached record, but without an owner, so that the next call reads the record
-        from the store.
-        """
+        from the store."""
         if session.epoch != self.session.epoch:
             session, is_read, self.read_at = replace(self.session, owner=""), False, 0.0
         if session is not self.session and not session.is_but_used(self.session):
@@ -511,7 +510,7 @@ class LiveSessions:
 
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
         """Return the live session of a stored record, and give it this record. Create the live session if there is
-        none. `new_process` says why servers that the session has used before get new processes here."""
+        none. `new_process` is the reason why servers that the session has used before get new processes here."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)

@@ -33,28 +33,33 @@ _OPPOSITE: Final[dict[str, Direction]] = {
 
 
 class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One recorded message. `number` increases. `at` is in seconds since 1970. The `method` of a response is that of
-    its request. `size` is the length of params, result or error in bytes, and `body` is the part that may be shown."""
+    """One message as it is recorded for an operator."""
 
     number: int
+    """Increases with each message of the watch, and from one watch to the next."""
     at: float
+    """Seconds since 1970."""
     direction: Direction
     kind: Literal["request", "notification", "response", "error"]
     server: str = ""
     method: str = ""
+    """The method. For a response, that of its request."""
     id: str = ""
     size: int = 0
+    """The bytes of the params, the result or the error."""
     body: str = ""
+    """The part of the params, the result or the error that may be shown."""
 
 
 class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a server's stderr, shortened. `number` increases. `at` is in seconds since 1970; 0 if the line was
-    written before the watch began."""
+    """One line of a server's stderr, shortened, as it is recorded for an operator."""
 
     number: int
+    """Increases with each line of the watch, and from one watch to the next."""
     server: str
     text: str
     at: float = 0.0
+    """Seconds since 1970. 0 if the line was written before the watch began."""
 
 
 Item = TypeVar("Item", SeenFrame, StderrLine)
@@ -78,8 +83,8 @@ class _Ring(Generic[Item]):
             self._chars -= self._length(self._items.popleft())
 
     def behind(self, after: int, limit: int) -> tuple[list[Item], int]:
-        """Return at most `limit` items: the oldest after number `after`, or the newest if `after` is 0. Also return the
-        number of items after `after` that were dropped."""
+        """Return at most `limit` items: the oldest of those whose number is above `after`, or the newest of all if
+        `after` is 0. Also return how many items above `after` were dropped."""
         if limit <= 0:
             return [], 0
         if not after:
@@ -90,13 +95,14 @@ class _Ring(Generic[Item]):
 
 
 class WatchedMessages:
-    """The recorded messages and stderr lines of a session that an operator watches. `by` is the operator. `ends_at` is
-    the end of the watch in seconds since 1970."""
+    """The recorded messages and stderr lines of a session that an operator watches."""
 
     def __init__(self, session_id: str, by: str, clock: Callable[[], float] = time) -> None:
         first = int(clock() * 1000)  # larger than every number of an earlier watch
         self.by = by
+        """The operator."""
         self.ends_at = 0.0
+        """When the watch ends, in seconds since 1970."""
         self.frames: _Ring[SeenFrame] = _Ring(MOST_FRAMES, first, lambda frame: len(frame.body))
         self.lines: _Ring[StderrLine] = _Ring(MOST_LINES, first, lambda line: len(line.text))
         self._clock = clock
@@ -109,8 +115,8 @@ class WatchedMessages:
         self.ends_at = ends_at
 
     def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
-        """Replace these secret values in everything that is recorded from now on. `are_renewed`: they replace earlier
-        secrets of a running link."""
+        """Replace these secret values in everything that is recorded from now on. `are_renewed` is True if they take
+        the place of earlier secrets of a link that goes on."""
         self._bodies.hide(values, are_renewed=are_renewed)
 
     # -- messages

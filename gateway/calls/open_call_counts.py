@@ -4,26 +4,26 @@ from typing import Self
 
 
 class Usage:
-    """Counts the uses (open calls and streams) of one session. Its idle time starts when the last use ends.
-
-    `busy` counts the uses, `held_bytes` the bytes of large request bodies, `open_streams` the standalone streams, and
-    `movable` the uses that another replica can continue. Only `open_use`, `begin_use` and their ends change them.
-    """
+    """Counts the uses (open calls and streams) of one session. Its idle time starts when the last use ends."""
 
     # A base class, so that a session needs no second object for it.
     __slots__ = ("_was_used", "busy", "held_bytes", "movable", "open_streams")
 
     def __init__(self) -> None:
         self.busy = 0
+        """The number of uses."""
         self.held_bytes = 0
+        """The bytes of the large request bodies in use."""
         self.open_streams = 0
+        """The number of open standalone streams."""
         self.movable = 0
+        """The number of uses that another replica can continue."""
         self._was_used = False  # since `take_use`
 
     def open_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
-        """Begin a use of the session (a call or a stream), and return it. The caller must release it. `held` is the
-        bytes of a request body that stay in memory meanwhile. `is_stream`: the use is a standalone stream.
-        `is_movable`: another replica that takes the session over can continue the use, as it can any stream."""
+        """Begin a use of the session (a call or a stream), and return it. The caller must release it. `held` is how
+        many bytes of a request body stay in memory until then. `is_stream`: the use is a standalone stream.
+        `is_movable`: another replica that takes the session over can continue the use, which is true of any stream."""
         is_movable |= is_stream
         self.busy += 1
         self.held_bytes += held

@@ -38,25 +38,26 @@ until the client answers."""
 
 @dataclass(frozen=True, slots=True)
 class _ClientRequest:
-    """A question that was sent to a legacy client as a request.
-
-    `server_id` is the id of the server's request as JSON; empty for a question in the result of a call (MCP
-    2026-07-28). `answered` is called with the client's response.
-    """
+    """A question that was sent to a legacy client as a request."""
 
     server: AskingServer
     server_id: bytes
+    """The id of the server's request, as JSON. Empty for a question in the result of a call (MCP 2026-07-28)."""
     exchange: Exchange | None
+    """The call to which the question belongs. None if unknown."""
     progress_token: msgspec.Raw | None
+    """The server's own progress token for the question."""
     answered: Callable[[Message], None]
+    """Called with the client's response."""
     method: str
     at: float = field(default_factory=monotonic)
+    """When the question was sent, by the monotonic clock."""
 
 
 class Questions:
-    """The open questions of servers to the client of one session. `send` sends a message on the session's own stream.
-    `noted` is called with the call of a question (or None), the method, the outcome, and the seconds since the question
-    was sent."""
+    """The open questions of servers to the client of one session. `send` sends a message on the session's own stream;
+    it returns False if the message is dropped. `noted` is called when a question is asked or answered: with its call
+    (or None), its method, `asked` or `answered`, and the seconds since it was sent."""
 
     __slots__ = ("_last", "_noted", "_open", "_send", "_unclear", "suspended")
 
@@ -76,7 +77,7 @@ class Questions:
 
     def ask(self, server: AskingServer, message: Message, exchange: Exchange | None) -> None:
         """Send a server's request to the legacy client: on the stream of the call to which it belongs, or on the
-        session's own stream."""
+        session's own stream. If that is impossible, answer the server with an error."""
         server_id = encode(message.id)
         if len(self._open) >= MAX_QUESTIONS:
             server.refuse(server_id, UNREAD, TOO_MANY)
@@ -117,8 +118,8 @@ class Questions:
         return True
 
     def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
-        """Put the id of the next request to the client in place of the server's progress token. Return the params, and
-        the server's own token or None."""
+        """Put the request id of the next question to the client in place of the progress token in `params`. Return the
+        new params, and the server's own token (None if it has sent none, or one that is too large)."""
         if params is None:
             return None, None
         meta = meta_of(params)
@@ -146,8 +147,8 @@ class Questions:
         return True
 
     def asker(self, number: object) -> tuple[AskingServer, msgspec.Raw] | None:
-        """Return the server that has asked the question with this request id, and the server's own progress token.
-        Return None if there is no such question, or it has no token."""
+        """Return the server that has asked the question whose request id at the client is `number`, and the server's
+        own progress token. Return None if there is no such question, or it has no token."""
         question = self._open.get(number) if isinstance(number, int) else None
         if question is None or question.progress_token is None:
             return None
@@ -180,8 +181,8 @@ class Questions:
         return True
 
     def hold_unclear(self, size: int) -> bool:
-        """Count a waiting question of `size` bytes of which it is unclear to which call it belongs. Return False if too
-        many such questions wait."""
+        """Count a waiting question of `size` bytes that may belong to one of several calls. Return False, and count
+        nothing, if too many such questions wait."""
         if len(self._unclear) >= MAX_QUESTIONS_OF_CALL or sum(self._unclear) + size > MAX_QUEUED_BYTES:
             return False
         self._unclear.append(size)
@@ -229,8 +230,8 @@ class Questions:
             self._send(frame)
 
     def end(self, reason: str) -> None:
-        """Answer all open requests of servers with an error, and remove the suspended calls, because the session has
-        ended."""
+        """Answer all open requests of servers with an error, and give up the suspended calls' questions, because the
+        session has ended."""
         for question in self._open.values():
             if question.server_id:
                 question.server.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")

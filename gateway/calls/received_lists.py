@@ -15,21 +15,24 @@ _LATE_BYTES: Final = 1 << 20
 
 
 class Lists:
-    """The lists that a conversation has received from its server, by their method. A server may send each session a
-    different list. `late` has the items of lists that came too late for the answer that needed them. `passed` has the
-    names in the pages that clients have requested, perhaps not the whole list. `announced` has the kinds of which the
-    server has ever notified a change. `on_change` is called when a list becomes different or unknown."""
+    """The lists that a conversation has received from its server, each by the method that requests it. A server may
+    send each session a different list. `on_change` is called when a list becomes different or unknown."""
 
     __slots__ = ("_on_change", "announced", "asked_at", "changed", "known", "late", "passed")
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self.known: dict[str, Listed] = {}
+        """The complete lists."""
         self.changed: set[str] = set()
+        """The methods of lists that are out of date, and that were not requested again since."""
         self.asked_at: dict[str, float] = {}
         self.late: dict[str, list[dict[str, Any]]] = {}
+        """The items of lists that came too late for the answer that needed them."""
         self.announced: set[str] = set()
+        """The kinds of lists (such as tools) of which the server has ever notified a change."""
         self.passed: dict[str, Names] = {}
+        """The names in the pages that clients have requested, perhaps not of the whole list."""
 
     def keep(self, method: str, found: Listed) -> None:
         """Store a complete list from the server."""

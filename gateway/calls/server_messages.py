@@ -195,8 +195,8 @@ class _Router(ABC):
     def _meant(
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session and the call of the stream on which a message came. If the stream belongs to no call,
-        return the result of `_addressee`."""
+        """Return the session and the call to which a message belongs that came on the stream `stream`. If no call has
+        that stream, return the result of `_addressee`."""
         exchange = conversation.calls.find(stream)
         if exchange is None or exchange.is_subscription:
             return self._addressee(conversation)
@@ -204,11 +204,12 @@ class _Router(ABC):
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session to which a message without a named call belongs, and the call if only one is possible."""
+        """Return the session to which a message belongs that does not name its call; None if that is uncertain. Also
+        return the call with whose messages the client gets it; None if it does not go with a call."""
 
     def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
-        """Return the error code and message for a server's request that a legacy client has not declared to answer;
-        None if the client may be asked."""
+        """Return the error code and text to answer a server's request, if the legacy client has not declared that it
+        can be asked this. Return None if the client may be asked."""
         return None  # a process of its own has the client's declarations
 
     @abstractmethod
@@ -217,7 +218,7 @@ class _Router(ABC):
 
     @abstractmethod
     def _wants(self, live: LiveSession, uri: object) -> bool:
-        """Return True if a legacy session must be notified of changes of this resource."""
+        """Return True if a legacy session must be notified of changes of the resource `uri`."""
 
 
 class IsolatedRouter(_Router):
@@ -283,7 +284,8 @@ class SharedRouter(_Router):
 
 
 def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: Message) -> bool:
-    """Return True if a message names the task whose result this call waits for (MCP 2025-11-25, Tasks)."""
+    """Return True if a message of the server names the task whose result the call `exchange` waits for (MCP 2025-11-25,
+    Tasks)."""
     tasks = conversation.known_tasks
     if tasks is None or message.params is msgspec.UNSET:
         return False
@@ -292,7 +294,7 @@ def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: M
 
 
 def _frame(message: Message) -> bytes:
-    """Return a notification as JSON, with the server's params if it has any."""
+    """Return a notification of the server as JSON, for the client."""
     params = None if message.params is msgspec.UNSET else splice(message.params)
     return encode_notification(str(message.method), None if params == b"null" else params)
 
@@ -335,8 +337,8 @@ def _progress(conversation: Conversation, params: Object) -> None:
 
 
 def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
-    """Forward a progress notification about a task to its client. The call that has created the task either still waits
-    for the task, or was answered with it."""
+    """Forward a progress notification about a task to the client of the task. `number` is the request id of the call
+    that has created the task. That call either still waits for the task, or was answered with it."""
     tasks, token = conversation.known_tasks, conversation.calls.of_task(number)
     task = None if tasks is None else tasks.get(related_id(params))
     stream, live = None if task is None else task.stream, None if token is None else token.session()
@@ -381,9 +383,9 @@ def _live_of(task: OwnedTask) -> LiveSession:
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
-    """Forward a notification about a subscription, with the client's own subscription id. Drop changes that the client
-    has not subscribed to (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message names no
-    subscription."""
+    """Forward a notification about a subscription, with the client's own subscription id, and return True. Drop changes
+    that the client has not subscribed to (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message
+    names no subscription."""
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:
         return False

@@ -21,8 +21,8 @@ _MOST_KEPT_CHARS: Final = 8 << 10
 
 
 class Backoff:
-    """The failures in a row of one server, and the delay before the next attempt: a second, doubled after each failure.
-    After a success, a new object is used. Times are in seconds by the monotonic clock."""
+    """The failures in a row of one server, and the delay before the next attempt: a second, doubled after each failure
+    up to a limit. After a success, a new object is used. Times are in seconds by the monotonic clock."""
 
     __slots__ = ("count", "failed_at", "reason")
 
@@ -48,9 +48,9 @@ class Backoff:
 
 
 class FirstAnswerTimeout:
-    """Limits the wait for a server's first answer; one wait at a time. `noise_s` is the limit in seconds that counts
-    from the first output line that is no message. An MCP server that prints a banner answers soon after it; another
-    program never answers."""
+    """Limits the wait for a server's first answer; one wait at a time. After the first output line that is no message,
+    only `noise_s` seconds are left. An MCP server that prints a banner answers soon after it; another program never
+    answers."""
 
     __slots__ = ("_noise_s", "_timeout", "is_noisy")
 
@@ -61,7 +61,7 @@ class FirstAnswerTimeout:
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time of the `with` block. Raises `TimeoutError`."""
+        """Limit the time of the `with` block to `seconds`, or less after `noise`. Raises `TimeoutError`."""
         self.is_noisy = False
         try:
             async with asyncio.timeout(seconds) as self._timeout:

@@ -18,12 +18,7 @@ RELATED: Final = "io.modelcontextprotocol/related-task"
 
 
 class OwnedTask:
-    """One task of a server: its session, and the handle (task id) that the session's client uses. The handle is empty
-    if the client does not know the task, because the gateway waits for the task on behalf of a call.
-
-    `result_call` is the client's `tasks/result` call in flight, or None. `seen` is called with each state of the task
-    that the server sends. `lost` is called when the link is gone.
-    """
+    """A task that a server has created, and the session to which it belongs."""
 
     __slots__ = ("handle", "live", "lost", "result_call", "seen")
 
@@ -37,9 +32,14 @@ class OwnedTask:
     ) -> None:
         self.live = live
         self.handle = handle
+        """The task id that the session's client uses. Empty if the client does not know the task, because the gateway
+        waits for the task on behalf of a call."""
         self.result_call: Exchange | None = None
+        """The client's `tasks/result` call in flight. None if there is none."""
         self.seen = seen
+        """Called with each state of the task that the server sends."""
         self.lost = lost
+        """Called when the link to the server is gone."""
 
     def await_result(self, call: Exchange) -> None:
         """Send the server's questions about the task to this call until the call ends. The call is a `tasks/result`,
@@ -53,7 +53,8 @@ class OwnedTask:
         call.when_done(no_more)
 
     def named(self, params: Object) -> Object:
-        """Return params that name the task by the client's handle, or name no task if the handle is empty."""
+        """Return the params of a message of the server for its client: they name the task by the client's handle, or
+        name no task if the handle is empty."""
         return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property
@@ -98,7 +99,8 @@ class OwnedTasks:
         return next((own for own, task in self._tasks.items() if task.handle == handle), None)
 
     def answer_for_server(self, message: Message) -> Message:
-        """Return a client's answer to a question about a task, with the server's own task id in place of the handle."""
+        """Return the client's answer `message`, for the server. If the answer names a task, put the server's own task
+        id in place of the client's handle."""
         if not isinstance(message.result, msgspec.Raw):
             return message
         try:
@@ -122,14 +124,14 @@ def related_id(params: Object) -> str:
 
 
 def with_related(params: Object, task_id: str) -> Object:
-    """Return params or a result with this task id in `_meta`."""
+    """Return params or a result, with `task_id` set as the task id in its `_meta`."""
     meta = meta_of(params)
     related = msgspec.json.decode(meta.get(RELATED, b"{}"), type=Object) | {"taskId": msgspec.Raw(encode(task_id))}
     return params | {"_meta": msgspec.Raw(encode(meta | {RELATED: msgspec.Raw(encode(related))}))}
 
 
 def without_related(params: Object) -> Object:
-    """Return params or a result without a task id in `_meta`."""
+    """Return params or a result, with the task id in its `_meta` removed."""
     meta = meta_of(params)
     if RELATED not in meta:
         return params

@@ -39,19 +39,21 @@ STANDALONE: Final = "standalone"
 
 
 def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
-    """Return the name of a call's stream. The epoch in it makes it unique across the processes that have served the
-    session."""
+    """Return the name of the event stream of a call. `number` is the call's request id at the server `upstream`. The
+    epoch in the name makes it unique across the processes that have served the session."""
     return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
 
 
 def call_of_stream(stream: str) -> bytes | None:
-    """Return the id, as JSON, of the call that a stream belongs to; None for the standalone stream."""
+    """Return the client's request id (JSON) of the call that a stream belongs to; None for the standalone stream.
+    `stream` is the name of the stream."""
     return None if stream == STANDALONE else stream.split("/", 3)[-1].encode()
 
 
 def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None]:
-    """Return the event ids that the client gets: those of the log, with the request id of the call added. With this id,
-    a call can be answered even if the process dies before the store has the event. None stays None."""
+    """Return the event ids that the client gets for the ids in the log: each has the client's request id of the
+    stream's call added. By that, a call can be answered even if the process dies before the store has the event. None
+    stays None."""
     call = call_of_stream(stream)
     if call is None or len(call) > _MOST_NAMED_BYTES:
         return list(event_ids)
@@ -60,19 +62,20 @@ def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None
 
 
 def event_name(event_id: str, stream: str) -> str:
-    """Return the event id that the client gets: the id in the log, with the request id of the call added."""
+    """Return the event id that the client gets for an id in the log: it has the client's request id of the stream's
+    call added."""
     (name,) = event_names([event_id], stream)
     return name or event_id
 
 
 def id_in_log(name: str) -> str:
-    """Return the id in the log from an event id that a client has sent."""
+    """Return the event id in the log that is part of `name`, an event id that a client has sent."""
     return name.partition(".")[0]
 
 
 def call_of_event(name: str) -> RequestId | None:
-    """Return the request id that is part of an event id from a client, which may have forged it; None if there is
-    none."""
+    """Return the request id that is part of `name`, an event id that a client has sent and may have forged. Return None
+    if it contains no request id."""
     encoded = name.partition(".")[2]
     try:
         call = decode_id(msgspec.Raw(base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)))
@@ -150,8 +153,8 @@ class Followers:
 
 
 class KeptCall(msgspec.Struct, frozen=True, array_like=True):
-    """A stored `tools/call`, so that it can be repeated: its endpoint and the client's params. A repeated call has the
-    rights of the client that asks for its answer."""
+    """A `tools/call` in the store, so that another process can repeat it. A repeated call has the rights of the client
+    that asks for its answer."""
 
     endpoint: str
     params: Object
@@ -164,8 +167,7 @@ class KeptCall(msgspec.Struct, frozen=True, array_like=True):
 
 class LostStreams:
     """The event streams of one session that a dead process has left unfinished, and whose requests are stored. When the
-    client comes back for a stream, this process repeats the stream's call. `has_failed` is True if they could not be
-    found, because the store did not answer."""
+    client comes back for a stream, this process repeats the stream's call."""
 
     __slots__ = ("_going_on", "_looked", "_waiting", "has_failed")
 
@@ -174,10 +176,11 @@ class LostStreams:
         self._going_on: set[str] = set()
         self._looked = asyncio.Event()
         self.has_failed = False
+        """True if the streams could not be found, because the store did not answer."""
 
     async def look(self, events: EventStreams, session_id: str) -> bool:
-        """Find the unfinished streams. End those whose requests are not stored. Return False if no stream is left.
-        Raises `StoreUnavailable`."""
+        """Find the unfinished streams. End those whose requests are not stored. Return False if no stream is left that
+        could be continued. Raises `StoreUnavailable`."""
         try:
             for stream, is_kept in (await events.unfinished(session_id)).items():
                 request_id = call_of_stream(stream)
@@ -199,12 +202,13 @@ class LostStreams:
             raise StoreUnavailable("the streams that an earlier process has left open could not be found")
 
     def mark_waiting(self, stream: str) -> None:
-        """Mark a stream as waiting for its client."""
+        """Record that a stream waits for its client to come back."""
         self._going_on.discard(stream)
         self._waiting.add(stream)
 
     def mark_continued(self, stream: str) -> bool:
-        """Record that this process continues a waiting stream. Return False if the stream was not waiting."""
+        """Record that this process now continues a stream that was waiting, and return True. Return False if the stream
+        was not waiting."""
         if stream not in self._waiting:
             return False
         self._waiting.discard(stream)
@@ -212,14 +216,16 @@ class LostStreams:
         return True
 
     def newest_of(self, call: RequestId) -> str | None:
-        """Return the name of the last unfinished stream of the call with this request id; None if there is none."""
+        """Return the name of the newest unfinished stream of the call with the client's request id `call`; None if
+        there is none."""
         own = encode(call)
         streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
         # The later of two streams of a call has the greater epoch, or the greater number.
         return max(streams, key=lambda stream: [int(part) for part in stream.split("/", 2)[:2]], default=None)
 
     async def end(self, events: EventStreams, session_id: str, call: RequestId) -> None:
-        """End the waiting streams of a call that its client repeats with another request. Raises `StoreUnavailable`."""
+        """End the waiting streams of a call, because its client repeats the call with another request. Raises
+        `StoreUnavailable`."""
         own = encode(call)
         for stream in [stream for stream in self._waiting if call_of_stream(stream) == own]:
             await end_lost(events, session_id, stream, own)
@@ -229,14 +235,16 @@ class LostStreams:
 async def end_lost(
     events: EventStreams, session_id: str, stream: str, request_id: bytes, reason: str = UNKNOWN
 ) -> None:
-    """End an unfinished stream of an earlier process with an error. `request_id` is the id of its call, as JSON."""
+    """End an unfinished stream of an earlier process with an error. `request_id` is the client's request id of the
+    stream's call, as JSON. `reason` is the text of the error."""
     await events.append(session_id, stream, encode_error(request_id, error_of(OUTCOME_UNKNOWN, reason, "")))
     await events.finish(session_id, stream)
 
 
 async def answer_lost(events: EventStreams, session: Session, call: RequestId) -> str:
-    """Write an error for a call into a new stream, and return the stream's name. Used if the call's process has died
-    after it had sent the client an event that the store does not have. Each attempt of the client gets a new stream."""
+    """Write an error for a call into a new stream, and return the name of that stream. Used if the call's process has
+    died after it had sent the client an event that the store does not have. Each attempt of the client gets a new
+    stream."""
     stream = stream_of_call(session, 0, secrets.token_hex(4), call)
     await end_lost(events, session.id, stream, encode(call))
     return stream

@@ -48,11 +48,8 @@ class MovingQuestion(Protocol):
 
 
 class InputRequest:
-    """A question for a modern client, which gets it as an entry of `inputRequests`.
-
-    `server_id` is the id of the server's request, as JSON. `params` is None if the request has none. `size` is in
-    bytes. Identical questions have the same `digest`. `moving` is given if the question may belong to several calls.
-    """
+    """A question for a modern client, which gets it as an entry of `inputRequests`. `moving` is given if the question
+    may belong to one of several calls."""
 
     __slots__ = ("_moving", "digest", "method", "params", "server", "server_id", "size")
 
@@ -67,11 +64,15 @@ class InputRequest:
         self._moving = moving
         self.server = server
         self.server_id = server_id
+        """The id of the server's request, as JSON."""
         self.method = method
         # Copies: a slice of a message would keep the whole message in memory.
         self.params = None if params is None else {name: raw.copy() for name, raw in params.items()}
+        """None if the server's request has no params."""
         self.size = sum(len(memoryview(raw)) for raw in (params or {}).values())
+        """The bytes of the params."""
         self.digest = question_digest(method, params or {})
+        """Equal for identical questions (`question_digest`)."""
 
     @property
     def with_params(self) -> Mapping[str, Object]:
@@ -83,13 +84,14 @@ class InputRequest:
         self.answer_as(Message(jsonrpc="2.0", id=0, result=response))
 
     def answer_as(self, message: Message) -> None:
-        """Send the client's response, a result or an error, to the server. Only the first response to a request is
-        sent."""
+        """Send the client's response, a result or an error, to the server. Do nothing if the question may belong to
+        several calls, and was answered in another one already."""
         if self._moving is None or self._moving.take():
             self.server.answer(self.server_id, message)
 
     def move(self) -> bool:
-        """Ask the question in the next call to which it may belong. Return False if there is none."""
+        """Ask the question in the next call to which it may belong, and return True. Return False if there is no such
+        call."""
         return self._moving is not None and self._moving.move()
 
     def give_up(self) -> None:
@@ -109,20 +111,20 @@ def question_digest(method: str, params: Object) -> str:
 
 
 class SuspendedCall:
-    """The questions of one call to its modern client, in rounds. A round ends when the client answers.
-
-    `call` names the call in the gateway's `requestState`. `turn` increases at the start and the end of each round, and
-    a `requestState` is valid for one turn only. `until` is the monotonic time at which the round ends. `answers` has
-    the answers of earlier rounds, by the digest of the question.
-    """
+    """The questions of one call to its modern client, in rounds. A round ends when the client answers."""
 
     def __init__(self) -> None:
         self.call = secrets.token_urlsafe(12)
+        """The name of the call in the gateway's `requestState`."""
         self.turn = 0
+        """Increases at the start and the end of each round. A `requestState` is valid for one turn only."""
         self.until = 0.0
+        """The monotonic time at which the round ends if the client does not answer."""
         self.is_gathering = False
         self.questions: dict[str, InputRequest] = {}
+        """The open questions, by the keys that `inputRequests` has for them."""
         self.answers: dict[str, str] = {}
+        """The client's answers of earlier rounds, by the digest of the question."""
         self._last = 0
         self._has_ended = False
 
@@ -148,8 +150,8 @@ class SuspendedCall:
         self.until = until
 
     def take_answers(self, responses: Object) -> None:
-        """Send the client's answers to the server, and end the round: a `requestState` from the round is invalid
-        now."""
+        """Send the client's answers (`responses`, by the keys of the questions) to the server, and end the round. A
+        `requestState` from the round is invalid now."""
         self.turn += 1
         for key, question in list(self.questions.items()):
             if key in responses:
@@ -158,7 +160,7 @@ class SuspendedCall:
                 question.answer(responses[key])
 
     def take_error(self, key: str, error: Message) -> None:
-        """Send the server the client's error response to one question, and end the round."""
+        """Send the server the client's error response to the question with this key, and end the round."""
         question = self.questions.pop(key, None)
         if question is not None:
             self.turn += 1
@@ -189,7 +191,7 @@ class SuspendedCall:
                 question.give_up()
 
     def requests(self) -> Object:
-        """Return the open questions as `inputRequests`."""
+        """Return the open questions in the form of `inputRequests`, which the client gets."""
         return {
             key: msgspec.Raw(encode({"method": question.method, **question.with_params}))
             for key, question in self.questions.items()
@@ -206,9 +208,9 @@ class SuspendedCall:
 
 
 def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> Callable[[Frame], Frame | None]:
-    """Return a function that rewrites messages (frames) which were queued while the client had no open request. It
-    replaces the request id and progress token of the client's earlier request by those of the later one. It returns
-    None for a progress notification if the later request has no token."""
+    """Return a function for the messages (frames) of a suspended call that were queued while its client had no open
+    request. The function puts `client_id` and `progress_token`, those of the client's new request, in place of the
+    earlier ones. It returns None for a progress notification if `progress_token` is None."""
 
     def change(frame: Frame) -> Frame | None:
         message = parse(frame.data)
@@ -225,7 +227,7 @@ def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> C
 
 
 def response_under(request_id: bytes, message: Message) -> bytes:
-    """Return the response in a message as JSON, with `request_id`, which is JSON, as its id."""
+    """Return the response in `message` as JSON, with `request_id` (JSON) as its id."""
     if isinstance(message.error, msgspec.Raw):
         return encode_error(request_id, splice(message.error))
     assert isinstance(message.result, msgspec.Raw)
