@@ -33,33 +33,29 @@ _OPPOSITE: Final[dict[str, Direction]] = {
 
 
 class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message as it is recorded for an operator."""
+    """One recorded message. `number` is larger than that of every earlier message. `at` is in seconds since 1970. The
+    `method` of a response is that of its request. `size` is the length of params, result or error in bytes, and `body`
+    is the part of them that may be shown."""
 
     number: int
-    """Increases with each message of the watch, and from one watch to the next."""
     at: float
-    """Seconds since 1970."""
     direction: Direction
     kind: Literal["request", "notification", "response", "error"]
     server: str = ""
     method: str = ""
-    """The method. For a response, that of its request."""
     id: str = ""
     size: int = 0
-    """The bytes of the params, the result or the error."""
     body: str = ""
-    """The part of the params, the result or the error that may be shown."""
 
 
 class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a server's stderr, shortened, as it is recorded for an operator."""
+    """One line of a server's stderr, shortened. `number` is larger than that of every earlier line. `at` is in seconds
+    since 1970; 0 if the line was written before the watch began."""
 
     number: int
-    """Increases with each line of the watch, and from one watch to the next."""
     server: str
     text: str
     at: float = 0.0
-    """Seconds since 1970. 0 if the line was written before the watch began."""
 
 
 Item = TypeVar("Item", SeenFrame, StderrLine)
