@@ -33,14 +33,14 @@ class CachedRecords:
         self._clock = clock
 
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the cached record fits the caller and is younger than `CACHED_FOR_S`. A session that another
-        replica has ended is served for up to this time, if the message about its end is lost."""
+        """Return True if the cached record of a session may serve this caller, and is younger than `CACHED_FOR_S`. A
+        session that another replica has ended is served for up to this time, if the message about its end is lost."""
         return self.usable_age_s(live) is not None and self._fits(live, who.principal, who.claims)
 
     def usable_age_s(self, live: LiveSession) -> float | None:
-        """Return the age in seconds of the session's cached record; None if the record is too old, the session has
-        ended, or this replica may no longer own it. The caller checks the sender of the request. From `AGING_AFTER_S`
-        on, the record should be read again."""
+        """Return the age in seconds of the session's cached record. Return None if the record must not be used: it is
+        too old, the session has ended, or this replica may no longer own the session. The caller checks the sender of
+        the request. From the age `AGING_AFTER_S` on, the record should be read again."""
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None
@@ -49,8 +49,8 @@ class CachedRecords:
         return age_s
 
     def is_confirmed_by(self, forwarded: Forwarded, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the replica that forwarded the request has read the same version of the record from the
-        store."""
+        """Return True if the cached record of a session may serve a forwarded request: it fits the caller, and the
+        replica that forwarded the request has read the same version of the record from the store."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None

@@ -65,7 +65,8 @@ def _as_utf_8(value: str) -> str:
 
 
 def checked_key(key: Any) -> str:
-    """Return `key`, from a client or an environment variable, if it can be a session key. Raises as `session_key`."""
+    """Return `key`, which comes from a client or an environment variable, unchanged if it can be a session key.
+    Otherwise raise the same error as `session_key`."""
     if not isinstance(key, str):
         raise bad_session_key("must be a string")
     if not key.strip():
@@ -79,7 +80,8 @@ def checked_key(key: Any) -> str:
 
 @functools.lru_cache(maxsize=4_096)
 def key_alias(key: str, principal: Principal, endpoint: str) -> str:
-    """Return the alias of the session that a principal's key names at an endpoint. The alias has only the key's hash.
+    """Return the alias under which the store finds the session that a principal's key names at an endpoint. The alias
+    does not have the key itself, but its hash.
 
     Raises:
         Refused: 400, the key of an anonymous client could be guessed.
@@ -183,8 +185,8 @@ def written_bits(text: str) -> float:
 
 @functools.cache  # at most for each pair of seventy characters
 def _share(before: str, after: str) -> float:
-    """Return the probability that `after` follows `before` in text that people write. The sum over all characters is at
-    most 1."""
+    """Return the probability that the character `after` follows the character `before` in text that people write. For
+    each `before`, the probabilities of all characters add up to at most 1."""
     is_alike = abs(ord(before) - ord(after)) <= 1
     small, capital, digit, other = _KINDS[_kind(before)]
     share = {

@@ -50,32 +50,34 @@ ASKED_AGAIN_S: Final = 1.0
 
 
 class ClientKey(msgspec.Struct, frozen=True):
-    """The facts that distinguish clients without a token: principal, client name, product in the User-Agent."""
+    """The facts by which clients are told apart that send no token."""
 
     principal: Principal
     name: str
+    """The name that the client reports about itself."""
     agent: str
+    """The product in the `User-Agent` header, without its version."""
 
     def flag(self, what: str) -> str:
-        """Return the name under which the store keeps an expiring flag about these clients. `what` is its meaning."""
+        """Return the name under which the store keeps an expiring flag about these clients. `what` says what the flag
+        means, such as `carries`."""
         return msgspec.json.encode(
             [what, self.principal.issuer, self.principal.subject, self.name, self.agent]
         ).decode()
 
 
 def client_key(request: Request, principal: Principal) -> ClientKey:
-    """Return the facts of a request that distinguish its client from others without a token."""
+    """Return the facts of a request by which its client is told apart from other clients that send no token."""
     return ClientKey(principal, modern_client(request).name, agent_of(request))
 
 
 class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
     """A client that needs a session key of its own, because it has opened `sessions` sessions and come back to none.
     With `shared`, the reason is another: several programs, or several starts of one, use one default session, and
-    `sessions` counts how often another of them went on with it. `line` is configuration that gives the client a session
-    key.
+    `sessions` counts how often one of them used it after another. `line` is a line of code or configuration that gives
+    the client a session key.
 
-    The first of the `sessions` was at `since` and the last at `last`, in seconds since the epoch.
-    """
+    The first of the `sessions` was at `since` and the last at `last`, in seconds since 1970."""
 
     client: str
     agent: str
@@ -88,7 +90,7 @@ class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """Return a sentence about the client's behaviour."""
+        """Return a sentence that tells operators what the client does."""
         who = f"client {self.client or '(no name)'} ({self.agent or 'no User-Agent'}) of {self.principal}"
         if self.shared:
             return f"{who} is more than one program, or was started again, and all of them share one default session"
@@ -113,8 +115,8 @@ def merge_warnings(clients: Iterable[ClientWarning]) -> list[ClientWarning]:
 
 
 class _Openings:
-    """Counts the sessions that one client at one address has opened since it last came back to one. For a default
-    session, counts how often another program went on with it."""
+    """Counts the sessions that one client at one address has opened since it last came back to one of them. For a
+    client's default session, counts how often another program went on with that session."""
 
     __slots__ = ("count", "first", "is_told", "last", "times")
 
@@ -138,9 +140,9 @@ class _Openings:
 
 
 def _telling_id(request: Request) -> bytes | None:
-    """Return the JSON id of a request to a default session. A client never uses an id twice, so a used id shows another
-    client, or another start of the same program. Return None for a request that cannot show this: it was sent again, or
-    its result may be cached and has no place for a report."""
+    """Return the id, as JSON, of a request to a default session. A client never uses an id twice, so a used id shows
+    another client, or another start of the same program. Return None for a request whose id cannot show this, because
+    the request was sent again, or whose result has no place for a report, because it may be cached."""
     message = request.message
     return None if message is None or request.again or message.method in CACHEABLE else encode(message.id)
 
@@ -182,7 +184,8 @@ class _Watch:
 
 
 class ReturnTracker:
-    """Watches whether clients come back to new sessions. `clock` is monotonic, `wall` in seconds since the epoch."""
+    """Watches whether clients come back to new sessions. `clock` is a monotonic clock; `wall` returns seconds since
+    1970."""
 
     def __init__(
         self,
@@ -205,8 +208,9 @@ class ReturnTracker:
     # -- sessions
 
     def opened(self, live: LiveSession, request: Request, who: RequestContext, *, has_key: bool, alias: str) -> None:
-        """Watch a session that a modern client has just opened. `has_key`: the client sent a session key. `alias` is
-        that of the key or of the default session; empty if the session is for this client alone."""
+        """Watch a session that a modern client has just opened. `has_key` is True if the client has sent a session key.
+        `alias` is the alias of the session, made from the session key or for a default session. It is empty if the
+        session has none: then it is for this client alone."""
         client = client_key(request, who.principal)
         openings = None
         if not alias:
@@ -219,22 +223,24 @@ class ReturnTracker:
         live.watch_return(watch)
 
     def found_default(self, live: LiveSession, request: Request, who: RequestContext) -> None:
-        """Watch a client's default session, which another replica, or this one before its restart, has opened."""
+        """Watch a client's default session for other clients in it, if it is not watched yet: another replica, or this
+        one before its restart, has opened it."""
         if live.return_watch is None:
             live.watch_return(_Watch(None, client_key(request, who.principal), is_waiting=False))
 
     @staticmethod
     def used_ids(live: LiveSession, request: Request) -> UsedIds | None:
-        """Return the request ids used in this session if it is the default session of the request's client; else
-        None."""
+        """Return the request ids that were used in this session, if it is the default session of the request's client.
+        Otherwise return None. A used id that comes again shows another client."""
         watch = live.return_watch
         if not isinstance(watch, _Watch) or watch.default_of is None or brings_token(request):
             return None
         return watch.used_ids
 
     async def came_back(self, live: LiveSession, request: Request) -> str:
-        """Record a further request for a watched session. If it is a default session that another client has used,
-        return the line of configuration that gives the client a session of its own; else an empty string."""
+        """Record a further request for a watched session: its client has come back. If the request shows that another
+        client uses the same default session, return a line of code or configuration that gives the client a session of
+        its own. Otherwise return an empty string."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
             return ""
@@ -262,8 +268,8 @@ class ReturnTracker:
     # -- what is learnt
 
     async def carries(self, client: ClientKey) -> bool:
-        """Return True if any replica has seen a client with this `ClientKey` bring back a token. If this replica does
-        not know and the store does not answer, return False."""
+        """Return True if any replica has seen a client with this `ClientKey` bring back a token. Return False if this
+        is not known here, and the store does not answer."""
         known = self._carrying.get(client)
         if known is None:
             try:
@@ -279,8 +285,8 @@ class ReturnTracker:
         return merge_warnings(self._described(*one) for one in self._reportable())
 
     async def tell(self) -> None:
-        """Report each client that never comes back or shares a session, once, in the log, and in the audit trail for
-        `doctor`."""
+        """Report, in the log and (for `doctor`) in the audit trail, each client that never comes back to its sessions
+        or shares one. Each client is reported once."""
         for client, openings, shared in self._reportable():
             if openings.is_told:
                 continue
@@ -300,8 +306,8 @@ class ReturnTracker:
             )
 
     def _reportable(self) -> list[tuple[ClientKey, _Openings, bool]]:
-        """Return the clients to be reported, each with its openings, and with True if it has shared a session in the
-        last day, or False if it never comes back."""
+        """Return the clients that are to be reported, each with its counts. The third value is True if the client has
+        shared a session in the last day, and False if it never comes back."""
         now, since = self._clock(), self._wall() - _LEARNT_FOR_S
         found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
         return found + [(client, openings, True) for client, openings in self._shared.items() if openings.last > since]

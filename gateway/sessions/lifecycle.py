@@ -31,11 +31,7 @@ CHECKED_AT_ONCE: Final = 256
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SessionLifecycle:
-    """Creates and ends sessions, and keeps those in use alive.
-
-    `on_close` is called with each live session that this replica is about to close, to release resources of the
-    session.
-    """
+    """Creates and ends sessions, and keeps those in use alive."""
 
     store: SessionStore
     task_records: TaskStore
@@ -45,12 +41,13 @@ class SessionLifecycle:
     quotas: PrincipalQuotas
     cluster: Cluster | None
     on_close: Callable[[LiveSession], None]
+    """Called with each live session that this replica is about to close, to release resources of the session."""
     _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("session lifecycle"))
     _unchecked: list[str] = field(init=False, default_factory=list)
 
     async def create(self, session: Session, alias: str | None) -> Session:
-        """Count a new session against its principal's quota, store it with this replica as owner, and return it. If the
-        alias already names a session that has not ended, return that session instead.
+        """Count a new session against its principal's quota, store it with this replica as owner, and return its stored
+        record. If the alias already names a session that has not ended, return the record of that session instead.
 
         Raises:
             Refused: 429, the principal has the maximum number of sessions.
@@ -73,14 +70,15 @@ class SessionLifecycle:
         return kept
 
     def created(self, session: Session, reason: str = "") -> None:
-        """Record in the audit trail that a session was created."""
+        """Record in the audit trail that a session was created. `reason` is why, if that is not obvious."""
         self.audit.record("created", session=session, reason=reason)
 
     # -- ending
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        """End a session at once, with its processes and child sessions. Return True if this call has ended it. `calls`:
-        the number of calls answered in the session, as reported by another replica that owns it."""
+        """End a session at once, with its processes and child sessions. Return False if it had ended before. `reason`
+        is for the audit trail. `calls` is the number of calls answered in the session, if another replica that owns it
+        has reported that number."""
         found = await self.store.peek(session_id)
         if (live := self.live.get(session_id)) is not None:
             calls = live.calls
@@ -105,8 +103,9 @@ class SessionLifecycle:
         return ended
 
     def ended_elsewhere(self, data: bytes | None) -> None:
-        """Close a session that another replica has ended. `data` is a message of the topic `ENDED`: a session id. If
-        messages may have been lost (None), do nothing: the next rounds of `sweep` find the ended sessions."""
+        """Close a session that another replica has ended. `data` is the message of that replica (topic `ENDED`): the
+        session id. If it is None, messages may have been lost. Then do nothing: the next rounds of `sweep` find the
+        ended sessions."""
         if data is not None and self.live.get(data.decode()) is not None:
             self._close_soon(data.decode())
 
@@ -124,7 +123,7 @@ class SessionLifecycle:
         self._tasks.spawn(live.close(over=False, taken_over=True))
 
     async def close(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> None:
-        """Release all resources of a session on this replica. For the arguments, see `LiveSession.close`."""
+        """Release all resources of a session on this replica. `over` and `taken_over`: see `LiveSession.close`."""
         live = self.live.remove(session_id)
         if live is not None:
             self.on_close(live)
@@ -145,7 +144,8 @@ class SessionLifecycle:
     # -- while sessions live
 
     async def sweep(self) -> None:
-        """Keep the sessions in use alive, and close those that have expired or that another replica has ended."""
+        """Keep the sessions in use alive. Close the sessions that have expired, and those that another replica has
+        ended."""
         await self.keep_alive()
         for gone in await self.store.sweep():
             live = self.live.get(gone.session_id)
@@ -214,7 +214,7 @@ class SessionLifecycle:
             await self.store.update(live.session.id, counted=counted.text())
 
     async def settled(self) -> None:
-        """Wait until every session that is being closed is closed."""
+        """Wait until the sessions that are now being closed are closed."""
         await self._tasks.settled()
 
 

@@ -39,7 +39,7 @@ class SessionOpener:
     clock: Callable[[], float]
 
     def context_of(self, request: Request, who: RequestContext) -> Context:
-        """Return the context that a session opened by this request would have.
+        """Return the context (the rights) that a session opened by this request would have.
 
         Raises:
             Refused: 400, the announced workspace cannot be used.
@@ -48,8 +48,8 @@ class SessionOpener:
         return self.rules.context(who.principal, who.claims, announced.workspace, announced.fields)
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
-        """Open a session. If `alias` names a session that has not ended, resume that one. A client with a session key
-        can come back, so its session has its full time to live from the start (`confirmed`).
+        """Open a session, and return it. If `alias` names a session that has not ended, return that one instead. A
+        client with a session key can come back, so its session has its full time to live from the start (`confirmed`).
 
         Raises:
             Refused: 429, the principal has the maximum number of sessions; 503, other replicas do not reach this one.
@@ -93,8 +93,8 @@ class SessionOpener:
 
 
 def metadata_of(session: Session, rules: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a new session: the names and texts of the operator's rules, with placeholders filled in
-    from the session. Remove characters that metadata must not have, because clients choose some of the values.
+    """Return the metadata of a new session. `rules` are the operator's: names, and texts whose placeholders are filled
+    in from the session. Characters that metadata must not have are removed, because clients choose some of the values.
 
     Raises:
         Refused: 400, the metadata is too large.

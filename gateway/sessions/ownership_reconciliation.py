@@ -42,8 +42,8 @@ class Reconciliation:
         self._part = 0
 
     async def keep_comparing(self) -> None:
-        """Compare one part of the sessions at each heartbeat, until cancelled; compare all when a connection to the
-        store has opened. A slow comparison does not delay later ones."""
+        """Compare one part of the sessions with the store at each heartbeat, until cancelled. Compare all sessions when
+        a connection to the store has opened. A slow comparison does not delay later ones."""
         clock, connected = asyncio.get_running_loop().time, self._cluster.store_connected
         due, soonest = clock() + BEAT_S, 0.0
         while True:
@@ -76,7 +76,7 @@ class Reconciliation:
 
     async def compare(self) -> int:
         """Compare the next part of the sessions with the store, and end those that this replica has lost. Return how
-        many the store does not know.
+        many of them the store does not know.
 
         Raises:
             StoreUnavailable: the next call compares the same part again. The store may be failing over, and sessions
@@ -110,8 +110,8 @@ class Reconciliation:
         )
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
-        """Return True if `found`, the owner and epoch of a session in the store, is not this replica and `epoch`,
-        although this replica still serves the session under `epoch`."""
+        """Return True if this replica still serves the session under the claim `epoch`, but the store names another
+        owner or another claim. `found` is the owner and the epoch in the store."""
         session = live.session
         return (
             found != (self._cluster.replica, epoch)
@@ -121,8 +121,9 @@ class Reconciliation:
         )
 
     async def _tell(self, lost: Sequence[tuple[LiveSession, tuple[str, int]]]) -> None:
-        """Notify the earlier owners of lost sessions that this replica had claimed them, and that the store has lost
-        the claims in a failover. An earlier owner that missed the claim still has processes."""
+        """Notify the earlier owners of lost sessions that this replica had claimed the sessions, and that the store has
+        lost these claims in a failover. An earlier owner that missed a claim still has processes. `lost` has each
+        session with the owner and the epoch that the store names now."""
         earlier: defaultdict[str, list[str]] = defaultdict(list)
         for live, (owner, epoch) in lost:
             if owner and owner != self._cluster.replica and count_of(epoch) < count_of(live.session.epoch):

@@ -19,10 +19,11 @@ MAX_SUBSCRIPTIONS: Final = 1_000
 
 
 class SessionRecords:
-    """Writes records of sessions that have not ended. Every method may raise `StoreUnavailable`, except
-    `check_handshake`, `remember_shown`, and `happened`, which adds an entry to the timeline of a session.
+    """Changes the records of sessions that have not ended. Methods that write may raise `StoreUnavailable`, except
+    `remember_shown`. `happened` adds an entry to the timeline of a session.
 
-    A record has at most `most` bytes of client data. Refused requests are counted in `refusals`."""
+    `most` is how many bytes of client data a record may have. A request that would add more is refused, and counted in
+    `refusals`."""
 
     def __init__(
         self,
@@ -44,7 +45,8 @@ class SessionRecords:
             raise self._refused("params of initialize")
 
     def _check_subscription(self, session: Session, uri: str = "") -> None:
-        """Check the size of a record with one more subscription, `uri`. Raises `Refused`: -32602, it is too large."""
+        """Check that the record of a session is not too large with one more subscription, to `uri` (empty: without).
+        Raises `Refused`: -32602, it is too large."""
         uris = (*session.subscriptions, uri) if uri else session.subscriptions
         size = len(session.client.initialize_params) + sum(len(each.encode("utf-8", "replace")) for each in uris)
         if len(uris) > MAX_SUBSCRIPTIONS or size > self._most:
@@ -55,13 +57,14 @@ class SessionRecords:
         return record_full(what, self._most)
 
     async def update(self, live: LiveSession, **fields: Any) -> None:
-        """Set fields of a session's record."""
+        """Set fields of a session's record, in the store and in the cached copy. Do nothing if the session has
+        ended."""
         session = await self._store.update(live.session.id, **fields)
         if session is not None:
             live.replace_record(session)
 
     def remember_shown(self, live: LiveSession) -> None:
-        """Write the tools that the client has seen into the session's record, in the background. If the store does not
+        """Write into the session's record, in the background, the tools that the client has seen. If the store does not
         answer, they are written when the client gets its next list of tools."""
         self._tasks.start(live, functools.partial(self._write_shown, live))
 
@@ -97,17 +100,17 @@ class SessionRecords:
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that a session has a link (connection) to an upstream server. Return True if an earlier link was lost,
-        because the gateway was restarted or the session's servers were stopped. From then on, return True for each
-        further link to that server, too."""
+        """Record that a session has a link (connection) to the server `upstream`. Return True if the session had a link
+        to it before and has lost that one, because the gateway was restarted or the session's servers were stopped.
+        From then on, return True for each further link to that server, too."""
         if upstream in live.session.links:
             return upstream in live.used_before
         await self._change_set(live, "links", add=upstream)
         return False
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Replace the entry `old` about an HTTP upstream in the session's record by `new`. The entry has the MCP
-        session id that a later link resumes; an empty string means no entry."""
+        """In the session's record, replace the entry `old` about an HTTP server by the entry `new`. An entry has the
+        MCP session id at that server, which a later link resumes. An empty string means that there is no entry."""
         await self._change_set(live, "remote", add=new, remove=old)
 
     async def _change_set(self, live: LinkSession, field: SetField, **change: str) -> None:

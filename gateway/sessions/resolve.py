@@ -49,8 +49,8 @@ class SessionResolver:
     audit: Audit
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session that the request names; None if it names none. The order is: token in a header, token in
-        `_meta`, session key, cookie, default session.
+        """Return the session that the request names; None if it names none. What names a session is looked for in this
+        order: token in a header, token in `_meta`, session key, cookie, default session.
 
         Raises:
             Refused: 404, a token does not name a live session of this principal; 400, a session key cannot be used.
@@ -76,7 +76,8 @@ class SessionResolver:
         return replace(resolved, own_session=own_session) if own_session else resolved
 
     def holds(self, live: LiveSession) -> bool:
-        """Return True if the session is still live on this replica, and its client has sent a second request."""
+        """Return True if the session is still live on this replica, and its client has sent a second request. Only then
+        may its calls take the fast path."""
         return self.live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
     def same_session_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
@@ -95,8 +96,8 @@ class SessionResolver:
         return math.inf if key is not None and self.live.named(key.name) is resolved.live else 0.0
 
     def used_ids(self, live: LiveSession, request: Request) -> UsedIds | None:
-        """Return the request ids used in the client's default session; None if this is no default session. A call with
-        a used id may be another client's."""
+        """Return the request ids that were used in this session, if it is the default session of the request's client.
+        Otherwise return None. A call with a used id may be another client's."""
         return self.returns.used_ids(live, request)
 
     def still_serves(self, live: LiveSession) -> bool:
@@ -130,8 +131,9 @@ class SessionResolver:
     async def _found(
         self, live: LiveSession | None, who: RequestContext, read: Callable[[], Awaitable[Session | None]]
     ) -> Resolved | None:
-        """Return the live session if its cached record is recent. Else return the session that `read` finds in the
-        store, or None. If the store does not answer, return the live session if it may be served without the store.
+        """Return the live session `live` if its cached record is recent. Otherwise return the session whose record
+        `read` finds in the store; None if it finds none. If the store does not answer, return `live` if it may be
+        served without the store.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`; and what `read` raises.
@@ -148,7 +150,8 @@ class SessionResolver:
         return None if session is None else await self.attacher.attach(session, who.claims)
 
     async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
-        """Return the session with an id that comes from a verified token or a sealed `requestState`.
+        """Return the session with this id, which comes from a verified token, a sealed `requestState` or another
+        replica.
 
         Raises:
             Refused, OwnedByPeer, StoreUnavailable: as `resume`.
@@ -160,7 +163,8 @@ class SessionResolver:
         return found
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session that a cookie of the request names; None if none does or cookies are off."""
+        """Return the session that a cookie of the request names. Return None if no cookie names one, or cookies are
+        off."""
         session_ids = self._ids_of_cookies(request, who)
         first = next(session_ids, None)
         if first is None:
@@ -170,7 +174,7 @@ class SessionResolver:
         return None if resolved is None else replace(resolved, cookie_held=True)
 
     async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
-        """Return the live session with this alias; None if there is none.
+        """Return the session with this alias; None if no session that has not ended has it.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`.
@@ -182,7 +186,7 @@ class SessionResolver:
         return resolved
 
     async def is_named_by_key(self, live: LiveSession, request: Request, who: RequestContext) -> bool:
-        """Return True if the request has a session key, and the key names this session."""
+        """Return True if the request has a session key, and this key names the session `live`."""
         alias = self.aliases.of_key(request, who.principal)
         named = None if alias is None else await self.store.named(alias.name)
         return named is not None and named.id == live.session.id
@@ -199,7 +203,8 @@ class SessionResolver:
         return resolved
 
     async def resume_or_open(self, request: Request, who: RequestContext) -> Resolved:
-        """Return the session that a modern request names; open one if it names none. Raises as `resume` and `open`."""
+        """Return the session that a modern request names; if it names none, open one. Raises what `resume` and `open`
+        raise."""
         if (resolved := await self.resume(request, who)) is not None:
             return resolved
         principal = who.principal
@@ -274,7 +279,7 @@ class SessionResolver:
         return await self._first_of(self._ids_of_cookies(request, who), who)
 
     def _id_of_token(self, token: str, era: Era, principal: Principal) -> str:
-        """Verify a token, and return the session id in it.
+        """Return the session id in a token, after its signature was verified.
 
         Raises:
             Refused: 404, this gateway has not signed the token.
@@ -285,8 +290,8 @@ class SessionResolver:
         return session_id
 
     async def _by_id(self, session_id: str, era: Era, principal: Principal, cached: Session | None = None) -> Session:
-        """Read the record of a session that has not ended. `cached` is the caller's copy: if it is current, the store
-        need not send the record again.
+        """Read the record of a session that has not ended. `cached` is the record that the caller has: if it is still
+        current, the store need not send the record again.
 
         Raises:
             Refused: 404, this principal has no such session.
@@ -312,8 +317,8 @@ class SessionResolver:
                     yield session_id
 
     async def _first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
-        """Return the first of these sessions that belongs to the caller and has not ended; None if there is none. Write
-        nothing to the audit trail about the ended ones, because clients send the cookies of ended sessions
+        """Return the record of the first of these sessions that belongs to the caller and has not ended; None if there
+        is none. Write nothing to the audit trail about the others, because clients send the cookies of ended sessions
         automatically."""
         for session_id in session_ids:
             if (session := await self.store.resume(session_id, who.principal)) is not None:
@@ -326,15 +331,16 @@ class SessionResolver:
 
 
 def _at_hand(live: LiveSession, who: RequestContext) -> Resolved:
-    """Return the `Resolved` of a live session, made from its cached record without asking the store."""
+    """Return a live session, as it is known from its cached record, without asking the store. Keep the caller's access
+    token in it."""
     live.act_for(who.claims)
     return Resolved(live=live, context=live.session.context)
 
 
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
-    """Cache the route to a session's owner for later requests with the same head, which then skip the store. The owner
-    checks that it still owns the session, and the caller's rights to it. Return the route with its `memory`; unchanged
-    if the head cannot be cached, or has no token."""
+    """Cache `route`, the way to a session's owner, for later requests with the same head, which then skip the store.
+    The owner checks that it still owns the session, and the caller's rights to it. Return the cached route, with the
+    `memory` that these requests share. Return `route` unchanged if the head cannot be cached, or has no token."""
     if request.handler_cache is None or not names_token(request):
         return route
     route = replace(route, memory=RouteMemory(), until=who.until)
@@ -343,8 +349,8 @@ def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
 
 
 def _route_before(request: Request, who: RequestContext) -> Route | None:
-    """Return the route to the session's owner that an earlier request of the same caller with the same head has cached;
-    None if there is none, or if it is stale."""
+    """Return the route to the session's owner that an earlier request of the same caller with the same head has cached.
+    Return None if there is none, or if its owner must be looked up again."""
     if request.handler_cache is None or request.handler_cache.kept is None:
         return None
     era, route = request.handler_cache.kept

@@ -17,16 +17,14 @@ MAX_AGENT_CHARS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """The behaviour of clients built on one HTTP library, unless their authors have changed it.
-
-    `keeps_cookies`: a client sends cookies back as long as it runs. No SDK sends back `MCP-Gateway-Session` or the
-    session in `_meta` by itself; every SDK sends back `requestState` within a call. `line`: sample code that sends a
-    session key in the header `{header}` (a placeholder). Each run needs another key, because two instances must not
-    share one.
-    """
+    """The behaviour of clients built on one HTTP library, unless their authors have changed it. No SDK sends back
+    `MCP-Gateway-Session` or the session in `_meta` by itself; every SDK sends back `requestState` within a call."""
 
     keeps_cookies: bool
+    """True if a client sends cookies back as long as it runs."""
     line: str
+    """Sample code that sends a session key in the header `{header}` (a placeholder). Each run needs another key,
+    because two instances must not share one."""
 
 
 # The text in angle brackets is refused as a key (`client_chosen_keys.checked_key`) until somebody replaces it.
@@ -64,14 +62,16 @@ def agent_of(request: Request) -> str:
 
 
 def implementation_of(agent: str, name: str) -> Implementation | None:
-    """Return the implementation of a client, by the product in its `User-Agent`; None if unknown. A client whose name
-    says that it is behind mcp-remote counts as mcp-remote, whatever HTTP library mcp-remote uses."""
+    """Return the implementation of a client; None if unknown. `agent` is the product in its `User-Agent`, and `name`
+    the name that it reports about itself. If `name` says that the client is behind mcp-remote, return that of
+    mcp-remote, whatever HTTP library mcp-remote uses."""
     return _MCP_REMOTE if "(via mcp-remote " in name else KNOWN.get(agent)
 
 
 def session_key_line(agent: str, name: str, header: str) -> str:
     """Return a line of code or configuration that makes a client send a session key, so that it keeps one session.
-    `header` is the header of the key; if empty, only `_meta` can have it."""
+    `agent` and `name` are as for `implementation_of`. `header` is the header for the key; if empty, only `_meta` can
+    have the key."""
     if not header:
         return f'"_meta": {{"{KEY_META}": "{_KEY}"}}'
     implementation = implementation_of(agent, name)

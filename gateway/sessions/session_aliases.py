@@ -18,18 +18,19 @@ _COOKIE_HEADER: Final = "cookie"
 
 
 class Alias(NamedTuple):
-    """A second name under which the store finds a session. `is_key`: the name comes from the client's session key."""
+    """A second name under which the store finds a session."""
 
     name: str
     is_key: bool = False
+    """True if the name comes from the client's session key."""
 
 
 class Aliases:
-    """Chooses the alias of a request without a token: that of its session key, else that of its default session.
+    """Chooses the alias of a request without a token: the alias made from its session key, else that of its default
+    session.
 
     `endpoints` are the gateway's own paths. Any other path belongs to an app behind the middleware, whose sessions are
-    valid on all its paths.
-    """
+    valid on all its paths."""
 
     def __init__(
         self, settings: SessionSettings, carriers: Carriers, returns: ReturnTracker, endpoints: Container[str]
@@ -56,7 +57,7 @@ class Aliases:
         return Alias(key_alias(key, principal, endpoint), is_key=True)
 
     async def of_default(self, request: Request, principal: Principal) -> Alias | None:
-        """Return the alias of the client's default session; None: the client gets a session of its own.
+        """Return the alias of the client's default session. Return None if the client gets a session of its own.
 
         Raises:
             Refused: 400, the client would share a session, and `session.default_session` is `refuse`.
@@ -71,7 +72,7 @@ class Aliases:
         return Alias(name)
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
-        """Return True if the client is known to send no token or cookie back: only then may it share a default
+        """Return True if it is known that the client sends no token or cookie back. Only then may it share a default
         session."""
         agent, name = agent_of(request), modern_client(request).name
         if agent in self._default_for or name in self._default_for:
@@ -94,8 +95,8 @@ def default_alias(request: Request, principal: Principal) -> str | None:
 
 
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:
-    """Return the alias under which `initialize` finds the principal's earlier session (setting `session.reattach`);
-    None for an anonymous client."""
+    """Return the alias under which an `initialize` finds the earlier session of a principal's client at an endpoint
+    (setting `session.reattach`). `client` is the name of the client. Return None for an anonymous client."""
     if principal.is_anonymous:
         return None
     return json.dumps(["reattach", principal.issuer, principal.subject, client, endpoint])

@@ -35,26 +35,25 @@ _BUSY: Final = "the session's record changes too often"
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of a request, and the session's context for the request's credential.
-
-    `opened`: the request has opened the session. `cookie_held`: the client has the session's cookie already.
-    `own_session`: if another client uses this default session, the line of configuration that gives this client a
-    session of its own; else empty.
-    """
+    """The session of a request, as it was found or opened."""
 
     live: LiveSession
     context: Context
+    """The context (the rights) that the session has for the request's credential."""
     opened: bool = False
+    """True if this request has opened the session."""
     cookie_held: bool = False
+    """True if the client has the session's cookie already."""
     own_session: str = ""
+    """If another client uses this default session: a line of code or configuration that gives this client a session of
+    its own. Else empty."""
 
 
 class SessionAttacher:
     """Makes this replica the owner of stored sessions, and builds a `LiveSession` for each.
 
-    `end_former` closes a live session from before another replica owned the session: its processes do not know the
-    calls that the other replica's processes have served.
-    """
+    `end_former` is called to close a live session if another replica has owned the session since: its processes do not
+    know the calls that the other replica's processes have served."""
 
     def __init__(
         self,
@@ -79,7 +78,8 @@ class SessionAttacher:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
-        """Load a session from its record, which the store has just returned, and update its context.
+        """Load a session from its record, which the store has just returned, and update its context by the claims
+        `granted` of the request's credential. Return the session.
 
         Raises:
             OwnedByPeer: another replica owns the session.
@@ -114,8 +114,8 @@ class SessionAttacher:
         return live
 
     def refresh(self, live: LiveSession) -> "asyncio.Future[None]":
-        """Read a session's record again in the background, while the cached record serves calls. Return the future of
-        the read, which concurrent callers share and which never raises."""
+        """Read a session's record again in the background, while the cached record serves calls. Return a future that
+        is done when the read has ended. Concurrent callers share one read, and the future never raises."""
         return self._refreshing.start(live, lambda: self._refresh(live))
 
     async def _refresh(self, live: LiveSession) -> None:
@@ -138,8 +138,8 @@ class SessionAttacher:
     async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved, *, anew: bool = False
     ) -> tuple[Resolved, Object]:
-        """Decide if the session gets the workspace that a request announces. Return the session, and the `_meta` that
-        reports the decision in the request's result.
+        """Decide whether the session gets the workspace that a request announces. Return the session with its context
+        after that, and the `_meta` that reports the decision in the request's result.
 
         A workspace set by the credential or a rule stays. A session without a workspace gets the announced one. Only an
         `initialize` (`anew`) replaces an announced workspace, because other clients of the session rely on it.
@@ -181,8 +181,8 @@ class SessionAttacher:
         logger.info(text, *values, extra={"session": redact(live.session.id)})
 
     async def _renew(self, live: LiveSession, granted: CredentialClaims | None) -> Context:
-        """Store the context that the credential and the rules give the session now, and return it. Restart the
-        session's servers, which were started with the old context."""
+        """Store and return the context (the rights) that the claims `granted` of the credential and the rules give the
+        session now. Close the session's links to servers, which were started with the old context."""
         async with self._context_lock(live):
             before = live.session.context
             for _ in range(_TRIES):
@@ -201,8 +201,8 @@ class SessionAttacher:
 
     async def _write(self, live: LiveSession, context: Context) -> bool:
         """Store a context that was decided from the cached record, and return True. If the stored record has changed
-        since, read it again and return False. Also delete the ids of the session's MCP sessions at HTTP servers, which
-        have the old context and must not be resumed."""
+        since it was cached, read it again, store nothing and return False. Storing also deletes the ids of the
+        session's MCP sessions at HTTP servers, which have the old context and must not be resumed."""
         session = live.session
         renewed = await self._store.update(session.id, if_version=session.version, context=context, remote=())
         if renewed is None and await self._read(live):
@@ -220,7 +220,8 @@ class SessionAttacher:
         return session is not None
 
     def attach_new(self, session: Session, granted: CredentialClaims | None) -> Resolved:
-        """Load a session that this replica has just created: it has no event streams to recover."""
+        """Load a session that this replica has just created, and return it. It has no event streams to recover.
+        `granted` are the claims of its client's credential."""
         live = self._live.of_new(session)
         live.act_for(granted)
         return Resolved(live=live, context=session.context, opened=True)
@@ -238,8 +239,9 @@ class SessionAttacher:
 
 
 def _is_before(live: LiveSession, session: Session, *, claimed: bool = False) -> bool:
-    """Return True if the live session is from before the claim in `session`, the record as read from the store. That
-    record may itself be older than the claim of `live`, except if this replica has just claimed it (`claimed`)."""
+    """Return True if another replica has owned the session since `live` was built, so that `live` must be closed.
+    `session` is the record as read from the store, and shows the present claim. The record itself may have been read
+    before `live` was built, unless this replica has made the claim just now (`claimed`)."""
     return live.session.epoch != session.epoch and (claimed or session.version >= live.session.version)
 
 
@@ -250,8 +252,9 @@ def _use_read(live: LiveSession, session: Session) -> None:
 
 
 def _grant_alike(*contexts: Context) -> bool:
-    """Return True if successive contexts of a session grant the same rights, so that calls in flight may finish under
-    the first. Different workspaces are different rights, unless the client itself announced them."""
+    """Return True if `contexts`, which a session has had one after the other, grant the same rights. Then calls in
+    flight may finish under the first of them. Different workspaces are different rights, unless the client itself
+    announced them."""
     granted = {(each.trust, each.permissions, each.read_only, each.rights) for each in contexts}
     announced = all(each.provenance.workspace == "announced" for each in contexts)
     return len(granted) == 1 and (announced or len({each.workspace for each in contexts}) == 1)

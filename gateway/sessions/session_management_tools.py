@@ -58,7 +58,8 @@ def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
 
 
 async def own_sessions(store: SessionStore) -> list[Session]:
-    """Return the sessions of the calling principal. An anonymous client gets only the session of the call."""
+    """Return the sessions of the principal that calls the tool. For an anonymous client, return only the session of the
+    call."""
     here = await store.peek(current_session().id)
     if here is None or here.principal.is_anonymous:
         return [] if here is None else [here]
@@ -74,7 +75,8 @@ async def own_sessions(store: SessionStore) -> list[Session]:
 
 
 def _chosen(own: list[Session], prefix: str) -> Session:
-    """Return the session whose id begins with `prefix`. Raises `ToolError` if there is none or more than one."""
+    """Return the session in `own` whose id begins with `prefix`. Raises `ToolError` if there is none, or more than
+    one."""
     matching = [session for session in own if session.id.startswith(prefix)]
     if len(matching) == 1:
         return matching[0]

@@ -49,8 +49,8 @@ _TOOLS: Final[list[dict[str, Any]]] = [
 
 
 def with_handles(tools: list[Any]) -> list[Any]:
-    """Return the list of tools with the argument `session` added to each tool, and with `open_session` and
-    `close_session` at its end. A tool that already has an argument `session` stays as it is."""
+    """Return a server's list of tools for clients: each tool has the argument `session` added, and `open_session` and
+    `close_session` stand at the end. A tool that already has an argument `session` stays as it is."""
     return [*map(_with_argument, tools), *_TOOLS]
 
 
@@ -71,13 +71,13 @@ class ChildSessions:
     clock: Callable[[], float]
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
-        """Move a tool call to the child session that its argument `session` names, and return the params for the
-        server. Answer a call of `open_session` or `close_session` here, and return None. Only a call without a handle
-        runs in the parent session.
+        """Move a tool call into the child session that its argument `session` names, and return the params for the
+        server. Leave a call without that argument in its own session, and return its params unchanged. Answer a call of
+        `open_session` or `close_session` here, and return None. `tools` is the server's list of tools.
 
         Raises:
             InvalidArguments: the handle names no session of this principal.
-            OwnedByPeer: another replica owns the child.
+            OwnedByPeer: another replica owns the child session.
         """
         exchange, era, params = call.exchange, call.era, call.params
         live = exchange.live
@@ -145,8 +145,9 @@ class ChildSessions:
 
 
 def _alias(within: Session, handle: str) -> str:
-    """Return the alias under which the store finds a handle's child session. An authenticated principal can use its
-    handles in all its sessions; an anonymous client only in the session in which it opened the child."""
+    """Return the alias under which the store finds the child session that `handle` names. `within` is the session of
+    the call. An authenticated principal can use its handles in all its sessions; an anonymous client only in the
+    session in which it opened the child."""
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])

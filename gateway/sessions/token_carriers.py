@@ -20,8 +20,8 @@ NEW: Final = "new"
 
 
 def explicit_token(request: Request) -> str | None:
-    """Return the token from a header, else from `_meta`; None if neither has one. A modern client's `Mcp-Session-Id` is
-    ignored: MCP 2026-07-28 has no such header."""
+    """Return the session token in a header of the request, else in its `_meta`; None if neither has one. A modern
+    client's `Mcp-Session-Id` is ignored: MCP 2026-07-28 has no such header."""
     if request.era is LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
         return token
     if (token := request.headers.get(GATEWAY_HEADER)) is not None:
@@ -31,7 +31,7 @@ def explicit_token(request: Request) -> str | None:
 
 
 def names_token(request: Request) -> bool:
-    """Return True if a header of the request has the session token, so that a token in the body would be ignored."""
+    """Return True if a header of the request has a session token, so that a token in the body would be ignored."""
     if request.era is LEGACY and LEGACY_HEADER in request.headers:
         return True
     return request.headers.get(GATEWAY_HEADER, NEW) != NEW
@@ -53,8 +53,8 @@ def cookies_of(request: Request) -> list[str]:
 
 
 def cookie_values(header: str, *, secure: bool) -> list[str]:
-    """Return the values of the gateway's cookie in a `Cookie` header, four at most (RFC 6265 §5.4). Behind TLS only the
-    `__Host-` cookie counts."""
+    """Return the values of the gateway's session cookie in the text of a `Cookie` header, four at most (RFC 6265 §5.4).
+    With `secure` (behind TLS), only the `__Host-` cookie counts."""
     wanted = SECURE_COOKIE if secure else COOKIE
     pairs = (part.strip().partition("=") for part in header.split(";"))
     return [value for name, _, value in pairs if name == wanted][:4]
@@ -89,7 +89,9 @@ def modern_client(request: Request) -> ClientFacts:
 
 
 def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
-    """Return the name and version that a client reports about itself, cut to 128 and 64 characters."""
+    """Return the facts that a client reports about itself. `info` is its `clientInfo`: the name is cut to 128
+    characters, and the version to 64. `initialize_params` are the params of its `initialize`; empty for a modern
+    client."""
     name, version = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
     return ClientFacts(
         name=str(name or "")[:128],
@@ -105,8 +107,8 @@ def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
 
 
 class Carriers:
-    """Signs and verifies tokens and cookies, and builds the response headers that carry them. `key_headers`: request
-    headers that may carry a session key; the first one found counts."""
+    """Signs and verifies tokens and cookies, and builds the response headers that carry them. `cookie`: the gateway
+    uses cookies. `key_headers`: request headers that may carry a session key; the first one found counts."""
 
     def __init__(
         self,
@@ -132,12 +134,11 @@ class Carriers:
         return KEY_META in request.meta
 
     def is_in_result(self, request: Request, *, opened: bool) -> bool:
-        """Return True if the result's `_meta` must carry the session's token. `opened`: the request has opened the
-        session.
+        """Return True if the result's `_meta` must carry the session's token. `opened` is True if this request has
+        opened the session.
 
         Most clients never read the token there, and some compare whole results. So it is sent in a result once, and
-        only to a client that has no other way to get it.
-        """
+        only to a client that has no other way to get it."""
         if not opened or self.has_key(request) or GATEWAY_HEADER in request.headers:
             return False
         if not self.uses_cookies:
@@ -153,11 +154,11 @@ class Carriers:
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
         """Return the response headers with the session's token and cookie. Legacy clients get them only with the answer
-        to `initialize`. A client with a session key gets no cookie: it may have other sessions, under other keys.
+        to `initialize`. A client that has the cookie already (`cookie_held`) gets no cookie. Nor does a client with a
+        session key: it may have other sessions, under other keys.
 
         A page of another site gets no cookie either. The gateway ignores the cookie that such a page sends
-        (`SessionResolver`), and a new one would replace the cookie of the user's session.
-        """
+        (`SessionResolver`), and a new one would replace the cookie of the user's session."""
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is LEGACY:
