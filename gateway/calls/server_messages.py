@@ -204,8 +204,8 @@ class _Router(ABC):
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session to which a message belongs that does not name its call; None if that is uncertain. Also
-        return the call with whose messages the client gets it; None if it does not go with a call."""
+        """Return the session and the call to which a message belongs that does not name its call. The session is None
+        if it is uncertain. The call is None if the client gets the message outside of calls."""
 
     def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
         """Return the error code and text to answer a server's request, if the legacy client has not declared that it

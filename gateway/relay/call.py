@@ -108,8 +108,8 @@ class Senders:
         self._tracing = log.tracing
 
     async def who(self, request: Request) -> RequestContext:
-        """Authenticate the sender of a request, and count the request. For a forwarded request, accept the principal
-        that the other replica has authenticated. Set the correlation id and the client's address for later log lines.
+        """Authenticate the sender of a request, count the request, and return the sender. For a forwarded request, the
+        other replica has done both. Set the correlation id and the client's address for later log lines.
 
         Raises:
             Refused: 401, the credential is not valid; 429, there were too many requests.
@@ -272,8 +272,8 @@ class Calls:
 
 
 def _in_session(refused: Refused, resolved: Resolved, headers: HeaderList) -> Refused:
-    """Add the session's id to a refusal, for logs, and return it. If the request has opened the session, add the
-    headers with the session's token, so that the client does not open another one."""
+    """Add the session's id, for logs, to a refusal, and return the refusal. If the request has opened the session, add
+    the headers with the session's token, so that the client does not open another session."""
     refused.about({"session": redact(resolved.live.session.id), **refused.log_facts})
     if not resolved.opened:
         return refused

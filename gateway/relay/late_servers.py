@@ -119,7 +119,7 @@ class _Follow:
         return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
-        """Add a callback to be called once the server is up."""
+        """Have `waiting.arrived` called once the server is up."""
         self.waiting = [each for each in self.waiting if not each.has_ended]
         self.waiting.append(waiting)
 
@@ -162,8 +162,8 @@ class LateServers:
         """Run `ask` for all servers at the same time, except those that are known to be late. Wait `wait_s` seconds,
         and return the answers that came until then, with what is known of the other servers.
 
-        `method` is the method of the requested list, if a list is requested: the client is notified later if it missed
-        items of the list. `waiting` is called when a late server is up.
+        If a list is requested, `method` is its method: the client is notified later if it missed items of the list.
+        `waiting.arrived` is called when a late server is up.
 
         Raises:
             Refused, StoreError: the request cannot be served, whatever the servers answer.
@@ -201,8 +201,8 @@ class LateServers:
         self.read_s = read_s
 
     def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
-        """Open a server for a session in the background, and call `waiting` once the server is up. Until the server
-        fails, answers to the session still wait for it."""
+        """Open a server for a session in the background, and call `waiting.arrived` once the server is up. Until the
+        server fails, answers to the session still wait for it."""
         self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:

@@ -413,7 +413,8 @@ class LegacyClients:
         return Carried(token=self.resolver.carriers.token(session), headers=headers, is_returned=is_returned)
 
     async def carried(self, request: Request, who: RequestContext) -> Carried:
-        """Return the session that a posted message names; a `Carried` without a token if it names none.
+        """Return the session that a message names which an HTTP+SSE client has posted. Return a `Carried` without a
+        token if it names none.
 
         Raises:
             Refused: 404, a header names no session of this principal.

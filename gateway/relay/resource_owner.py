@@ -260,8 +260,9 @@ class ResourceOwners:
     # -- requests to servers
 
     async def _names(self, servers: Servers, call: Call, method: str, uri: str) -> tuple[dict[str, Names], set[str]]:
-        """Request the list `method` from each server: with `uri`, again if it is old and lacks this URI. Return the
-        names in the lists by server, and the servers that did not answer in time."""
+        """Return the names in each server's list `method`, by server, and the servers that did not answer in time.
+        Request the lists that are not known. `uri` is the item to look for: a list that lacks it is requested again if
+        it is old."""
 
         async def names(upstream: ConfiguredUpstream) -> Names:
             if not await self._has(upstream, call, method):
@@ -417,9 +418,9 @@ class InTurn(Generic[T]):
             await self._leave()
 
     async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
-        """Wait until all servers asked so far have answered, or until the time `until` of the event loop. Return the
-        first hit as soon as there is one; None if there is none. With `in_order`, a hit waits for the servers before
-        it."""
+        """Return the first server with a hit, of those asked so far, and its answer. Return None once all of them have
+        answered without a hit, or at the time `until` of the event loop. With `in_order`, a hit waits for the servers
+        before it."""
         now = asyncio.get_running_loop().time
         while True:
             pending = [task for task in self._asked.values() if not task.done()]

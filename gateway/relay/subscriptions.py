@@ -264,8 +264,8 @@ async def listen(
 
 
 def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if this session has no open link to the server yet, although the server has answered the gateway's
-    probe. So the link can be opened later: what the server offers is known."""
+    """Return True if the server has to start before the session can use it, but what it offers is known: the session
+    has no open link to the server, and the server has answered the gateway's probe."""
     return upstream.discovery is not None and not upstream.is_open_to(live)
 
 

@@ -141,8 +141,8 @@ class _Openings:
 
 def _telling_id(request: Request) -> bytes | None:
     """Return the id, as JSON, of a request to a default session. A client never uses an id twice, so a used id shows
-    another client, or another start of the same program. Return None for a request whose id cannot show this, because
-    the request was sent again, or whose result has no place for a report, because it may be cached."""
+    another client, or another start of the same program. Return None if the id cannot show this, because the request
+    was sent again, or if the result has no place for a report, because it may be cached."""
     message = request.message
     return None if message is None or request.again or message.method in CACHEABLE else encode(message.id)
 
@@ -306,8 +306,8 @@ class ReturnTracker:
             )
 
     def _reportable(self) -> list[tuple[ClientKey, _Openings, bool]]:
-        """Return the clients that are to be reported, each with its counts. The third value is True if the client has
-        shared a session in the last day, and False if it never comes back."""
+        """Return the clients that are to be reported, each with its counts. The third value of each is True if the
+        client has shared a session in the last day, and False if it never comes back to a session."""
         now, since = self._clock(), self._wall() - _LEARNT_FOR_S
         found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
         return found + [(client, openings, True) for client, openings in self._shared.items() if openings.last > since]
