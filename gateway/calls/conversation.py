@@ -105,7 +105,7 @@ class Conversation:
         self.was_used = was_used
         """True if a process was sent a message that may change its later answers, such as a call."""
         self.known_lists: Lists | None = None
-        """The lists received from the server. None if none was received."""
+        """The lists received from the server. None until `lists` is first read."""
         self._source = source
         self._router = router
         self._watch = CallWatch(self, self.calls)

@@ -108,7 +108,8 @@ class Exchange(ObservedCall):
     conversation: ExchangeConversation | None = None
     number = 0
     """The request id that the server sees, unique in the conversation. To the server, it is also the progress token and
-    the subscription id. 0 if the request was not sent."""
+    the subscription id. 0 if the request was not sent. A call that the gateway keeps open itself has the number that
+    `queue_at` was given."""
     deadline_from = 0.0  # by the monotonic clock
     sent: tuple[Object, Object] | None = None  # params and `_meta`, for a second try
     sent_method = ""  # the method sent to the server, if it differs from the client's

@@ -125,7 +125,7 @@ class Loss(StrEnum):
     STOPPED = "idle_stop"
     """The gateway has closed the link because it was idle."""
     CRASHED = "crash"
-    """The link has ended by itself, such as by the exit of the process."""
+    """The link has ended by itself, such as by the exit of the process, or has taken no more messages."""
     FORGOTTEN = "upstream_session"
     """The remote server no longer knows its session."""
     CONFIGURED = "configuration"

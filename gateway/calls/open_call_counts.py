@@ -4,7 +4,8 @@ from typing import Self
 
 
 class Usage:
-    """Counts the uses (open calls and streams) of one session. Its idle time starts when the last use ends."""
+    """Counts the uses (open calls and streams) of one session. Its idle time starts when the last use ends. Only
+    `open_use`, `begin_use` and their ends change the counts."""
 
     # A base class, so that a session needs no second object for it.
     __slots__ = ("_was_used", "busy", "held_bytes", "movable", "open_streams")

@@ -205,7 +205,8 @@ class _Router(ABC):
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         """Return the session and the call to which a message belongs that does not name its call. The session is None
-        if it is uncertain. The call is None if the client gets the message outside of calls."""
+        if it is uncertain, or if the call has none. The call is None if the message belongs to no call, or if it is
+        uncertain to which."""
 
     def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
         """Return the error code and text to answer a server's request, if the legacy client has not declared that it

@@ -49,7 +49,7 @@ class Backoff:
 
 class FirstAnswerTimeout:
     """Limits the wait for a server's first answer; one wait at a time. After the first output line that is no message,
-    only `noise_s` seconds are left. An MCP server that prints a banner answers soon after it; another program never
+    at most `noise_s` seconds are left. An MCP server that prints a banner answers soon after it; another program never
     answers."""
 
     __slots__ = ("_noise_s", "_timeout", "is_noisy")

@@ -51,9 +51,9 @@ def record_refused_call(audit: Audit, server: str, call: Call, refused: Refused)
 
 
 def record_refused_request(audit: Audit, request: Request, who: RequestContext, refused: Refused) -> None:
-    """Record in the audit trail that a request was refused, if no earlier step has recorded this refusal
-    (`record_refused_call`). Do nothing if the cause of the refusal is a failure other than a lack of memory
-    (`OutOfMemory`), or if the request was sent again after a process was lost."""
+    """Record in the audit trail that a request was refused, unless this refusal is recorded already. Do nothing if the
+    cause of the refusal is a failure other than a lack of memory (`OutOfMemory`), or if the request was sent again
+    after a process was lost."""
     is_failure = refused.code in _FAILURES and not isinstance(refused, OutOfMemory)
     if refused.is_recorded or is_failure or request.again:  # a repeated request may have been executed
         return

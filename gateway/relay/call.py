@@ -162,8 +162,9 @@ def _correlation_of(request: Request) -> str:
 
 
 class FoundSession(NamedTuple):
-    """What `Clients.session` returns for a call that a server has to answer. `resolved` is the session (None: the call
-    needs none), `request` the client's request, maybe changed, and `params` what to send to the server."""
+    """What `Clients.session` returns for a request that it has not answered. `resolved` is the session (None: the
+    request needs none), `request` the client's request, maybe changed, and `params` what to send if a server has to
+    answer."""
 
     resolved: Resolved | None
     request: Request
@@ -174,7 +175,8 @@ class Clients(Protocol):
     """Handle clients of one era (implemented in `gateway.relay.legacy_clients` and `gateway.relay.modern_clients`)."""
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
-        """Find or open the session of a request, and return it; or the gateway's answer if no server is needed."""
+        """Find or open the session of a request, and return it. Return an answer instead if this step can answer the
+        request already, such as `initialize` or `server/discover`."""
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         """Answer a request that the gateway handles itself, such as `ping`. Return None if a server has to answer."""

@@ -90,8 +90,9 @@ class EndpointServers:
         return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
-        """Open one server for a legacy session, and return the server's `initialize` result. For a modern server, which
-        has no such result, make one from its `server/discover` result."""
+        """Return the `initialize` result of one server for a legacy session. Open the server for that, unless a cached
+        result fits the session. For a modern server, which has no such result, make one from its `server/discover`
+        result instead."""
         await upstream.try_handshake(live, correlation)
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
             discovery = (await upstream.facts()).discover
@@ -158,7 +159,7 @@ class EndpointServers:
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
         """Return what is known of the tool that a call names (`Called`), without a request to the tool's server.
-        `client` is the era of the client. Most fields are empty if the tool is unknown."""
+        `client` is the era of the client. Most fields keep their defaults if the tool is unknown."""
         upstream = self.visible.only
         try:
             if upstream is None:

@@ -67,7 +67,7 @@ class Asker:
     """The client's session. None if the request has no session."""
     era: Era
     caller: ClientDeclaration | None
-    """What a modern client has declared in its request. None for a legacy client."""
+    """What a modern client has declared in its request. None for a legacy client, and for `server/discover`."""
     correlation: str
 
     @classmethod
@@ -395,7 +395,7 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
 
 async def _pause(upstream: ConfiguredUpstream, live: LiveSession | None, delay_s: float) -> None:
     """Wait until the next attempt to reach the server is due: `delay_s` seconds. If the server fails for all sessions,
-    wait on until the gateway's own probe has reached it, or until the session has a link to it."""
+    wait instead until the gateway's own probe has reached it, or until the session has a link to it."""
     while True:
         if upstream.is_failing:
             with contextlib.suppress(TimeoutError):

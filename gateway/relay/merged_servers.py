@@ -130,9 +130,9 @@ class MergedServers:
     # -- requests to all servers
 
     async def merged_list(self, call: Call) -> None:
-        """Answer a list request with one page that combines the next pages of all servers that have more items. An
-        endless list of one server so does not hide the items of others. The answer names the servers that did not
-        answer in time.
+        """Answer a list request with one page that combines the next pages of all servers that have more items. So an
+        endless list of one server does not hide the items of others. The answer names the servers that did not answer
+        in time.
 
         Raises:
             Refused: the cursor is not one of the gateway's.

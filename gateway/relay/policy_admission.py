@@ -174,7 +174,8 @@ _OF_PAGES: Final = frozenset({"nextCursor", "_meta", "resultType", "ttlMs", "cac
 
 class _Lists(msgspec.Struct, frozen=True):
     """The lists of one server, as one policy decision reads them. The methods raise `_ListNeeded` if a list is not
-    known, or if it lacks the item `name`. An empty `name` stands for no item."""
+    known, or if a list that was not requested for this decision lacks the item `name`. An empty `name` stands for no
+    item."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None

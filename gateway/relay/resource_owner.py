@@ -95,8 +95,8 @@ class OpenApps:
 
     def server_of(self, live: LiveSession | None, uri: str) -> str:
         """Return the name of the server whose tool the session has called last, of the tools that show their results in
-        the app `uri`. Return an empty string if no such call is recorded: only apps of several servers are
-        (`contested`)."""
+        the app `uri`. Return an empty string if no such call is recorded. Calls are recorded only if several servers
+        use the URI (`contested`)."""
         called = None if live is None else self._called.get(live)
         return "" if called is None else called.get(uri, "")
 
@@ -419,8 +419,8 @@ class InTurn(Generic[T]):
 
     async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
         """Return the first server with a hit, of those asked so far, and its answer. Return None once all of them have
-        answered without a hit, or at the time `until` of the event loop. With `in_order`, a hit waits for the servers
-        before it."""
+        answered without a hit, or if none has a hit at the time `until` of the event loop. With `in_order`, a hit waits
+        for the servers before it, but not longer than `until`."""
         now = asyncio.get_running_loop().time
         while True:
             pending = [task for task in self._asked.values() if not task.done()]

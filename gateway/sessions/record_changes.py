@@ -20,7 +20,7 @@ MAX_SUBSCRIPTIONS: Final = 1_000
 
 class SessionRecords:
     """Changes the records of sessions that have not ended. Methods that write may raise `StoreUnavailable`, except
-    `remember_shown`. `happened` adds an entry to the timeline of a session.
+    `remember_shown`, and `happened`, which adds an entry to the timeline of a session.
 
     `most` is how many bytes of client data a record may have. A request that would add more is refused, and counted in
     `refusals`."""

@@ -239,9 +239,9 @@ class SessionAttacher:
 
 
 def _is_before(live: LiveSession, session: Session, *, claimed: bool = False) -> bool:
-    """Return True if another replica has owned the session since `live` was built, so that `live` must be closed.
-    `session` is the record as read from the store, and shows the present claim. The record itself may have been read
-    before `live` was built, unless this replica has made the claim just now (`claimed`)."""
+    """Return True if `live` is from before the claim that `session` shows, so that `live` must be closed. `session` is
+    the record as read from the store. Return False if that record may be older than the claim of `live`, which cannot
+    be if this replica has made the claim in the record just now (`claimed`)."""
     return live.session.epoch != session.epoch and (claimed or session.version >= live.session.version)
 
 
