@@ -21,7 +21,8 @@ class UnknownTask(Refused):
 
 def tasks_not_declared(what: str) -> Refused:
     """Return the refusal of a request for which the client must declare the tasks extension, but does not (ext-tasks,
-    Protocol Errors). `what` is a clause for the message: the reason why the extension is needed."""
+    Protocol Errors). `what` begins the error's message, and says why the extension is needed: for example, "tasks/get
+    is about a task"."""
     return Refused(
         400,
         MISSING_CAPABILITY,
@@ -31,8 +32,8 @@ def tasks_not_declared(what: str) -> Refused:
 
 
 def unreadable_task(server: str) -> Refused:
-    """Return the error for a task that a server has created with an id that is missing, empty or too long for a
-    handle."""
+    """Return the error that answers a call if its server has created a task for it with an unusable id: missing, empty
+    or too long for a handle. `server` is the server's name."""
     return Refused(
         200,
         OUTCOME_UNKNOWN,
@@ -42,7 +43,8 @@ def unreadable_task(server: str) -> Refused:
 
 
 def task_is_over(status: str) -> Refused:
-    """Return the refusal to cancel a task that has an outcome (MCP 2025-11-25, Tasks §Task Cancellation)."""
+    """Return the refusal to cancel a task that has already ended (MCP 2025-11-25, Tasks §Task Cancellation). `status`
+    says how it has ended, such as `completed`."""
     return Refused(200, INVALID_PARAMS, f"Cannot cancel the task: it is {status} already.", reason="task_is_over")
 
 

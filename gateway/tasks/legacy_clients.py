@@ -69,7 +69,8 @@ class LegacyTasks:
         return await self.intake.accept_counted(coming)
 
     async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
-        """Answer a request about tasks. `resolved` is the session of the request.
+        """Answer a request of a legacy client about tasks, such as `tasks/get` or `tasks/list`. `resolved` is the
+        session of the request.
 
         Raises:
             Refused: the task is unknown, or no server behind this endpoint has tasks.
@@ -115,9 +116,9 @@ class LegacyTasks:
     # -- tasks/list
 
     async def _list(self, request: Request, who: RequestContext, resolved: Resolved) -> dict[str, Any]:
-        """Return the result of a `tasks/list`, one page of tasks with the cursor of the next: first those that the
-        gateway has created for the principal, then those of the session at each server. Servers that the session has
-        not used are not asked.
+        """Return the result of a `tasks/list`: one page of tasks, and the cursor of the next. First come the tasks that
+        the gateway has created for the principal, then those of the session at each server. Servers that the session
+        has not used are not asked.
 
         Raises:
             Refused: no server lists its tasks, or the gateway did not issue the cursor.
@@ -140,8 +141,9 @@ class LegacyTasks:
         return {"tasks": tasks}
 
     def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:
-        """Return the servers, by name, that list tasks and have an open link for the session. Raises `Refused`: neither
-        the gateway nor a server has tasks for this session."""
+        """Return the servers of the endpoint `path` that list tasks and have an open link for the session, by name.
+        Each comes with its conversation. Raises `Refused`: neither the gateway nor a server has tasks for this
+        session."""
         used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
         has_any = False
         for name, upstream in self.endpoints[path].servers(resolved.context).items():
@@ -176,8 +178,8 @@ class LegacyTasks:
         page: dict[str, Any],
         endpoint: str,
     ) -> list[Any]:
-        """Return the tasks of the session in a page of a server's task list, with handles in the place of the server's
-        ids."""
+        """Return the session's tasks from `page`, one page of a server's `tasks/list`. Each has the client's handle in
+        place of the server's id."""
         listed = page.get("tasks")
         named: list[Any] = []
         is_own = conversation.is_process and not upstream.settings.shared

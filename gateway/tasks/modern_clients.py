@@ -33,12 +33,12 @@ from transports.jsonrpc import Object, encode, encode_result
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ModernTasks:
-    """Turns calls of modern clients into tasks, and answers requests about tasks. `maker` is None if tasks are off
-    (`gateway.tasks.enabled`): only requests about existing tasks are answered then."""
+    """Turns calls of modern clients into tasks, and answers requests about tasks."""
 
     relayed: RelayedTasks
     made: MadeTasks
     maker: TaskMaker | None
+    """None if tasks are off (`gateway.tasks.enabled`): only requests about existing tasks are answered then."""
     resolver: SessionResolver
     endpoints: Mapping[str, TaskServers]
     listening: TaskListening
@@ -51,8 +51,9 @@ class ModernTasks:
         return Exchange if self.maker is None else TaskExchange
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
-        """Return the `CreateTaskResult` for the client, from that of a server or of the gateway. `is_declared`: the
-        client declares the tasks extension.
+        """Return `result`, the `CreateTaskResult` of a call, as the client gets it. If a server has created the task,
+        the client's handle replaces the server's id. A result of the gateway itself is returned unchanged.
+        `is_declared`: the client declares the tasks extension.
 
         Raises:
             Refused: the client must not get the server's task. The task is cancelled.
@@ -67,8 +68,8 @@ class ModernTasks:
         return discovery if self.maker is None else declaring_tasks(discovery)
 
     async def answer(self, coming: IncomingCall, accepting: Awaitable[Answer]) -> Answer:
-        """Send a call of a client that declares the tasks extension, with `accepting`, and return the reply: that of
-        the call, or the handle of its task. Raises the errors of `accepting`."""
+        """Send a call of a client that declares the tasks extension, by awaiting `accepting`. Return the reply for the
+        client: that of the call itself, or one with the handle of its task. Raises the errors of `accepting`."""
         exchange, request = coming.exchange, coming.request
         if self.maker is None or not isinstance(exchange, TaskExchange):
             return await accepting
@@ -76,7 +77,8 @@ class ModernTasks:
         return await self.maker.answer(exchange, request, coming.headers, accepting, tool_of)
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
-        """Return the reply to a client that has answered questions of its call: `reply`, or the handle of a task."""
+        """Return the reply to a request in which a client has answered questions of its call: `reply`, or one with the
+        handle of a task if the call becomes one."""
         if self.maker is None or not isinstance(exchange, TaskExchange):
             return reply
         return self.maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))
@@ -111,7 +113,8 @@ class ModernTasks:
         return ImmediateReply(encode_result(encode(id_of(message_of(request))), result), log_facts=handle.log_facts)
 
     async def _ask(self, request: Request, who: RequestContext, handle: TaskHandle) -> bytes:
-        """Return the result of a request about a task that the gateway has created."""
+        """Return the result, as JSON, of a `tasks/get`, `tasks/update` or `tasks/cancel` about a task that the gateway
+        has created."""
         match message_of(request).method:
             case "tasks/get":
                 return await self.made.get(handle, text_of(request.params, "taskId"), who)

@@ -73,13 +73,14 @@ class TaskStream(Exchange):
         return True
 
     def accept(self, handles: Sequence[str]) -> None:
-        """Set the handles of the tasks of which the client will be notified."""
+        """Set the handles of the accepted tasks: those of which the client will be notified. Send the acknowledgement
+        if the servers' part of it has come."""
         self._accepted = handles
         self._begin()
 
     def followed(self) -> None:
-        """Add a source of notifications about tasks: a server, or the records of a session. It counts until
-        `unfollowed`."""
+        """Count one more source of notifications about tasks: a server, or the records of a session. `unfollowed`
+        removes it."""
         self._followers += 1
         self._was_followed = True
 
@@ -89,7 +90,8 @@ class TaskStream(Exchange):
         self._end_if_silent()
 
     def about_nothing_else(self) -> None:
-        """Record that the client wants only notifications about tasks."""
+        """Record that the client wants only notifications about tasks, so that the stream may end with its last source
+        of them."""
         self._is_all_tasks = True
 
     def _end_if_silent(self) -> None:
@@ -97,8 +99,8 @@ class TaskStream(Exchange):
             self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def _begin(self) -> bool:
-        """Send the acknowledgement, if it is complete, and the frames that wait for it. Return False if the client does
-        not read."""
+        """If the acknowledgement is complete, send it, and then the frames that wait for it. Return False if the client
+        does not read them, otherwise True."""
         if self._acknowledgement is None or self._accepted is None:
             return True
         early, self._early = self._early, ()
@@ -132,8 +134,9 @@ class TaskNotices:
         self._tasks = Tasks("notices of tasks")
 
     async def follow(self, stream: TaskStream, tasks: Mapping[str, TaskHandle], who: RequestContext) -> list[str]:
-        """Notify a stream about `tasks` until the stream ends. The keys of `tasks` are the texts of the handles. First
-        send the present state of each task. Return the handles of the tasks that this client may see.
+        """Notify a stream about `tasks` until the stream ends, beginning with the present state of each task. The keys
+        of `tasks` are the handles as the client has sent them. Return the handles of the tasks that this client may
+        see; the others are left out.
 
         Raises:
             Refused: 429, a session of these tasks gets too many requests.
@@ -156,7 +159,8 @@ class TaskNotices:
 
 
 class _Following:
-    """Notifies a stream about tasks of one session. `texts` has the tasks' handles, by task id."""
+    """Notifies a stream about tasks of one session. `texts` has the handles of the tasks as the client knows them, by
+    task id."""
 
     def __init__(self, stream: TaskStream, session_id: str, texts: Mapping[str, str]) -> None:
         self._stream = stream

@@ -83,8 +83,8 @@ KNOWN: Final[Mapping[KnownState, Mapping[KnownEvent, KnownState]]] = {
 
 
 class _KnownTask:
-    """A server's task in one session, with the server's own id. In the state `KEPT`, the task keeps its session and
-    link alive."""
+    """A server's task in one session, as this replica knows it. `own_id` is the server's id of the task. In the state
+    `KEPT`, the task keeps its session and link alive."""
 
     __slots__ = ("_live", "_own_id", "_timer", "_use", "link", "owned", "since", "state")
 
@@ -106,7 +106,8 @@ class _KnownTask:
         return tasks is not None and tasks.get(self._own_id) is self.owned
 
     def step(self, event: KnownEvent) -> None:
-        """Change the state by the table `KNOWN`. In the state `KEPT`, keep the session and the link alive."""
+        """Change the state by the table `KNOWN`. When the state becomes `KEPT`, begin to keep the session and the link
+        alive; stop when it is `KEPT` no more."""
         before, self.state = self.state, step(KNOWN, self.state, event)
         if self.state is KnownState.KEPT and before is not KnownState.KEPT:
             self._use = self._live.open_use(is_movable=not self.link.is_process)
@@ -141,8 +142,8 @@ class KnownTasks:
 
     def is_reachable(self, upstream: ConfiguredUpstream, live: LiveSession, handle: TaskHandle) -> bool:
         """Return True if requests about the task may be sent to its server. A shared server that was restarted may give
-        the task's id to a task of another session. So a task of a shared server must be known to this replica, in this
-        session and over the present link."""
+        the task's id to a task of another session. So a shared server gets such requests only if this replica knows the
+        task, in this session and over the present link."""
         if not upstream.settings.shared:
             return True
         known = self._known.get(live, {}).get(handle)
@@ -158,8 +159,9 @@ class KnownTasks:
         *,
         is_new: bool = False,
     ) -> None:
-        """Record the state of a task that its server has sent over this link. `text` is the client's handle. `state` is
-        None if it is unreadable, and then ignored. `is_new`: the server has just created the task."""
+        """Record `state`, the state of a task in a message of its server over `link`. `text` is the client's handle,
+        whose contents are `handle`. Do nothing if `state` is None, because it was unreadable. `is_new`: the server has
+        just created the task."""
         if state is None or live.ended:
             return
         tasks = self._known.setdefault(live, {})
@@ -201,7 +203,8 @@ class KnownTasks:
             kept[0].step(KnownEvent.RELEASE)
 
     def release(self, live: LiveSession, handle: TaskHandle) -> None:
-        """Stop keeping the session and link of a task alive, because its client has got the result."""
+        """Let a task no longer keep its session and link alive, because its client has got the result. The task can
+        still be found."""
         known = self._known.get(live, {}).get(handle)
         if known is not None:
             known.step(KnownEvent.RELEASE)
@@ -263,8 +266,9 @@ class RelayedTasks:
     def _named(
         self, exchange: Exchange, task: Object, endpoint: str, state: TaskState | None, cancellation: bytes
     ) -> str:
-        """Return the handle of a task that the exchange's server has just created. If the task's id is unusable, send
-        `tasks/cancel` with the params `cancellation`, and raise `Refused`."""
+        """Record a task that the exchange's server has just created, and return its handle for the client. If the
+        task's id is unusable, cancel the task at the server and raise `Refused`. `cancellation` has the params for that
+        `tasks/cancel`."""
         live, link = live_session_of(exchange), conversation_of(exchange)
         assert live is not None
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id(task))
@@ -315,8 +319,8 @@ class RelayedTasks:
         return await self._calls.accept(IncomingCall(exchange, request, who, params), server=handle.server)
 
     def answer_shape(self, handle: TaskHandle, text: str) -> Shape:
-        """Return a function that translates a server's answer about a task for the client, and records the task's
-        state. `text` is the handle that the client has."""
+        """Return a function that translates the server's answer to a request about the task, and records the task's
+        state from it. `text` is the client's handle, which replaces the server's id."""
         own = msgspec.Raw(encode(text))
 
         def shaped(exchange: Exchange, result: Object) -> Object:
@@ -328,17 +332,17 @@ class RelayedTasks:
         return shaped
 
     def note(self, exchange: Exchange, handle: TaskHandle, text: str, task: Object, ttl: str = "ttlMs") -> None:
-        """Record the state of a task from a message of its server. `ttl` is the key of the task's time to live in the
-        message."""
+        """Record the state of a task from `task`, a message of its server. `text` is the client's handle. `ttl` is the
+        key of the task's time to live in the message."""
         if (live := live_session_of(exchange)) is not None:
             self.known.note(live, conversation_of(exchange), handle, text, state_of(task, ttl))
 
     def handle_for(
         self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool
     ) -> str | None:
-        """Return the handle of a task in a server's list; None if the session must not see the task. `own_id` is the
-        server's id of the task. `is_own`: every task in the list is this session's, so that an unknown one gets a
-        handle, too."""
+        """Return the client's handle of a task in a server's list; None if the session must not see the task. `own_id`
+        is the server's id of the task. `is_own`: all tasks in the list are this session's, so that a task unknown to
+        this replica gets a handle, too."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)
         owned = self.known.owned(live, handle)
         if owned is not None:

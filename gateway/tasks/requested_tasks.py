@@ -45,11 +45,11 @@ _NUMBER: Final = frozenset(b"-0123456789")
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RequestedTasks:
-    """Creates tasks for clients that request them, and answers requests about these tasks. `maker` is None if tasks are
-    off (`gateway.tasks.enabled`): only requests about existing tasks are answered then."""
+    """Creates tasks for clients that request them, and answers requests about these tasks."""
 
     settings: TaskSettings
     maker: TaskMaker | None
+    """None if tasks are off (`gateway.tasks.enabled`): only requests about existing tasks are answered then."""
     made: MadeTasks
     results: ResultCalls
     handles: TaskHandles
@@ -75,8 +75,8 @@ class RequestedTasks:
         return declaring_legacy_tasks(handshake)
 
     def offer(self, exchange: Exchange, endpoint: str) -> None:
-        """Mark, in the result of a `tools/list`, the tools that can be called as tasks. Do nothing if the client cannot
-        use tasks."""
+        """Have the result of a `tools/list` (`exchange`) mark the tools that can be called as tasks, when it comes. Do
+        nothing if the client cannot use tasks."""
         live = live_session_of(exchange)
         if live is not None and self.is_for(live):
             exchange.filter_result(lambda made, result: self._with_offers(made, result, endpoint))
@@ -89,8 +89,8 @@ class RequestedTasks:
         return result | {"tools": msgspec.Raw(encode(shown))}
 
     def _with_offer(self, exchange: Exchange, raw: msgspec.Raw, path: str) -> msgspec.Raw:
-        """Return a listed tool. Mark it as callable as a task if the settings offer this and its server says nothing
-        about tasks."""
+        """Return the listed tool `raw`. It is marked as callable as a task if the settings offer this and its server
+        says nothing about tasks; otherwise it is unchanged."""
         tool = decode_object(raw, "a tool")
         execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
         called = self.endpoints[path].called(exchange, Era.LEGACY, tool)
@@ -139,8 +139,8 @@ class RequestedTasks:
         return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), log_facts=facts)
 
     async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
-        """Return the tool of a call for which the gateway must create the task; None if the call must be sent to the
-        server. Raises `Refused`: neither the gateway nor the server can create a task."""
+        """Return the called tool if the gateway must create the task for the call; None if the call must be sent to the
+        server unchanged. Raises `Refused`: neither the gateway nor the server can create a task."""
         endpoint = self.endpoints[request.endpoint]
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
         upstream = endpoint.server(tool.server, exchange.context)
@@ -166,8 +166,8 @@ class RequestedTasks:
     async def call(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
     ) -> Answer:
-        """Answer a request about a task that the gateway has created. `resolved` is the session of the request. Raises
-        the errors of `MadeTasks.cancelled`."""
+        """Answer a request about a task that the gateway has created. `resolved` is the session of the request. `text`
+        is the client's handle, whose contents are `handle`. Raises the errors of `MadeTasks.cancelled`."""
         message = message_of(request)
         if message.method == "tasks/cancel":
             task = await self.made.cancelled(handle, who)
@@ -206,15 +206,16 @@ class RequestedTasks:
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
-        """Return a page of the tasks that this client may see, and the cursor for the next page (`MadeTasks.page`)."""
+        """Return a page of the tasks that this client may see, in the form for legacy clients, and the cursor for the
+        next page. `after` is the cursor that the client has sent (`MadeTasks.page`)."""
         tasks, more = await self.made.page(live.session, endpoint, who, after)
         return [legacy_task(task, self.handles.of_record(task)) for task in tasks], more
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return how many seconds to store the outcome: as long as the client asks in `raw` (`params.task`), but at least
-    `_LEAST_S`, and never more than `most_s`; `most_s` if the client does not say. Raises `InvalidMessage`: `raw` cannot
-    be read."""
+    """Return how many seconds to store the outcome of a task. `raw` is `params.task`, in which the client may ask for a
+    time: it gets that time, but at least `_LEAST_S` and at most `most_s`. Without a time, return `most_s`. Raises
+    `InvalidMessage`: `raw` cannot be read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

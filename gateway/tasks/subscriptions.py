@@ -53,7 +53,7 @@ MAX_LISTENED: Final = 64
 
 
 class TaskSubscriptions:
-    """Subscribe to tasks at their servers for one `subscriptions/listen` stream of a client, until the stream ends."""
+    """Subscribes to tasks at their servers for one `subscriptions/listen` stream of a client, until the stream ends."""
 
     def __init__(self, stream: TaskStream, relayed: RelayedTasks) -> None:
         self._stream = stream
@@ -104,8 +104,8 @@ class TaskSubscriptions:
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """Return the handles of the tasks in a server's acknowledgement (`params`). If there are any, count the server
-        as a source of notifications on the stream."""
+        """Return the handles of those of `tasks` that a server names in its acknowledgement (`params`). If there are
+        any, count the server as a source of notifications on the stream. `part` is the subscription at the server."""
         accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
         own_ids = msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
         handles = [tasks[own][1] for own in own_ids if own in tasks]
@@ -180,8 +180,9 @@ class TaskListening:
         return answer
 
     def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
-        """Return those of the first `MAX_LISTENED` handles in `raw` that are valid: the decoded handles, by their
-        texts. Raises `Refused`: 400, `raw` is no array of strings."""
+        """Return the decoded handles in `raw`, the `taskIds` of a request, by their texts. Leave out all after the
+        first `MAX_LISTENED`, and those that are invalid or of another endpoint. Raises `Refused`: 400, `raw` is no
+        array of strings."""
         try:
             texts = msgspec.json.decode(raw, type=list[str])
         except msgspec.MsgspecError:
@@ -195,7 +196,8 @@ class TaskListening:
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
-        """Return the session of the request, or of the first task that has one, or a new session."""
+        """Return the session for the stream: that of the request; else that of the first task whose session can be
+        used; else a new session."""
         resolved = await self.resolver.resume(request, who)
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:

@@ -25,17 +25,16 @@ _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{43}")
 
 
 class TaskHandle(msgspec.Struct, frozen=True, array_like=True):
-    """The contents of a handle, the id of a task for clients.
-
-    `kind`: `made` for a task of the gateway, whose record has the id `id`; `relayed` for a task of a server, which gave
-    it the id `id`. `endpoint` is the endpoint to which the client sent the call.
-    """
+    """The contents of a handle, which is the id of a task for clients."""
 
     kind: Literal["made", "relayed"]
+    """`made` for a task of the gateway, `relayed` for a task of a server."""
     session_id: str
     endpoint: str
+    """The endpoint to which the client has sent the call."""
     server: str
     id: str
+    """The id of the task's record in the store, or the id that the server gave the task."""
 
     @property
     def name(self) -> str:
@@ -70,7 +69,8 @@ class TaskHandles:
         return f"{content}.{_base64url(self._macs.of(content.encode()))}"
 
     def of_record(self, task: Task) -> str:
-        """Return the handle of a task that the gateway has created."""
+        """Return the signed handle of a task that the gateway has created, for its client. `task` is the task's
+        record."""
         return self.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
 
     def read(self, text: str) -> TaskHandle | None:
@@ -99,8 +99,8 @@ class TaskHandles:
 
 
 def claimed(text: str) -> TaskHandle | None:
-    """Return the contents of a handle without verifying the signature. For operators, who may see every task. None if
-    the text is no handle."""
+    """Return the contents of a handle without verifying its signature; None if the text is no handle. Only for
+    operators, who may see every task."""
     return None if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) else _decoded(text.partition(".")[0])
 
 

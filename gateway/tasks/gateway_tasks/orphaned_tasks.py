@@ -46,24 +46,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class TaskContinuation:
-    """Takes over tasks that no replica runs. If several replicas try, only one succeeds. `calls` sends a call as if its
-    client had sent it."""
+    """Takes over tasks that no replica runs, and runs them on this replica. If several replicas try, only one
+    succeeds."""
 
     table: TaskTable
     live: LiveSessions
     attacher: SessionAttacher
     _: KW_ONLY
     calls: CallIntake
+    """Sends a stored call as if its client had sent it."""
     endpoints: Mapping[str, TaskServers]
+    """The servers of each endpoint, by the endpoint's URL path."""
     handles: TaskHandles
     _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("continuation of tasks"))
 
     # -- the server's own task
 
     async def follow(self, task: Task, session: Session, call: StoredCall, lost: Callable[[RunningTask], None]) -> bool:
-        """Follow the task that a server has created for the call. Return False if this replica cannot reach the server.
-        `lost` is called if the server no longer knows its task: `lost` must end or repeat the call, which is still in
-        flight. Raises `StoreUnavailable`."""
+        """Take a task over, and follow the task that its server has created for the call. Return True if this replica
+        or another one has taken the task over. Return False if this replica cannot reach the server's task.
+
+        `lost` is called if the server no longer knows its task. It gets the running task, whose call is still in
+        flight, and must end the call or send it again. Raises `StoreUnavailable`.
+        """
         followed, endpoint = call.followed, self.endpoints.get(task.endpoint)
         upstream = None if endpoint is None else endpoint.server(task.server, call.context)
         if followed is None or upstream is None or not upstream.settings.is_remote:
@@ -106,8 +111,9 @@ class TaskContinuation:
     # -- the call
 
     async def run_again(self, task: Task, session: Session, call: StoredCall) -> None:
-        """Send the call again, after recording this in the store: if this replica dies, the call is not sent a third
-        time. Raises `StoreUnavailable`."""
+        """Take a task over, and send its call again. The store records this before the call is sent: if this replica
+        dies, no other replica sends the call a third time. Do nothing if another replica has taken the task over.
+        Raises `StoreUnavailable`."""
         live = await self._live_of(session)
         exchange = self._exchange(task, live, call, caller_of_meta(_meta_of(call)))
         running = await self._take(replace(task, epoch=session.epoch, questions=b"", **_again(task)), exchange)
@@ -118,7 +124,8 @@ class TaskContinuation:
 
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
         """Send the call of a running task again, because the server no longer knows its own task for the call. First
-        record in the store that the call is sent again."""
+        record this in the store. If the store does not take the record, fail the task. Do nothing if the call has
+        ended."""
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return
@@ -161,7 +168,8 @@ class TaskContinuation:
     def _exchange(
         self, task: Task, live: LiveSession, call: StoredCall, caller: ClientDeclaration | None
     ) -> TaskExchange:
-        """Return an exchange for the stored call of a task, without a waiting client."""
+        """Return a new exchange for the stored call of a task. No client waits for its answer. `caller` has the
+        capabilities that a modern client has declared; it is ignored for a legacy client."""
         if call.is_legacy:
             return RequestedExchange.of(live, call.context, handle=self.handles.of_record(task))
         return TaskExchange(
@@ -173,8 +181,8 @@ class TaskContinuation:
         )
 
     async def _take(self, changed: Task, exchange: TaskExchange) -> RunningTask | None:
-        """Take a task over by writing its changed record, and run the task with this exchange. Return None if another
-        replica was first."""
+        """Take a task over by storing `changed`, its new record, and run the task with this exchange. Return the
+        running task; None if another replica was first."""
         changed = replace(changed, updated_at=self.table.clock())
         await self.table.names.add(changed.name)
         if not await self.table.store.replace(changed):

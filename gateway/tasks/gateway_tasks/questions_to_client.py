@@ -27,9 +27,13 @@ MAX_ROUNDS: Final = 32
 
 
 def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, questions: Mapping[str, Question]) -> None:
-    """Ask the client of a call these questions, in the state `asking`. A question that the client has answered in an
-    earlier run gets the same answer. If too many questions are open, cancel the call. `server.answer` is called with
-    each answer, and with the question's key (JSON) as the request id."""
+    """Ask the client of a call the questions of its server, by key. The client finds them in the state of `work`, its
+    task. The call must be in the state `asking`.
+
+    A question that the client has answered in an earlier run of the call gets the same answer. If too many questions
+    are open, cancel the call. `server.answer` is called with each answer. It gets the question's key, as JSON, as the
+    request id.
+    """
     live = live_session_of(exchange)
     assert live is not None
     known: list[tuple[InputRequest, str]] = []
@@ -52,8 +56,8 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
 
 
 class Rounds(RoundTrips):
-    """Runs the rounds of questions of one task. Receives the client's answers in place of the server
-    (`gateway.calls.suspended_call.AskingServer`)."""
+    """Asks the client the questions in the results of a task's call, and sends the call again with the answers, round
+    by round. Receives the client's answers in place of the server (`gateway.calls.suspended_call.AskingServer`)."""
 
     max_rounds = MAX_ROUNDS
     poll_s = 1.0
@@ -76,8 +80,8 @@ class Rounds(RoundTrips):
         ask_client(self, self._exchange, self._work, questions)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Receive one answer of the client. An error ends the call, because the protocol cannot carry it to the
-        server."""
+        """Receive the client's answer to one question, whose key is `request_id`. If the answer is an error, end the
+        call with it, because the protocol cannot carry it to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
@@ -88,7 +92,8 @@ class Rounds(RoundTrips):
         """Do nothing: the client has not answered in time, and the caller cancels the call."""
 
     def notify(self, method: str, params: bytes | None) -> None:
-        """Do nothing: the server waits for no progress."""
+        """Do nothing with a notification of the client about a question: no request of the server waits for
+        progress."""
 
 
 class ServerTask(TaskFollower):
@@ -122,7 +127,8 @@ class ServerTask(TaskFollower):
             self._exchange.suspendable().withdraw(self, encode(key))
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Send one answer of the client to the server. An error ends the call, because the protocol cannot carry it."""
+        """Send the server the client's answer to one question, whose key is `request_id`. If the answer is an error,
+        end the call with it, because the protocol cannot carry it to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
@@ -132,4 +138,5 @@ class ServerTask(TaskFollower):
         """Do nothing: the client has not answered in time, and the caller cancels the call."""
 
     def notify(self, method: str, params: bytes | None) -> None:
-        """Do nothing: the server waits for no progress."""
+        """Do nothing with a notification of the client about a question: no request of the server waits for
+        progress."""

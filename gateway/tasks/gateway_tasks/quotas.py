@@ -66,8 +66,8 @@ class Places:
         self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
 
     async def hold(self, key: str, name: str, most: int) -> bool:
-        """Acquire one of `most` places under `key`. `name` is `Task.name`, or begins with it and `#`. Return False if
-        there is no free place. Raises `StoreUnavailable`."""
+        """Acquire a place in the quota `key`, which has `most` places. Return False if none is free. `name` names the
+        place: it is the name of a task (`Task.name`), or begins with it and `#`. Raises `StoreUnavailable`."""
         if key in self._full:
             return False
         held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
@@ -79,7 +79,8 @@ class Places:
         return not held
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
-        """Release places. If the store does not answer, a later search of the full quota will find them."""
+        """Release the places `names` in the quota `key`. If the store does not answer, the places stay until their
+        tasks have expired and the full quota is searched."""
         self._full.pop(key, None)
         with contextlib.suppress(StoreUnavailable):
             await self._quotas.give_back(key, names)
@@ -100,7 +101,8 @@ class TaskQuotas:
         self._places = Places(quotas, store, names_kept_s(settings))
 
     async def hold(self, task: Task) -> bool:
-        """Count a task that is about to be stored. Return False if a limit is reached. Raises `StoreUnavailable`."""
+        """Count a task that is about to be stored, for its session and for its principal. Return False, and do not
+        count the task, if one of them has the maximum number of tasks. Raises `StoreUnavailable`."""
         session, principal = _keys(task)
         if not await self._places.hold(session, task.name, MAX_PER_SESSION):
             return False
@@ -134,41 +136,44 @@ class RunningNames:
         self._known_until = 0.0
 
     async def add(self, name: str) -> None:
-        """Record that this replica is about to run a task. Raises `StoreUnavailable`."""
+        """Record that this replica is about to run the task `name` (`Task.name`). Raises `StoreUnavailable`."""
         if monotonic() >= self._known_until:
             await self._quotas.hold(_OWNERS, self.replica, _NO_LIMIT, for_s=self._kept_s)
             self._known_until = monotonic() + self._kept_s / 4
         await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=self._kept_s)
 
     async def renew(self, task: Task) -> None:
-        """Extend the lifetime of a long task's name, which is stored for this replica, for the task's session and for
-        the task's principal. Raises `StoreUnavailable`."""
+        """Store the name of a task that runs for long for another `kept_s` seconds, in all three quotas that have it:
+        of this replica, of the task's session and of its principal. Raises `StoreUnavailable`."""
         await self.add(task.name)
         for key in _keys(task):
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def leave(self, name: str) -> None:
-        """Record that this replica has released a task while it lives on, so that any replica may take the task over.
-        Raises `StoreUnavailable`."""
+        """Record that this replica, which is still alive, no longer runs the task `name`, so that any replica may take
+        the task over. Raises `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
         await self.remove(name)
 
     async def remove(self, name: str, replica: str = "") -> None:
-        """Delete the record that a replica (by default this one) runs a task. Raises `StoreUnavailable`."""
+        """Delete the record that a replica runs the task `name`. If `replica` is empty, it is this replica. Raises
+        `StoreUnavailable`."""
         await self._quotas.give_back(_running(replica or self.replica), [name])
 
     async def replicas(self) -> list[str]:
-        """Return the replicas that have recorded tasks, and `LEFT` if there are released tasks. Raises
-        `StoreUnavailable`."""
+        """Return the names of the replicas that have recorded tasks, dead ones too. If replicas have released tasks
+        (`leave`), `LEFT` is one of the names. Raises `StoreUnavailable`."""
         return await _all(self._quotas, _OWNERS)
 
     async def of(self, replica: str) -> list[str]:
-        """Return the names of the tasks that a replica runs. Raises `StoreUnavailable`."""
+        """Return the names of the tasks that a replica runs or, if `replica` is `LEFT`, that any replica may take over.
+        Raises `StoreUnavailable`."""
         return await _all(self._quotas, _running(replica))
 
     async def forget(self, replica: str) -> None:
-        """Delete the record of a dead replica that has no tasks left. Raises `StoreUnavailable`."""
+        """Remove a dead replica, which has no tasks left, from `replicas`. Keep it there if it has got a task
+        meanwhile. Raises `StoreUnavailable`."""
         await self._quotas.give_back(_OWNERS, [replica])
         if await self.of(replica):  # one was added meanwhile
             await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=self._kept_s)

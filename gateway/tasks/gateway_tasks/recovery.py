@@ -55,8 +55,7 @@ _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not
 
 @dataclass(eq=False, repr=False)
 class TaskRecovery:
-    """Recovers tasks that no replica runs. `rights` decides by the present configuration what the principals of the
-    tasks may do, because no client with a credential takes part."""
+    """Recovers tasks that no replica runs."""
 
     table: TaskTable
     continuation: TaskContinuation
@@ -64,7 +63,10 @@ class TaskRecovery:
     sessions: SessionStore
     attacher: SessionAttacher
     cluster: Cluster | None
+    """None if this gateway has no other replicas."""
     rights: OfflineRights
+    """Decides by the present configuration what the principals of tasks may do, because no client with a credential
+    takes part in a recovery."""
     _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("recovery of tasks"))
     _undecided: FIFOCache[str, None] = field(init=False, default_factory=lambda: FIFOCache(_UNDECIDED))
     """The names of tasks whose recovery has failed with an error that was logged already. Used as an ordered set."""
@@ -74,7 +76,8 @@ class TaskRecovery:
         return self.cluster is None or session.owner == self.cluster.replica
 
     async def is_run_by_another(self, session: Session, task: Task) -> bool:
-        """Return True if another replica runs the task, according to the store."""
+        """Return True if another replica runs the task: according to the store, it owns the session, with the epoch
+        that the task has, and its lease is valid."""
         cluster = self.cluster
         if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
             return False
@@ -82,8 +85,9 @@ class TaskRecovery:
         return is_leased
 
     async def decide(self, task: Task, session: Session | None) -> None:
-        """Recover a task that has no outcome and that no replica runs. This replica owns `session`; None if the session
-        has ended. Concurrent callers share one recovery. Raises `StoreUnavailable`."""
+        """Recover a task that has no outcome and that no replica runs. `session` is the task's session, which this
+        replica owns; None if the session has ended. Concurrent callers share one recovery. Raises
+        `StoreUnavailable`."""
         if not task.is_over and self.table.get(task.name) is None:
             await self._tasks.share(task.name, lambda: self._decide(task, session))
 
@@ -144,7 +148,8 @@ class TaskRecovery:
     # -- tasks about which no client asks
 
     async def sweep(self) -> None:
-        """Recover up to `AT_ONCE` tasks of replicas that are gone. Raises `StoreUnavailable`."""
+        """Recover up to `AT_ONCE` tasks of replicas that are gone, although no client asks about them. Called
+        periodically. Do nothing while this replica may claim no sessions. Raises `StoreUnavailable`."""
         names, cluster = self.table.names, self.cluster
         if cluster is not None and (
             cluster.is_leaving or not cluster.lease.trusts_expired or not await cluster.may_claim()
@@ -168,9 +173,9 @@ class TaskRecovery:
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
-        """Recover one task. Return True if nothing is left to do for it here. After an error, such as a record of
-        another version, log it once and return False, so that the other tasks are still recovered. Raises
-        `StoreUnavailable`."""
+        """Recover the task `name` with `_settle`, and return the result of that. If it raises an error, such as for a
+        record of another version, log the error once and return False, so that the other tasks are still recovered.
+        Raises `StoreUnavailable`."""
         try:
             is_settled = await self._settle(name, alive)
         except StoreUnavailable:
@@ -184,8 +189,9 @@ class TaskRecovery:
         return is_settled
 
     async def _settle(self, name: str, alive: set[str]) -> bool:
-        """Recover one task if it has no outcome and its replica is gone. Return False if another replica has to recover
-        it."""
+        """Recover the task `name` if it has no outcome and its replica is gone. `alive` has the names of the living
+        replicas. Return True if nothing is left to do for the task here. Return False if another replica has to recover
+        it, or may still run it."""
         session_id, task_id = ids_of(name)
         task = await self.table.store.get(session_id, task_id)
         if task is None or task.is_over or self.table.get(name) is not None:

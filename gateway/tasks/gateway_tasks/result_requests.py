@@ -70,9 +70,12 @@ class SharedOutcome:
         self._message: Message | None = None
 
     async def look(self, text: str, look: Look) -> Task | Message:
-        """Return the task if it has not ended; else the response to `tasks/result` for the handle `text`. `look` reads
-        the task, or checks that a request may see the task that another request has read. Raises the errors of
-        `look`."""
+        """Return the task if it has not ended. If it has, return the response to a `tasks/result` that names the task
+        by the handle `text`.
+
+        `look` reads the task with the rights of the request. If another request has read the outcome already, `look`
+        only checks that this request may see the task. Raises the errors of `look`.
+        """
         async with self._turn:
             await let_others_run()
             message = self._message if self._text == text else None
@@ -90,8 +93,8 @@ class SharedOutcome:
 class Room:
     """Limits the bytes of outcomes that were sent to one session's client and that the client has not read.
 
-    `turn` is locked from the reading of a task until its outcome has room. So at most one outcome of a session is in
-    memory without room.
+    A caller locks `turn` before it reads a task, and releases `turn` when the outcome is sent. So at most one outcome
+    of a session is in memory without room.
     """
 
     def __init__(self, body_budget: BodyBudget, counted_as: str, most: int) -> None:
@@ -142,8 +145,8 @@ class ResultCalls:
         self._tasks = Tasks("results of tasks")
 
     def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
-        """Answer a `tasks/result` in the background, when its task has ended. `text` is the handle that the client has
-        sent."""
+        """Answer the `tasks/result` request `call` in the background, when its task has ended. `text` is the handle as
+        the client has sent it. `look` reads the task with the rights of this request."""
         live = live_session_of(call)
         assert live is not None
         self._waiting.add(call)
@@ -155,7 +158,8 @@ class ResultCalls:
 
 
 async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, room: Room) -> Task | None:
-    """Return the task if it has not ended. Otherwise answer the call and return None. `text` is the client's handle."""
+    """Return the task if it has not ended. If it has, answer the call with the outcome, and return None. Return None,
+    too, if the call itself has ended. `text` is the handle as the client has sent it."""
     async with room.turn:
         if call.is_over:
             return None
@@ -167,8 +171,9 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
 
 
 class _AskedQuestions:
-    """The questions that were sent to a session's client, each as the name of its task and the question's key.
-    `waiting` has events to set when a call withdraws its questions: other waiting calls may then ask them."""
+    """Records which questions were sent to a session's client, so that none is asked twice at a time. `names` has a
+    pair for each: the name of its task and the question's key. `waiting` has events, which are set when a call
+    withdraws its questions: other waiting calls may then ask them."""
 
     def __init__(self) -> None:
         self.names: set[tuple[str, str]] = set()
@@ -180,8 +185,8 @@ class _AskedQuestions:
 
 
 class _Waiting:
-    """One `tasks/result` request of a client, which waits until its task has ended. `asked` has the questions that were
-    sent to the session's client."""
+    """Serves one `tasks/result` request of a client until its task has ended: asks the client the task's questions,
+    then answers the request. `asked` has the questions that were sent to the session's client."""
 
     def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _AskedQuestions) -> None:
         self._call = call
@@ -266,7 +271,8 @@ class _Waiting:
             self._asked.names.discard(name)
 
     def _withdraw(self) -> None:
-        """Cancel the questions that were asked on this call, because no answer on this call is needed."""
+        """Cancel the questions that this call has asked and that are still open. Other `tasks/result` calls may then
+        ask them."""
         for key in [*self._own]:
             self._forget(key)
         self._live.withdraw_questions(self._call)

@@ -47,8 +47,9 @@ _TOOL_ERROR: Final = "the tool has reported an error"
 
 
 class RunningTask:
-    """Runs one task with its call. `ended` is called when the outcome is stored, or another owner continues the task.
-    `is_kept`: the store outlives this process, so that another owner can continue the task."""
+    """Runs one task while its call is in flight here: each event of the call changes the task's record. `ended` is
+    called when the outcome is stored, or when another owner continues the task. `is_kept`: the store outlives this
+    process, so that another owner can continue the task."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class RunningTask:
             self._release()
 
     async def settled(self) -> None:
-        """Wait until the outcome of the task is stored, if the call has ended."""
+        """If the call has ended, wait until the outcome of the task is stored. Otherwise return at once."""
         await self._tasks.settled()
 
     # -- what happens to the call (gateway.tasks.gateway_tasks.task_exchange.TaskWork)
@@ -142,8 +143,8 @@ class RunningTask:
         return self.is_left and bool(self.task.upstream_id)
 
     def task_created(self, task: TaskAtServer) -> None:
-        """Store the task that the server has created for the call, so that the next owner can follow it. No change of
-        the record that follows from the server's task is stored before this one."""
+        """Store the task that the server has created for the call, so that the next owner can follow it. Later changes
+        of the record are not stored before this one."""
         exchange = self.exchange
         followed = FollowedCall(task, exchange.caller)
         call = StoredCall({}, exchange.context, exchange.era == "legacy")
@@ -197,7 +198,7 @@ class RunningTask:
                 self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error, reason=why)
 
     def _cannot_tell(self, text: str) -> None:
-        """Fail the task, because the server's answer cannot be given to the client."""
+        """Fail the task, because the server's answer cannot be given to the client. `text` tells the client why."""
         self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
 
     def _fail(self, error: bytes, text: str) -> None:
@@ -236,7 +237,8 @@ class RunningTask:
     # -- requests of clients and operators
 
     def answer(self, responses: Object) -> None:
-        """Pass the client's answers, by the keys of their questions, to the call. Ignore unknown keys."""
+        """Pass the client's answers to open questions on to the call. `responses` has the answers by the keys of their
+        questions; unknown keys are ignored."""
         suspended = self.exchange.suspended
         if not self.exchange.is_suspended or suspended is None or not responses.keys() & suspended.questions.keys():
             return
@@ -247,7 +249,8 @@ class RunningTask:
         self._go_on(answers)
 
     def answer_one(self, key: str, message: Message) -> None:
-        """Pass the client's answer to one question, a result or an error, to the call. Ignore an unknown key."""
+        """Pass the client's answer to the question `key` on to the call. `message` has a result or an error. Do nothing
+        if no open question has this key."""
         if isinstance(message.result, msgspec.Raw):
             self.answer({key: message.result})
         elif key in self.exchange.open_questions():
@@ -263,7 +266,8 @@ class RunningTask:
             self.record.change(**answers)
 
     def cancel(self, reason: str) -> None:
-        """Cancel the call: notify the server and end the task."""
+        """Cancel the call: notify its server, if the call was sent, and end the task. `reason` is for the server and
+        the client."""
         if self.exchange.conversation is not None:
             self.exchange.cancel(reason)
         else:

@@ -24,22 +24,24 @@ it."""
 
 
 class FollowedCall(msgspec.Struct, frozen=True):
-    """The task that a server has created for the call. `caller` has the client's declared capabilities, or None if the
-    client has not sent them with the call."""
+    """Holds what the next owner needs to follow the task that a server has created for a call."""
 
     task: TaskAtServer
     caller: ClientDeclaration | None
+    """The capabilities that the client has declared; None if it has not sent them with the call."""
 
 
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The params of a client's call, with `_meta`, and the context (rights) that the call had. The session may have
-    more rights when the call is sent again. `params` is empty if the call must not be sent again. `is_legacy`: the
-    client's protocol version is before 2026-07-28."""
+    """Holds the call of a task as the store keeps it, so that the next owner can continue it."""
 
     params: Object
+    """The params of the client's call, with `_meta`. Empty if the call must not be sent again."""
     context: Context
+    """The rights of the call. Its session may have more rights when the call is sent again."""
     is_legacy: bool = False
+    """The client's protocol version is before 2026-07-28."""
     followed: FollowedCall | None = None
+    """The task that the server has created for the call; None if it has created none."""
 
     @classmethod
     def read(cls, data: bytes) -> "StoredCall":
@@ -49,8 +51,8 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
-    """Encode a call for the store, without answers to questions, because the call will begin anew. Return no bytes if
-    they would be more than `MAX_BYTES`."""
+    """Return a call, encoded for the store, without `requestState` and the client's answers, because the call will
+    begin anew. Return empty bytes if the encoded call would have more than `MAX_BYTES`."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
@@ -58,8 +60,8 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
 
 
 def following(request: bytes, followed: FollowedCall) -> bytes:
-    """Return the encoded call `request` with the task that its server has created. Return no bytes if they would be too
-    many: then the next owner cannot follow the task."""
+    """Return the encoded call `request` with the task that its server has created. Return empty bytes if the id of that
+    task or the whole is too long: then the next owner cannot follow the task."""
     if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
         return b""
     data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))
@@ -67,8 +69,9 @@ def following(request: bytes, followed: FollowedCall) -> bytes:
 
 
 class RecordedAnswers:
-    """Stores answers by the digest of the question (`gateway.calls.suspended_call.question_digest`). Answers to equal
-    questions stay in order. `data` is the result of `encoded`; data of another version counts as no answers."""
+    """Records the answers of a client to the questions of a call, each under the digest of its question
+    (`gateway.calls.suspended_call.question_digest`). Several answers to equal questions stay in order. `data` is what
+    `encoded` has returned; data of another version counts as no answers."""
 
     def __init__(self, data: bytes = b"") -> None:
         try:
@@ -78,7 +81,8 @@ class RecordedAnswers:
 
     @classmethod
     def of(cls, answers: Mapping[str, str]) -> "RecordedAnswers":
-        """Return a record with one answer (JSON) for each question, by the digest of the question."""
+        """Return a record of `answers`, which has one answer (JSON) for each question, by the digest of the
+        question."""
         recorded = cls()
         for digest, answer in answers.items():
             recorded.add(digest, msgspec.Raw(answer.encode()))
@@ -93,8 +97,8 @@ class RecordedAnswers:
         return bytes(known.pop(0)).decode() if known else None
 
     def encoded(self) -> bytes:
-        """Return all answers as JSON, for the task's record. Empty if there are none, or they exceed `PART_BYTES`: then
-        the client is asked again."""
+        """Return all answers as JSON, for the task's record. Return empty bytes if there are no answers, or if they
+        exceed `PART_BYTES`. In the latter case, the client is asked again when the call runs again."""
         data = encode(self._answers) if self._answers else b""
         return data if len(data) <= PART_BYTES else b""
 

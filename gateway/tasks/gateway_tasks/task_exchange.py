@@ -66,7 +66,7 @@ class TaskWork(Protocol):
 
     @property
     def log_facts(self) -> LogFacts:
-        """Return the fields that name the task in log lines."""
+        """Return the fields of a log line that name the task."""
 
     @property
     def call_s(self) -> float:
@@ -92,12 +92,12 @@ class TaskWork(Protocol):
         """Record that the server has created this task for the call, so that a later process can follow it."""
 
     def withdrawn(self) -> None:
-        """Record that the server has cancelled some of its questions."""
+        """Record that the server has cancelled some of the questions that it had asked."""
 
 
 class TaskQuestions(SuspendedCall):
-    """The questions of a call that is a task or may become one. `first` is the number of questions in earlier runs of
-    the call, so that no key is used twice."""
+    """Holds the questions of a call that is a task or may become one. `first` is how many questions earlier runs of the
+    call have asked: keys are counted from there, so that none is used twice."""
 
     def __init__(self, exchange: "TaskExchange", first: int = 0) -> None:
         super().__init__()
@@ -117,14 +117,17 @@ class TaskQuestions(SuspendedCall):
 
 
 class TaskExchange(Exchange):
-    """A client's tool call that can become a task. `work` is the task; None if it has not become one."""
+    """A client's tool call that can become a task."""
 
     work: TaskWork | None = None
-    request: tuple[Object, Object] | None = None  # params and `_meta` of the first request to the server
+    """The task that the call has become; None if it has not become one, or the task has ended."""
+    request: tuple[Object, Object] | None = None
+    """The params and the `_meta` of the first request to the server; None before it is sent."""
     asked_before = 0  # questions of earlier runs
     kept_s = 0.0  # seconds that the client wants the outcome kept; 0: it has not said
     _recorded: RecordedAnswers | None = None  # what the client has answered in an earlier run
     task_at_server: TaskAtServer | None = None
+    """The task that the server has created for the call; None if it has created none."""
     _is_quiet = False  # the client has not asked for progress
     _progress: bytes | None = None  # the last notification before it became a task
     _holds_questions = False
@@ -161,13 +164,13 @@ class TaskExchange(Exchange):
         return self.suspended
 
     def hold_questions(self) -> None:
-        """Ask the client nothing until `release_questions`. A question now would be the answer to the client's open
-        request, which is to be answered with the task's handle."""
+        """Send the client no question of the server until `release_questions`. The client's request is still open and
+        is to be answered with the task's handle. A question now would be its answer instead."""
         self._holds_questions = True
 
     def release_questions(self) -> None:
-        """Ask the questions that were held back, except those withdrawn. Ask none if the call is no longer at its
-        server. If the call has become a task, the task asks them."""
+        """Ask the client the questions that were held back since `hold_questions` and not withdrawn. If the call has
+        become a task, the task asks them. Do nothing if no request of the call is at its server any more."""
         self._holds_questions = False
         held, self._held = self._held, None
         if held is None or self.state is not ExchangeState.SENT:
@@ -237,7 +240,8 @@ class TaskExchange(Exchange):
         return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
 
     def stored(self, task: Task) -> None:
-        """Do nothing. Called with each stored version of the task's record; a subclass notifies its client."""
+        """Do nothing here. Called with each version of the task's record that was stored; a subclass notifies its
+        client."""
 
     def forget_work(self) -> None:
         """Drop the references of the call to its task, after the task has ended."""
@@ -250,8 +254,9 @@ class TaskExchange(Exchange):
         return super().take_replay(digest) if known is None else known
 
     def run_as(self, work: TaskWork, asked_before: int, recorded: RecordedAnswers | None = None) -> None:
-        """Run the call as the task `work` from the start, so that no client waits for it. Earlier runs have asked
-        `asked_before` questions. Questions with an answer in `recorded` are not asked again."""
+        """Run the call as the task `work` from its beginning, so that no client waits for it. `asked_before` is the
+        number of questions that earlier runs of the call have asked. A question with an answer in `recorded` is not
+        asked again."""
         self._recorded = recorded
         self.replies = TaskSink(work.receive)
         self._work_as(work)
@@ -263,7 +268,8 @@ class TaskExchange(Exchange):
 
 
 def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
-    """End a task whose call could not be sent, with this error."""
+    """End a task whose call could not be sent. The task's outcome is an error that says so, or `error` itself if that
+    is for clients."""
     if isinstance(error, StoreError):
         error = store_refused(error)
     if isinstance(error, Refused):
@@ -275,12 +281,12 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
 
 
 class RequestedExchange(TaskExchange):
-    """A legacy client's tool call that has requested a task. `owned` has the task's handle, and the `tasks/result` call
-    that waits for the task. The client gets progress and log messages on that call's stream, or on the session's
-    standalone stream."""
+    """A legacy client's tool call that has requested a task. If a `tasks/result` call waits for the task, the client
+    gets progress and log messages on the stream of that call, otherwise on the session's standalone stream."""
 
     takes_rounds = True
     owned: OwnedTask | None = None
+    """The task's handle, and the `tasks/result` call that waits for the task. None until the task has a handle."""
     _status = "working"  # the last status that the client was told
 
     @classmethod
@@ -293,8 +299,9 @@ class RequestedExchange(TaskExchange):
         handle: str = "",
         kept_s: float = 0.0,
     ) -> "RequestedExchange":
-        """Return a call in this session with the rights of this context. `handle` is empty until the task is stored.
-        `kept_s` is how many seconds the client wants the outcome stored."""
+        """Return a new call in this session with the rights of this context. `granted` has the claims of the client's
+        credential. `handle` is empty until the task is stored. `kept_s` is how many seconds the client wants the
+        outcome stored; 0 if it has not said."""
         exchange = cls(
             method="tools/call",
             client_id=fallback_id(),  # the client cancels by `tasks/cancel`, not by a request id
@@ -313,7 +320,7 @@ class RequestedExchange(TaskExchange):
         return "legacy"
 
     def known_as(self, handle: str) -> None:
-        """Set the handle of the task."""
+        """Set the handle by which the client knows the task."""
         assert self.live is not None
         # The task's state is in its record.
         self.owned = OwnedTask(self.live, handle, seen=lambda task: None, lost=lambda: None)
@@ -326,7 +333,7 @@ class RequestedExchange(TaskExchange):
         written_at: float,
     ) -> None:
         """Record that the request was sent. Then set the caller (the client's declared capabilities): questions to the
-        client need it. The caller is not set earlier, because the link must be opened as for a legacy client."""
+        client need it. It is not set earlier, because the link must be opened as for a legacy client."""
         super().sent_as(conversation, number, request, written_at)
         if self.caller is None and (live := live_session_of(self)) is not None:
             self.caller = caller_of(live)

@@ -77,8 +77,8 @@ class TaskableReply(UnrecordedAnswer):
     """Forwards the reply of a call to the HTTP layer, unless the call becomes a task
     (`transports.inbound_port.Answer`).
 
-    `answered` is done when the client can be answered: the call was sent or refused, or is a task. The running task
-    gets the call's own reply, and must end the reply.
+    `answered` is a future that is done when the client can be answered: the call was sent or refused, or has become a
+    task. If it has become a task, the running task gets the call's own reply, and must end it.
     """
 
     def __init__(self, exchange: TaskExchange, headers: HeaderList) -> None:
@@ -103,7 +103,7 @@ class TaskableReply(UnrecordedAnswer):
         return self._is_done or self._state is ReplyState.REFUSED or self.replies.abandoned or self.replies.is_closed
 
     def begin_after(self, seconds: float, begin: Callable[[], object]) -> None:
-        """Call `begin` after `seconds`, unless the reply has ended by then."""
+        """Call `begin`, which makes the task, after `seconds`. Do not call it if this reply has ended by then."""
 
         def due() -> None:
             self._timer = None  # or `begin` and this reply would keep each other in memory
@@ -112,8 +112,8 @@ class TaskableReply(UnrecordedAnswer):
         self._timer = asyncio.get_running_loop().call_later(seconds, due)
 
     def accepted(self, inner: Answer) -> None:
-        """Record that the call was sent to its server. `inner` is the call's own reply. If the call is a task, the task
-        gets it."""
+        """Record that the call was sent to its server. `inner` is the call's own reply. It goes to the task if the call
+        has become one, otherwise to the client."""
         self._step(ReplyEvent.ACCEPT)
         self._inner = inner
         if self._hold is not None:
@@ -121,7 +121,8 @@ class TaskableReply(UnrecordedAnswer):
         self._answer()
 
     def refused(self, error: BaseException) -> None:
-        """End a call that was not sent. The error goes to the client, or to the task."""
+        """Record that the call could not be sent. `error` is the task's outcome if the call has become a task;
+        otherwise it goes to the client."""
         self._step(ReplyEvent.REFUSE)
         if self.is_task:
             fail_unsent(self._exchange, error)
@@ -129,8 +130,8 @@ class TaskableReply(UnrecordedAnswer):
             self.answered.set_exception(error)
 
     def became_task(self, hold: Callable[[Answer], None]) -> None:
-        """Record that the client was answered with a handle. `hold` is called with the call's own reply, as soon as
-        there is one."""
+        """Record that the client was answered with a task's handle. `hold` is called with the call's own reply, as soon
+        as there is one."""
         self._step(ReplyEvent.MAKE_TASK)
         self._hold = hold
         if self._inner is not None:
@@ -188,8 +189,13 @@ class TaskMaker:
         accepting: Awaitable[Answer],
         tool_of: ToolOf,
     ) -> Answer:
-        """Send a call, and return its reply once the call was sent or has become a task. `accepting` sends the call and
-        returns the reply for a call that becomes no task. Raises the errors of `accepting`."""
+        """Send a call that can become a task. Return the reply for the client once the call was sent or has become a
+        task.
+
+        `accepting` sends the call, and returns the call's own reply, which the client gets if there is no task.
+        `headers` are for the HTTP response. `tool_of` returns what is known of the called tool. Raises the errors of
+        `accepting`.
+        """
         reply = self._begin(exchange, request, headers, tool_of)
         sending = self._tasks.spawn(_accept(reply, accepting))
         try:
@@ -201,8 +207,8 @@ class TaskMaker:
         return reply
 
     def resumed(self, exchange: TaskExchange, request: Request, inner: Answer, tool_of: ToolOf) -> Answer:
-        """Return the reply to a client that has answered a question of its call. The call may still become a task; if
-        not, the client gets `inner`."""
+        """Return the reply to a request in which a client has answered questions of its call. `inner` is the call's own
+        reply. The client gets it, unless the call still becomes a task."""
         reply = self._begin(exchange, request, inner.headers, tool_of)
         reply.accepted(inner)
         return reply
@@ -229,8 +235,8 @@ class TaskMaker:
             exchange.release_questions()
 
     async def begin(self, exchange: TaskExchange, request: Request, tool: Called) -> RunningTask:
-        """Create and store the task of a call that is about to be sent. The caller answers the client with the task's
-        handle.
+        """Create, store and return the task of a call that is about to be sent. The caller sends the call, and answers
+        the client with the task's handle.
 
         Raises:
             Refused: the session or its principal has the maximum number of tasks.
@@ -261,7 +267,8 @@ class TaskMaker:
         await self._forget(running)
 
     async def _make(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
-        """Turn a call into a task. Do nothing if the call has ended or asks its client, or there are too many tasks."""
+        """Turn a call into a task. Leave the call as it is if it has ended, asks its client or has lost its client, if
+        there are too many tasks, or if the store does not take the task."""
         live = live_session_of(exchange)
         if live is None or _is_settled(exchange, reply):
             return
@@ -351,5 +358,6 @@ async def _accept(reply: TaskableReply, accepting: Awaitable[Answer]) -> None:
 
 
 def _is_settled(exchange: TaskExchange, reply: TaskableReply) -> bool:
-    """Return True if the call need not become a task: it has ended, asks its client, or its client has disconnected."""
+    """Return True if the call must not become a task any more: it has ended, asks its client, or its client has
+    disconnected."""
     return exchange.is_over or exchange.is_suspended or reply.is_gone

@@ -83,8 +83,8 @@ class TaskRecordWriter:
 
     @property
     def told(self) -> Task | None:
-        """Return the task with all changes, for clients. Return None if it has ended or was lost: clients must then see
-        the stored record, because an outcome counts only when it is stored."""
+        """Return the task with all changes, as clients may see it. Return None if the task has ended or was lost:
+        clients must then see the stored record, because an outcome counts only when it is stored."""
         return None if self.task.is_over or self.is_lost else self.task
 
     @property
@@ -93,8 +93,8 @@ class TaskRecordWriter:
         return self._clock()
 
     def change(self, *, can_wait: bool = False, **fields: Any) -> None:
-        """Set fields of the record, and write them in the background: at once, or within `EVERY_S` seconds with
-        `can_wait`."""
+        """Set fields of the record at once, and write them to the store in the background. `can_wait`: the write may
+        come up to `EVERY_S` seconds later. Do nothing if the task was lost."""
         if self.is_lost:
             return
         fields["updated_at"] = self._clock()
@@ -122,7 +122,7 @@ class TaskRecordWriter:
         return is_due
 
     async def close(self, within_s: float = 0.0) -> None:
-        """Stop writing when the store has all changes, or after `within_s` seconds."""
+        """Stop writing. First wait up to `within_s` seconds until the store has all changes."""
         if within_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
@@ -169,8 +169,8 @@ class TaskRecordWriter:
                 logger.exception("a change of a task is stored, but not every client was notified")
 
     def _leave_out(self, fields: dict[str, Any]) -> bool:
-        """Queue changes again, without the fields that do not fit into the store. Return False if no field can be left
-        out."""
+        """Queue the changes `fields`, for which the store had no room, once more: without those parts that the task can
+        do without. Return False if nothing can be left out."""
         tried = replace(self._stored, **fields)
         left_out: dict[str, Any] = {}
         if tried.is_over:
@@ -183,9 +183,9 @@ class TaskRecordWriter:
         return is_less
 
     def _without_growth(self, tried: Task) -> dict[str, Any]:
-        """Return what to write in place of fields that have grown, so that the record fits into a full store: the
-        stored values of the least useful of these fields, by name. If only the questions have grown, call `no_room` and
-        return empty questions. Return an empty dict if nothing has grown."""
+        """Return values for some fields of `tried`, a record that does not fit into the full store, so that it may fit.
+        These are the least useful fields that have grown, with their stored values. If only the questions have grown,
+        call `no_room` and return empty questions. Return an empty dict if nothing has grown."""
         for names in _LEFT_OUT:
             if len(getattr(tried, names[0])) > len(getattr(self._stored, names[0])):
                 logger.warning("the store of tasks is full: %s of a task are not kept", " and ".join(names))
@@ -196,7 +196,8 @@ class TaskRecordWriter:
         return {}
 
     async def _replace(self, fields: dict[str, Any]) -> Task | None:
-        """Write the record with these fields, and return it as stored. None if this replica no longer owns the task."""
+        """Write the stored record with `fields` changed. Return the record as it is stored now; None if this replica no
+        longer owns the task."""
         for _ in range(2):
             after = replace(self._stored, **fields)
             if await self._store.replace(after):

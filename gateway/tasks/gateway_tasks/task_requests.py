@@ -51,8 +51,8 @@ the task. It is called with the task, its session (None if it has ended) and the
 
 
 class TaskVisibility:
-    """Decides if a request may see a task: its credential must allow calls of the task's tool. `endpoints` are by URL
-    path."""
+    """Decides if a request may see a task: its credential must allow calls of the task's tool. `endpoints` has the
+    servers of each endpoint, by URL path."""
 
     def __init__(self, rules: ContextRules, endpoints: Mapping[str, TaskServers], policy: Policy) -> None:
         self._rules = rules
@@ -85,12 +85,14 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
 
 
 async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
-    """Return the session with this id; None if there is none or it belongs to another principal.
+    """Return the session with this id, for a request of `who` from a client of this era. Return None if there is no
+    such session, or if it belongs to another principal.
 
     Raises:
         Refused: the session cannot be used now.
-        OwnedByPeer: another replica has the session.
-        StoreUnavailable: the store does not answer."""
+        OwnedByPeer: another replica owns the session.
+        StoreUnavailable: the store does not answer.
+    """
     try:
         return await resolver.resume_by_id(session_id, who, era)
     except Refused as refused:
@@ -125,20 +127,22 @@ class MadeTasks:
         return task_result(await self.current(handle, who, counts=True), text)
 
     async def count(self, session_id: str) -> None:
-        """Count a request about tasks against the rate of their session. Call this only if the sender is the session's
-        principal: other principals could use up the rate of the session. Raises `Refused`: 429, too many requests."""
+        """Count a request about tasks against the rate limit of their session. The caller has checked that the sender
+        is the session's principal: other principals must not use up the rate. Raises `Refused`: 429, too many
+        requests."""
         await self.rates.count_call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task, and count the request. Only a request that may see the task counts. Raises the
-        errors of `get`, except `OwnedByPeer`."""
+        """Return the record of a task as `find` does, and then count the request against the rate limit of the session.
+        A request that may not see the task is not counted. Raises the errors of `get`, except `OwnedByPeer`."""
         task = await self.find(handle, who)
         await self.count(task.session_id)
         return task
 
     async def current(self, handle: TaskHandle, who: RequestContext, *, counts: bool = False) -> Task:
-        """Return the record of a task. If its owner is gone, recover the task first. If it has ended, wait until the
-        outcome is stored, so that every replica gives the same answer. `counts`: count the request.
+        """Return the record of a task. If the replica that has run it is gone, recover the task first. If the task has
+        ended, wait until the outcome is stored, so that every replica gives the same answer. `counts`: count the
+        request against the rate limit of the session.
 
         Raises the errors of `get`; `StoreUnavailable` also if the outcome is not stored in time.
         """
@@ -202,11 +206,12 @@ class MadeTasks:
 
     async def page(self, session: Session, endpoint: str, who: RequestContext, after: str) -> tuple[list[Task], str]:
         """Return a page of the tasks that this client may see, and the cursor of the next page (MCP 2025-11-25, Tasks).
-        The cursor is empty if this page is the last.
+        The cursor is empty if this page is the last. `after` is the cursor that the client has sent; empty for the
+        first page.
 
         The session's own tasks come first, oldest first, then those of the principal's other sessions, by name.
         Anonymous clients share one principal, so they get only the tasks of their session. The tasks are without
-        outcome (`TaskStore`). `after` is the cursor; empty for the first page. The request is not counted.
+        outcome (`TaskStore`). The request is not counted.
 
         Raises:
             Refused: `after` is no valid cursor.
@@ -244,8 +249,8 @@ class MadeTasks:
         return [self._told(task.name) or task for task in seen]  # a task that works here has a newer version
 
     def _told(self, name: str) -> Task | None:
-        """Return the record of a task that works on this replica, as clients may see it. Return None if the stored
-        record counts: the task does not run here, or has ended."""
+        """Return the record of the task `name`, as clients may see it, if the task works on this replica. Return None
+        if the task does not run here or has ended: then the stored record counts."""
         running = self.table.get(name)
         return None if running is None else running.record.told
 
@@ -256,22 +261,23 @@ class MadeTasks:
         return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
-        """Count the request, and return the running task; None if the task has ended. If no replica runs it, take it
-        over."""
+        """Count the request, and return the running task. If no replica runs it, recover it first. Return None if the
+        task has ended or does not run on this replica even then."""
         task = await self.counted(handle, who)
         if task.is_over:
             return None
         return self._run_here(task.name) or await self._here(task, await self.sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task; the stored one if the task has ended, because an outcome counts only when it is
-        stored. Do not count the request. Raises the errors of `get`, except `OwnedByPeer`."""
+        """Return the record of a task: the present one if the task works on this replica, otherwise the stored one. The
+        request is not counted. Raises the errors of `get`, except `OwnedByPeer`."""
         told = self._told(handle.name)
         task = told or await self.table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
 
     async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record if this request may see the task. Otherwise, or if `task` is None, raise `UnknownTask`."""
+        """Return `task`, a record that was already read, if this request may see the task. If not, or if `task` is None
+        because there is no record, raise `UnknownTask`."""
         why = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self.may_see(task, await self.sessions.peek(task.session_id), who):
@@ -282,7 +288,7 @@ class MadeTasks:
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
         """Return the running task. If no replica runs it, recover it first. Return None if the task does not run on
-        this replica even then."""
+        this replica even then. `session` is the task's session; None if it has ended."""
         if session is not None and not self.recovery.is_here(session):
             found = await found_session(session.id, who, self.resolver, Era(session.era))
             session = None if found is None else found.live.session

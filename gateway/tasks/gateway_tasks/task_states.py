@@ -77,8 +77,8 @@ def may_run_again(task: Task) -> bool:
 
 
 def message_of(runs: int, text: str = "") -> str:
-    """Return the message of a task whose call was sent `runs` times. `text` is its progress, or describes its
-    outcome."""
+    """Return the status message of a task, which clients see. `runs` is how often the call was sent. `text` is the
+    progress of the task, or describes its outcome."""
     parts = (AGAIN if runs > 1 else "", text)
     return ": ".join(part for part in parts if part)[:MAX_MESSAGE_CHARS]
 
@@ -105,8 +105,8 @@ class _Content(msgspec.Struct):
 
 
 def reason_of(result: bytes) -> str:
-    """Return the reason that a failed tool gives: the first text of the tool's result, shortened; empty if there is
-    none."""
+    """Return the reason that a failed tool gives in `result`, its result as JSON: the first text in it, shortened;
+    empty if it has no text."""
     try:
         content = msgspec.json.decode(result, type=_Content).content
     except UNREADABLE:
@@ -141,8 +141,8 @@ def can_be_read(outcome: bytes) -> bool:
 
 
 def error_text(error: msgspec.Raw) -> str | None:
-    """Return the message of a JSON-RPC error, shortened, without a look at its `data`. None if clients cannot read the
-    error."""
+    """Return the message of a JSON-RPC error, shortened; None if clients cannot read the error. The error's `data` is
+    not decoded."""
     try:
         return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

@@ -41,20 +41,22 @@ def log_fields_of(task: Task) -> dict[str, str]:
 
 @dataclass(eq=False, repr=False)
 class TaskTable:
-    """The tasks that this replica runs. A task is added before it is stored, and removed when its outcome is stored.
-
-    `noted` is called with an event of a task, one of `gateway.observability.metrics.TASK_EVENTS`, to count and record
-    it. `clock` returns Unix time in seconds. `is_kept`: the store outlives this process.
-    """
+    """Holds the tasks that this replica runs. A task is added before it is stored, and removed when its outcome is
+    stored."""
 
     settings: TaskSettings
     store: TaskStore
     names: RunningNames
+    """Tells other replicas which tasks this one runs."""
     bus: Bus
     _: KW_ONLY
     noted: Callable[[Task, str], None]
+    """Called with a task and an event of it, one of `gateway.observability.metrics.TASK_EVENTS`, to count and record
+    the event."""
     clock: Callable[[], float] = time
+    """Returns Unix time in seconds."""
     is_kept: bool = True
+    """True if the store outlives this process."""
     _running: dict[str, RunningTask] = field(init=False, default_factory=dict)
     _tasks: Tasks = field(init=False, default_factory=lambda: Tasks("tasks"))
 
@@ -69,7 +71,8 @@ class TaskTable:
         return self._running.get(name)
 
     def add(self, task: Task, exchange: TaskExchange) -> RunningTask:
-        """Begin to run a task. The caller stores its record."""
+        """Begin to run a task, whose call is `exchange`, and return the running task. The caller stores the task's
+        record."""
 
         def changed(written: Task) -> None:
             self._publish(written)
@@ -84,7 +87,8 @@ class TaskTable:
         return running
 
     def cancel(self, name: str, reason: str) -> bool:
-        """Cancel a task for an operator. Return False if it does not run on this replica or has ended."""
+        """Cancel a task for an operator. Return True if it was running and is cancelled now. Return False if it does
+        not run on this replica or has ended."""
         running = self._running.get(name)
         if running is None or running.task.is_over:
             return False
@@ -105,7 +109,8 @@ class TaskTable:
             )
 
     def report(self, task: Task, what: str) -> None:
-        """Count and publish a change that was written directly to the store. `what` is one of `TASK_EVENTS`."""
+        """Count and publish a change of `task` that was written to the store directly, not by its running task. `what`
+        is the event, one of `TASK_EVENTS`."""
         self.noted(task, what)
         self._publish(task)
 
@@ -115,14 +120,15 @@ class TaskTable:
         self._tasks.spawn(_tried(self.bus.publish, topic_of(task.session_id), task.id.encode()))
 
     def remove(self, running: RunningTask) -> None:
-        """Remove a task that was given up before its client got a handle, or that another replica runs."""
+        """Remove a running task whose outcome does not come from here: it was given up before its client got a handle,
+        or another replica runs it."""
         if self._running.get(running.name) is running:
             del self._running[running.name]
         self.forget_name(running.name)
 
     def forget_name(self, name: str) -> None:
         """Delete, in the background, the stored name by which other replicas know that this replica runs this task. If
-        that fails, they find that the task has ended."""
+        that fails, these replicas find later that the task has ended."""
         self._tasks.spawn(_tried(self.names.remove, name))
 
     def _ended(self, running: RunningTask) -> None:
@@ -135,7 +141,8 @@ class TaskTable:
             self.forget_name(running.name)
 
     def renew(self) -> None:
-        """Extend the lifetimes of the records of all working tasks that are due for it."""
+        """Extend the lifetimes of the stored records of working tasks, as far as they are due for it. Called
+        periodically."""
         for running in self:
             if running.record.renew(self.settings.working_ttl_s(running.kept_s)):
                 # The next renewal comes long before the names expire.
@@ -164,8 +171,8 @@ def _what_became_of(running: RunningTask) -> str:
 
 
 def _end(running: RunningTask) -> bool:
-    """End a task, because the gateway stops. Return False, and leave its record unchanged, if another owner can
-    continue it."""
+    """End a task, because the gateway stops, and return True. If another owner can continue the task, leave its record
+    unchanged and return False."""
     exchange = running.exchange
     if running.task.upstream_id or may_run_again(running.task) or exchange.work is not running:
         return False
