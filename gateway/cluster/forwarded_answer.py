@@ -16,8 +16,9 @@ _heads = msgspec.msgpack.Decoder(tuple[int, HeaderList])
 
 
 def message_in(payload: bytes | None) -> tuple[bytes, HeaderList] | None:
-    """Return the JSON message in an owner's answer, and the response's headers except content type and length. Return
-    None if `payload` is None, or anything but one JSON message with status 200."""
+    """Return the JSON message in an owner's answer, and the response's headers except content type and length.
+    `payload` is the answer as `PeerCall.answer` returns it; None if it has not come in one frame. Return None for any
+    answer but one JSON message with status 200."""
     if payload is None:
         return None
     size = 2 + int.from_bytes(payload[:2], "big")
@@ -31,9 +32,9 @@ def message_in(payload: bytes | None) -> tuple[bytes, HeaderList] | None:
 
 
 class ForwardedAnswer(UnrecordedAnswer):
-    """The pending answer to a call that was sent to the session's owner. If the owner answers with one small JSON
-    message and status 200, `replies` gets one frame, and `answered` is called. Otherwise `replies` is closed without a
-    frame, and the caller raises `elsewhere()`."""
+    """Wait for the answer to a call that was sent to the session's owner. If the owner answers with one small JSON
+    message and status 200, `replies` gets one frame, and `answered` is called with the route. Otherwise `replies` is
+    closed without a frame, and whoever reads `replies` raises `elsewhere()`."""
 
     __slots__ = ("_answered", "_route", "call", "headers", "replies")
 
@@ -59,7 +60,7 @@ class ForwardedAnswer(UnrecordedAnswer):
         self.replies.push(Frame(message, final=True))
 
     def elsewhere(self) -> OwnedByPeer:
-        """Return an exception to raise, so that the `Forwarder` continues this call."""
+        """Return the exception to raise so that the `Forwarder` continues this call, which was already sent."""
         return OwnedByPeer(msgspec.structs.replace(self._route, begun=self))
 
     def cancel(self, reason: str) -> None:
@@ -111,14 +112,14 @@ class RelayedReply:
         return True
 
     def go_on(self, method: str) -> bool:
-        """Prepare another try, whose answer continues the event stream that the client is reading. Return False if that
-        is not possible: the answer that has begun is no event stream, or `method` is GET (the client itself
-        resumes)."""
+        """Prepare for the answer of another try to continue the event stream that the client is reading, and return
+        True. Return False if that is not possible: what the client is reading is no event stream, or `method` is GET
+        (then the client itself resumes the stream)."""
         if method != "POST" or not self.is_stream:
             return False
         self.send, self.has_begun = continued(self.send), False
         return True
 
     async def end(self, payload: bytes = b"") -> None:
-        """Send the last part of the answer, and end it."""
+        """Send the client `payload`, the last piece of the answer's body, and end the answer."""
         await self.send({"type": "http.response.body", "body": payload, "more_body": False})

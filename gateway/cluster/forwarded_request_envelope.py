@@ -60,19 +60,23 @@ class Refusal(enum.StrEnum):
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Facts that all calls with the same HTTP head on one connection share. `path` is the path of an endpoint.
-    `granted` has the claims of the client's credential. `again`: the request was sent before, to a process that was
-    lost, and may have taken effect."""
+    """Facts that all calls with the same HTTP head on one connection share."""
 
     session: str
+    """The id of the session. For the path `HOLD`, the name of the asking replica."""
     path: str
+    """The path of an endpoint; or `GREETING`, `HOLD` or `CLAIM`."""
     issuer: str = ""
     subject: str = ""
+    """Issuer and subject identify the principal."""
     method: str = "POST"
     secure: bool = False
+    """The client's request has come by HTTPS."""
     again: bool = False
+    """The request was sent before, to a process that was lost, and may have taken effect."""
     headers: HeaderList = []
     granted: CredentialClaims | None = None
+    """The claims of the client's credential."""
 
     @classmethod
     def of(
@@ -97,16 +101,18 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class CallFacts(msgspec.Struct, frozen=True, array_like=True):
-    """Facts of one call. `epoch` and `version` are from the session's record; -1 if the sender did not read the record
-    for this call. `traceparent` is empty if the client sent none. `expires` is Unix time in seconds. `copy_of` is the
-    nonce of an earlier copy that may have arrived: the receiver executes only one of the two."""
+    """Facts of one call."""
 
     epoch: int
     version: int
+    """Epoch and version are those of the session's record; -1 if the sender did not read the record for this call."""
     correlation: str
     traceparent: str
+    """Empty if the client has sent none."""
     expires: float
+    """Unix time in seconds after which the receiver refuses the call."""
     copy_of: Nonce | None = None
+    """The nonce of an earlier copy of this call that may have arrived: the receiver executes only one of the two."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -135,12 +141,13 @@ def decode_facts(packed: bytes) -> CallFacts:
 
 
 class Envelopes:
-    """Encode the facts of calls that are sent, and accept each received call only once. `peer_keys` (newest first)
-    prove that a process is a replica. `tls`, if set, encrypts the connections between replicas."""
+    """Encode the facts of calls that are sent, and accept each received call only once."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time, tls: PeerTls | None = None) -> None:
         self.tls = tls
+        """Encrypts the connections between replicas; None if they are not encrypted."""
         self.peer_keys = ring.derive(Purpose.PEER)
+        """The keys, newest first, by which a process proves that it is a replica."""
         self._clock = clock
         # The last accepted number of each channel, and the nonces of copies, both in two generations. The older
         # generation is dropped as a whole when all of its envelopes have expired.
@@ -153,8 +160,9 @@ class Envelopes:
     def facts(
         self, route: Route | None, traceparent: str = "", copy_of: Nonce | None = None, correlation: str = ""
     ) -> bytes:
-        """Return the facts of a call that is sent now, as msgpack. `correlation` defaults to the correlation id of the
-        current request. Epoch and version are -1 unless `route` was just read from the store."""
+        """Return the facts (`CallFacts`) of a call that is sent now, as msgpack. `copy_of` is the nonce of an earlier
+        copy of the call. `correlation` defaults to the correlation id of the current request. Epoch and version are -1
+        unless the record in `route` was just read from the store."""
         epoch = version = -1
         if route is not None and route.is_read:
             epoch, version = route.session.epoch, route.session.version
@@ -162,8 +170,8 @@ class Envelopes:
         return _encode(CallFacts(epoch, version, correlation or CORRELATION.get(), traceparent, expires, copy_of))
 
     def accept(self, nonce: Nonce, facts: CallFacts) -> Refusal | None:
-        """Remember the nonce of a received call. Return None if the call came in time and no copy of it was accepted;
-        else return the reason to refuse it."""
+        """Decide if a received call may be executed, and remember its nonce (unique id). Return None if the call has
+        come in time and no copy of it was accepted; otherwise return the reason to refuse it."""
         now = self._clock()
         # An envelope that is valid for longer could be accepted again after its nonce is forgotten.
         if not 0 < facts.expires - now <= 2 * VALID_S:

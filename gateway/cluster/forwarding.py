@@ -58,8 +58,9 @@ _RETURNED: Final = frozenset({PeerOutcome.MOVED, *_NOT_REACHED})
 
 
 class ForwardingPath:
-    """Forward the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` leads to
-    the owner. `is_here` gets a session id and returns True if the session is live on this replica.
+    """Forward the later calls of one client connection to one owner, on the fast path
+    (`transports.inbound_port.CallPath`). `route` leads to the owner. `is_here` gets a session id and returns True if
+    the session is live on this replica.
 
     After the `Forwarder` has forwarded a call, later calls take this path if they differ from that call only in id,
     progress token and arguments. The owner decides everything about the session of these calls. The `Forwarder`
@@ -91,7 +92,9 @@ class ForwardingPath:
         trace: bytes = b"",
         correlation: str = "",
     ) -> "ForwardedCall | None":
-        """Send a call to the owner. Return None, and do nothing, if the call cannot take the fast path."""
+        """Send the call with this body to the owner, and return the call in flight. Return None, and send nothing, if
+        the call cannot take the fast path. `values` and `correlation` are described in `CallPath.begin`; `trace` is the
+        `traceparent`."""
         route, peers = self._route, self._peers
         memory, is_in_time = route.memory, monotonic() < self._until
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
@@ -144,7 +147,8 @@ class ForwardedCall:
             self._call.wake()  # the `Forwarder` was not told of what has come
 
     def fall_back(self) -> None:
-        """Leave the fast path: the `Forwarder` continues the call. Do nothing the second time."""
+        """Leave the fast path: the `Forwarder` continues the call. Do nothing if the call has already left it or is
+        answered."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.fall_back(self._began, self._elsewhere)
@@ -165,12 +169,7 @@ def _start_begun(route: Route, reply: RelayedReply) -> None:
 
 @dataclass(eq=False, repr=False)
 class Forwarder:
-    """Forward requests to the owners of their sessions, and take sessions over from dead owners.
-
-    `take_over` is called with each session that this replica has claimed. `is_here` gets a session id and returns True
-    if the session is live on this replica. `stripped` removes session tokens from headers, because this replica has
-    verified them.
-    """
+    """Forward requests to the owners of their sessions, and take sessions over from dead owners."""
 
     cluster: Cluster
     peers: PeerRequests
@@ -178,8 +177,11 @@ class Forwarder:
     rates: RateLimits
     _: KW_ONLY
     take_over: Callable[[Session], None]
+    """Called with each session that this replica has claimed."""
     is_here: Callable[[str], bool]
+    """Gets a session id, and returns True if the session is live on this replica."""
     stripped: Callable[[HeaderList], HeaderList]
+    """Removes session tokens from headers, because this replica has verified them."""
     _contested: LogLimit = field(init=False, default_factory=LogLimit)
     _streams: dict[asyncio.Timeout, RelayedReply] = field(init=False, default_factory=dict)
     _paths: WeakSet[ForwardingPath] = field(init=False, default_factory=WeakSet)
@@ -238,7 +240,9 @@ class Forwarder:
         return await self._after(outcome, reply, scope)
 
     def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
-        """Send a POST to the session's owner, and return the pending answer; None if no channel was ready."""
+        """Send a POST to the session's owner, and return the pending answer. If `ForwardingPath` has sent the POST
+        already, return that answer. Return None, and send nothing, if only `forward` can forward the POST: for example,
+        no channel is ready."""
         memory = route.memory
         if route.begun is not None:
             return cast("ForwardedAnswer", route.begun)  # `ForwardingPath` has sent it
@@ -282,8 +286,9 @@ class Forwarder:
         return ForwardedRequest(route, common, body)
 
     async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> PeerOutcome:
-        """Forward a request, and return its outcome. A request that may have taken effect waits up to `_PATIENCE_S` for
-        an owner or the store, and is not refused. Raises `Refused`: nothing was sent to a server."""
+        """Forward a request, and return how it has ended. If the owner or the store cannot be reached, refuse the
+        request, unless it may have taken effect: then try again for up to `_PATIENCE_S`. Raises `Refused`: nothing was
+        sent to a server."""
         while True:
             try:
                 outcome = await self._outcome(request, reply)
@@ -325,10 +330,12 @@ class Forwarder:
 
     async def _have_claimed(self, session: Session, reply: RelayedReply) -> PeerOutcome:
         """Ask other replicas, one after the other, to claim a session whose owner this replica does not reach. This
-        replica itself may claim no session. Each replica that is asked looks for the owner first, in case only this
-        replica is cut off from it. No part of the request is sent before the claim. Return `MOVED` if a replica has
-        claimed the session, `ANSWERED` if the client has left. Raises `Refused`: 503, a replica reaches the owner, or
-        none claims the session."""
+        replica itself may claim no session now. Each asked replica first looks for the owner, in case only this replica
+        is cut off from it. No part of the request is sent before.
+
+        Return `MOVED` if a replica has claimed the session, `ANSWERED` if the client has left. Raises `Refused`: 503, a
+        replica reaches the owner, or none claims the session.
+        """
         tried, has_claimed = [session.owner], None
         try:
             async with asyncio.timeout(None) as waiting:
@@ -348,7 +355,8 @@ class Forwarder:
         return PeerOutcome.MOVED
 
     async def claim_for_peer(self, session_id: str) -> bool | None:
-        """Claim a session for a peer that may claim none, and return True. Return False if this replica reaches the
+        """Claim a session because a peer that may claim none asks for it. Return True if the session was claimed or no
+        other replica owns it: then the peer looks up its owner again. Return False if this replica reaches the
         session's owner; None if this replica may not claim sessions either.
 
         Raises:
@@ -375,8 +383,8 @@ class Forwarder:
         return True
 
     async def _claim(self, session: Session, outcome: PeerOutcome, refused_at: str | None) -> None:
-        """Claim the session of an owner that could not be reached. `refused_at` is the address of that owner; None if
-        the owner's lease is not valid.
+        """Claim the session of an owner that could not be reached. `outcome` says how the last try to reach it has
+        ended. `refused_at` is the owner's address; None if its lease is not valid.
 
         Raises:
             Refused: 503, the owner runs, and took the session from this replica while this replica ran.
@@ -397,10 +405,13 @@ class Forwarder:
             self.take_over(claimed)
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> PeerOutcome:
-        """Send a request to the other replicas, one after the other, until one claims its unowned session and serves
-        it. This replica may not claim it: it drains, or other replicas do not reach it, or one of them has a newer
-        configuration. Return `MOVED` if some replicas were reached and none may claim the session. Raises `Refused`:
-        503, no replica is reached."""
+        """Send a request of an unowned session to the other replicas, one after the other, until one claims the session
+        and serves the request. Called if this replica may not claim the session: it drains, or others do not reach it,
+        or one of them has a newer configuration.
+
+        Return `MOVED` if some replicas were reached and none may claim the session. Raises `Refused`: 503, no replica
+        is reached.
+        """
         tried, was_returned = list[str](), False
         while (another := await self.cluster.another(*tried)) is not None:
             tried.append(another[0])

@@ -24,11 +24,11 @@ _CLOCKS_S: Final = 0.3
 
 
 class OwnLease:
-    """The lease of this replica, and its knowledge of other leases. `peers` has the last listed addresses of the other
-    replicas, by name; None if they were never listed."""
+    """Track how long this replica may trust its own lease, and what it knows of the leases of other replicas."""
 
     def __init__(self) -> None:
         self.peers: Mapping[str, str] | None = None
+        """The last listed addresses of the other replicas, by name; None if they were never listed."""
         self._until = 0.0
         self._trusted = 0.0
         self.is_compared = True
@@ -55,7 +55,8 @@ class OwnLease:
         self._trust(asked_at + TRUST_S)
 
     def not_renewed(self) -> None:
-        """Record that the store has not answered: leases of other replicas may look expired because of the outage."""
+        """Record that the store has not answered a renewal. From now on, expired leases of other replicas are not
+        trusted (`trusts_expired`): they may look expired only because of the outage."""
         self._renewed_since = None
 
     def held(self, asked_at: float) -> None:
@@ -74,23 +75,26 @@ class OwnLease:
         self._trusts = asyncio.Event()
 
     async def next_trust(self) -> None:
-        """Wait until the lease is renewed, all peers agree to claim no session, or the live sessions are compared with
-        the store."""
+        """Wait until this replica may trust its lease for longer: the lease was renewed, all peers agree to claim no
+        session, or the live sessions were compared with the store."""
         await self._trusts.wait()
 
     def store_connected(self) -> None:
-        """Trust nothing until `compared`: the store behind a new connection may be a copy."""
+        """Record that a new connection to the store has opened. The store behind it may be a copy that lacks the last
+        claims, so the lease is not trusted until `compared` is called."""
         self.is_compared = False
         self.trusted_until = 0.0
 
     def compared(self) -> None:
-        """Record that the store names this replica as the owner of all its live sessions."""
+        """Record that the live sessions were compared with the store, and that the store names this replica as the
+        owner of all of them."""
         self.is_compared = True
         self._trust_again()
 
     def was_young(self, at: float) -> bool:
-        """Return True if, at that time (monotonic clock), the last renewal or agreement of the others was recent enough
-        to trust the lease. It does not matter if the store's records were compared with the live sessions."""
+        """Return True if the lease could be trusted at the time `at` (monotonic clock): its last renewal, or the last
+        agreement of the peers, was recent enough. Whether the live sessions were compared with the store does not
+        count."""
         return at < self._trusted
 
     @property
@@ -107,13 +111,13 @@ class OwnLease:
 
     @property
     def trusts_expired(self) -> bool:
-        """Return True if a peer's lease that looks expired has expired. Return False until `LEASE_S` after an outage of
-        the store, because no replica could renew its lease."""
+        """Return True if a peer's lease that looks expired in the store counts as expired. Return False from an outage
+        of the store until `LEASE_S` after it, because no replica could renew its lease."""
         return self._renewed_since is not None and monotonic() - self._renewed_since >= LEASE_S
 
     def hold(self, replica: str) -> bool:
-        """Agree to claim no session of `replica`, which does not reach the store, for `HOLD_S`. Return False if this
-        replica already treats `replica` as dead."""
+        """Agree to claim no session of `replica`, which asks for this because it does not reach the store, for
+        `HOLD_S`. Return True if this replica agrees. Return False if it already treats `replica` as dead."""
         now = monotonic()
         if now - self._doubted.get(replica, -LEASE_S) < LEASE_S:
             return False
@@ -122,8 +126,8 @@ class OwnLease:
 
     def doubt(self, replica: str) -> bool:
         """Return True if a silent replica, whose lease was not renewed for `DOUBT_S`, may be treated as dead. Return
-        False until two `LEASE_S` after a start or an outage: `replica` may not know this one yet, and so cannot ask it
-        to hold."""
+        False while this replica holds for it (`hold`). Return False, too, until two `LEASE_S` after a start or an
+        outage: `replica` may not know this one yet, and so could not ask it to hold."""
         now = monotonic()
         if self._renewed_since is None or now - self._renewed_since < 2 * LEASE_S:
             return False

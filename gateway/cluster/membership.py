@@ -44,7 +44,8 @@ class LeaseRenewal:
             await asyncio.sleep(_AWAY_S)
 
     async def _renew_on_request(self) -> None:
-        """Renew the lease until cancelled. Raises `StoreUnavailable`: the bus of the store cannot be subscribed."""
+        """Renew the lease until cancelled: periodically, and at once when a peer asks for it. Raises
+        `StoreUnavailable`: the bus, by which peers ask, cannot be subscribed."""
         asked = asyncio.Event()
         async with self._bus.subscribed(BEAT + self._cluster.replica, lambda _: asked.set()):
             while True:
@@ -55,8 +56,8 @@ class LeaseRenewal:
                 asked.clear()
 
     async def renew(self) -> bool:
-        """Renew the lease. While the store does not answer, ask the peers to claim no session of this replica. Return
-        False if the renewal failed."""
+        """Renew the lease, and return True. While the store does not answer, ask the peers to claim no session of this
+        replica. Return False if the renewal has failed."""
         beating = asyncio.ensure_future(self._cluster.beat())
         try:
             while not (await asyncio.wait((beating,), timeout=_LATE_S))[0]:
@@ -83,10 +84,8 @@ class LeaseRenewal:
 class Membership:
     """Join the cluster and keep the membership alive.
 
-    `listen` is the HOST:PORT to listen on for peers. `advertise` is the address at which peers reach this replica, if
-    it differs from `listen`. `store` is the URL of the shared store; empty if the operator has set `listen`. If the
-    operator has set neither address and the store is on another machine, peers may be on other machines too. In that
-    case, listen on the address from which this machine reaches the store.
+    If the operator has set neither address and the store is on another machine, peers may be on other machines too. In
+    that case, listen on the address from which this machine reaches the store.
     """
 
     cluster: Cluster
@@ -96,8 +95,11 @@ class Membership:
     lease_renewal: LeaseRenewal
     reachability: Reachability
     listen: str
+    """The HOST:PORT to listen on for peers."""
     advertise: str
+    """The address at which peers reach this replica; if empty, the one to listen on."""
     store: str
+    """The URL of the shared store; empty if the operator has set `listen`."""
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:

@@ -49,8 +49,8 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
 
 
 async def _greeted(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Greet a replica, and return what `why_not_found` has to return. Raises `PeerUnproven`: the process at `address`
-    has not proved that it is `replica`."""
+    """Greet a replica at `address`. Return the reason why it does not answer, for operators; empty if it answers.
+    Raises `PeerUnproven`: the process at `address` has not proved that it is `replica`."""
     channel = None  # a new one: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -82,7 +82,8 @@ class Reachability:
         self._failed = 0
 
     async def check(self) -> None:
-        """Check once. After a first timeout, change nothing and repeat the check soon: the machine may only be busy."""
+        """Check once if other replicas reach this one and have the same keys. After a first timeout, change nothing and
+        have the check repeated soon: the machine may only be busy."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
         is_first_timeout = why == _NO_ANSWER and not self._has_timed_out
@@ -129,7 +130,8 @@ class Reachability:
         return True
 
     async def _has_other_keys(self, name: str, address: str) -> bool | None:
-        """Return True if the named replica has other keys than this one; None if it does not answer."""
+        """Return True if the named replica has other keys than this one, False if it has the same keys, None if it does
+        not answer."""
         try:
             return None if await _greeted(address, name, self._envelopes) else False
         except PeerOtherKeys:

@@ -45,12 +45,11 @@ Until then, replicas with an earlier one claim no session."""
 
 
 class ConfigurationNumber:
-    """The number of this replica's configuration, and the newest number that any replica holds. `holders` are the names
-    of the replicas that have the newest configuration. A replica whose configuration has no file takes no part: its
-    number is 0.
+    """Compare the configuration of this replica with those of the others.
 
     The store numbers configurations in the order in which they came. A replica whose configuration is older than that
-    of another replica serves the sessions that it has, and claims no others (docs/adr/0044-configuration-numbers.md).
+    of another replica serves the sessions that it has, and claims no others (docs/adr/0044-configuration-numbers.md). A
+    replica whose configuration has no file takes no part.
     """
 
     def __init__(self, directory: Directory, replica: str) -> None:
@@ -60,8 +59,11 @@ class ConfigurationNumber:
         self._is_edited = False
         self._was_outdated = False
         self.own = 0
+        """The number of this replica's configuration; 0 if it has none yet, or if the configuration has no file."""
         self.newest = 0
+        """The number of the newest configuration that any replica holds, as of the last renewal."""
         self.holders: tuple[str, ...] = ()
+        """The names of the replicas that have the newest configuration."""
 
     @property
     def is_outdated(self) -> bool:
@@ -69,9 +71,9 @@ class ConfigurationNumber:
         return self.own < self.newest
 
     def use(self, digest: str) -> None:
-        """Set the digest of the configuration that this replica serves from now on; empty if that has no file. A digest
-        that differs from the one before counts as an edit once the store has numbered the configuration of this
-        replica."""
+        """Set the digest of the configuration that this replica serves from now on; empty if the configuration has no
+        file. If the configuration before had a number and another digest, the next renewal tells the store that the
+        file was edited."""
         self._is_edited = self._is_edited or (self.own > 0 and digest != self._digest)
         self._digest = digest
 
@@ -107,18 +109,17 @@ class ConfigurationNumber:
 
 
 class RouteMemory:
-    """The cached part of a route to a session's owner, for all requests with the same HTTP head.
-
-    `common` has the facts that these requests share, encoded for the owner; empty until needed. `place` is where the
-    owner stores these facts. `is_stale`: the session's owner must be looked up again.
-    """
+    """Cache the part of a route to a session's owner that all requests with the same HTTP head share."""
 
     __slots__ = ("common", "is_stale", "place")
 
     def __init__(self) -> None:
         self.common = b""
+        """The facts that these requests share, encoded for the owner; empty until they are needed."""
         self.place: Any = None
+        """Where the owner stores these facts."""
         self.is_stale = False
+        """True once the session's owner must be looked up again."""
 
     def packed(self) -> bytes:
         """Return the encoded facts that all requests on this route share."""
@@ -129,47 +130,51 @@ class RouteMemory:
         self.common = common
 
     def end(self) -> None:
-        """Mark the route as stale: the owner did not answer."""
+        """Mark the route as stale: the next request looks up the session's owner again."""
         self.is_stale = True
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The facts to forward a request by: its session's record, its principal, and the claims of its credential.
-
-    Requests with the same HTTP head share `memory`. `is_read` is False if the record was read for an earlier one of
-    these requests: then the owner decides by its own record. `begun` is the pending answer if the request was already
-    sent to the owner. Until `until` (Unix time), requests with the same head need no new authentication.
-    """
+    """The facts by which a request is forwarded to the owner of its session."""
 
     session: Session
+    """The record of the session, which names the owner."""
     principal: Principal
     granted: CredentialClaims | None
+    """The claims of the request's credential."""
     memory: RouteMemory | None = None
+    """What requests with the same HTTP head share."""
     is_read: bool = True
+    """False if the record was read for an earlier request with the same head: then the owner decides by its own
+    record."""
     begun: Any = None
+    """The pending answer (`ForwardedAnswer`), if the request was already sent to the owner."""
     until: float = 0.0
+    """Unix time until which requests with the same head need no new authentication."""
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a forwarded request that the sending replica has verified. `epoch` and `version` come from the
-    session's record, which the sender has just read from the store. Both are -1 if the sender did not read the record,
-    because it knows the owner from an earlier request. `before_sending` is awaited before the request is sent to a
-    server."""
+    """The facts about a forwarded request that the sending replica has verified."""
 
     session_id: str
     principal: Principal
     epoch: int
     version: int
+    """Epoch and version are those of the session's record, which the sender has just read from the store. Both are -1
+    if the sender did not read the record, because it knows the owner from an earlier request."""
     granted: CredentialClaims | None
+    """The claims of the request's credential."""
     before_sending: Callable[[], Awaitable[None]]
+    """Awaited before the request is sent to a server."""
 
 
 class _Former(msgspec.Struct):
-    """The owner from which this replica has claimed a session, or tried to, although that owner may run. `until` is the
-    monotonic time at which the owner's lease has ended; None while the owner may not know of the claim."""
+    """An owner from which this replica has claimed a session, or tried to, although that owner may still run."""
 
     owner: str
     until: float | None = None
+    """The monotonic time at which the owner's lease has ended at the latest; None while the owner may not know of the
+    claim."""
 
 
 class Cluster:
@@ -267,9 +272,10 @@ class Cluster:
                 self.lose(session_id)
 
     async def _has_claimed_again(self, session_id: str) -> bool:
-        """Return True if this replica has claimed a session again after the claim of another replica that is being
-        handled: the store names this replica's last claim. The live session here then belongs to that claim, and must
-        not end. Return False otherwise: for example, the store has forgotten that claim, or does not answer."""
+        """Return True if this replica owns a session again that another replica had claimed from it: the store names
+        this replica's last claim. Then the live session here belongs to that claim, and must not end. Return False if
+        the store names another claim, has forgotten this one or does not answer. Called when the loss of the session is
+        handled."""
         epoch = self._claimed.get(session_id)
         found = None
         if epoch is not None:
@@ -299,18 +305,19 @@ class Cluster:
         self.is_reachable = is_reachable
 
     def start_leaving(self) -> None:
-        """Claim no session from now on, because this replica drains."""
+        """Record that this replica drains: it claims no session from now on, except those of dead owners."""
         self.is_leaving = True
 
     def stop_leaving(self) -> None:
-        """Claim sessions again, including those that this replica has released."""
+        """Record that this replica no longer drains: it may claim sessions again, including those that it has
+        released."""
         self.is_leaving = False
         self._released.clear()
 
     async def may_claim(self) -> bool:
-        """Return True if others reach this replica and none has a newer configuration. Ask the store, because another
-        replica may have got a newer one since the last renewal. Whether this replica drains is not checked: while it
-        drains, it may claim only sessions of dead owners."""
+        """Return True if this replica may claim sessions: others reach it, and none has a newer configuration. Ask the
+        store, because another replica may have got a newer one since the last renewal. Whether this replica drains is
+        not checked: while it drains, it may claim only sessions of dead owners."""
         if self.is_reachable:
             await self.renew_configuration()
         return self.is_reachable and not self.configuration.is_outdated
@@ -322,7 +329,7 @@ class Cluster:
         await self.configuration.renew(holds=self.is_reachable and not self.is_leaving)
 
     async def leave(self) -> None:
-        """End the lease of this replica."""
+        """End the lease of this replica and its hold on its configuration, because the process ends."""
         await self._tasks.settled()  # a renewal that comes later would begin it anew
         await self.configuration.renew(holds=False)
         await self._directory.end_lease(self.replica)
@@ -330,8 +337,9 @@ class Cluster:
     # -- owning
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
-        """Return the session, after claiming it if it has no owner. Return an ended session unclaimed. If a former
-        owner of the session may still run, first wait until that owner answers no client any more, as `take` does.
+        """Return the session of a request, which this replica owns then: claim it if it has no owner. Return an ended
+        session unclaimed. If a former owner may still run, first wait until that owner answers no client any more, as
+        `take` does.
 
         Raises:
             OwnedByPeer: another replica owns the session, or must own it: this one drains, others do not reach it, or
@@ -355,7 +363,8 @@ class Cluster:
         return session if found is None else await self.own(found, principal, granted)
 
     async def claim(self, session: Session) -> Session | None:
-        """Try to become the owner of a session. Return the session with its present owner; None if it has ended."""
+        """Try to become the owner of a session. Return the session as it is stored then: its owner is this replica, or
+        another one that was first. Return None if the session has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
             self._told.pop(session.id, None)
@@ -371,8 +380,9 @@ class Cluster:
         self._taken_over(session_id)
 
     async def tell_forgotten(self, owner: str, session_ids: Sequence[str]) -> None:
-        """Tell `owner`, the replica that owns these sessions, that this replica had claimed them and that the store has
-        lost the claims. An owner that did not notice the claims still has processes that it started before them."""
+        """Tell the replica `owner` that it had lost these sessions for a time: this replica had claimed them, but the
+        store has lost the claims and names `owner` as the owner again. If `owner` did not notice the claims, it still
+        has processes that it started before them."""
         await self._directory.tell_lost(owner, [_FORGOTTEN + session_id for session_id in session_ids])
 
     def mark_released(self, session: Session) -> None:
@@ -401,7 +411,8 @@ class Cluster:
             self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, may_run: bool) -> Session | None:
-        """Claim a session from an unreachable owner. Return the session with its present owner; None if it has ended.
+        """Claim a session from an unreachable owner. Return the session as it is stored then, with its present owner;
+        None if it has ended.
 
         An owner that may run (`may_run`: it has not refused a connection) may still answer clients, or have renewed its
         lease just before the claim. So wait until that owner answers no client any more: it has handled the claim, or
@@ -462,9 +473,9 @@ class Cluster:
         return not self.lease.is_fresh or session_id in self._told
 
     async def trusts_soon(self, session_id: str) -> bool:
-        """Wait until an answer of this session may be sent, although the store does not answer, and return True. At the
-        next renewal of its lease (`beat`), this replica asks the others to claim none of its sessions; if all agree, it
-        may send the answer. Return False after `_AGREED_WITHIN_S`, or if another replica has claimed the session."""
+        """Wait until an answer of this session may be sent although the store does not answer, and return True. That is
+        the case once all other replicas agree to claim no session of this one, or the lease is renewed. Return False
+        after `_AGREED_WITHIN_S`, or if another replica has claimed the session."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGREED_WITHIN_S):
                 while not self.lease.is_fresh and session_id not in self._told:

@@ -49,10 +49,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class PeerListener:
-    """Serve the requests of peers. `refused` is called for each sender that is not a replica of this store, or that
-    breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of it for a
-    while. `claim` gets a session's id, and returns True if this replica has claimed the session, False if the session's
-    owner answers, None if this replica cannot tell."""
+    """Serve the requests of peers.
+
+    `refused` is called for each sender that is not a replica of this store, or that breaks a rule. `hold` gets a
+    replica's name, and returns True if this replica agrees to claim no session of that replica for a while. `claim`
+    gets a session's id. It returns True if this replica has claimed the session, False if the session's owner answers,
+    and None if this replica may not claim it.
+    """
 
     def __init__(
         self,
@@ -142,9 +145,7 @@ async def _nothing() -> None:
 
 
 class DefinedHead:
-    """The facts about all calls with the same HTTP head. `head` is None if the endpoint's app has to answer these
-    calls: they cannot be started on arrival, or the head is refused. `repeated` has the fast paths of the head; None
-    until the second call."""
+    """Hold the facts about all calls with the same HTTP head on one connection."""
 
     __slots__ = ("_principal", "endpoint", "has_come", "head", "repeated", "shared")
 
@@ -152,13 +153,16 @@ class DefinedHead:
         self.shared = shared
         self.endpoint = endpoint
         self.head: Head | None = None
+        """None if the endpoint's app has to answer these calls: they cannot be started on arrival, or the head is
+        refused."""
         self.has_come = False
         self.repeated: RepeatedHead | None = None
+        """The fast paths of the head; None until the second call."""
         self._principal = Principal(issuer=shared.issuer, subject=shared.subject)
 
     def forwarded(self, facts: CallFacts, before_sending: Callable[[], Awaitable[None]]) -> Forwarded:
-        """Return the facts about a call that its sender has verified. `before_sending` is awaited before the call is
-        sent to a server."""
+        """Return those facts about one call that its sender has verified. `facts` has what is not shared with other
+        calls. `before_sending` is awaited before the call is sent to a server."""
         return Forwarded(
             session_id=self.shared.session,
             principal=self._principal,
@@ -176,7 +180,8 @@ class DefinedHead:
         self.has_come = True
 
     def head_of(self, facts: CallFacts, forwarded: Forwarded) -> Head | None:
-        """Return the HTTP head of one call, with its own correlation id and `traceparent`; None if `head` is None."""
+        """Return the HTTP head of one call, with the call's own correlation id and `traceparent`. Return None if the
+        endpoint's app has to answer the call (`head` is None)."""
         if self.head is None:
             return None
         headers = {**self.head.headers, CORRELATION_HEADER: facts.correlation}
@@ -204,8 +209,8 @@ class DefinedHead:
 
 
 class ForwardedPost:
-    """One forwarded request, while its endpoint serves it. `start` begins it. After an answer in one piece, `learn` is
-    called with the fast paths of the request's head and with the answered POST."""
+    """Serve one forwarded request through its endpoint, from `start` on. After an answer in one piece, `learn` is
+    called with the fast paths of the request's HTTP head and with the answered POST."""
 
     __slots__ = """_agreeing _post _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
         _known _learn _response _tasks""".split()
@@ -252,8 +257,8 @@ class ForwardedPost:
             asyncio.get_running_loop().call_soon(self._wait)  # after all steps that need no waiting
 
     def _begin_fast(self) -> bool:
-        """Send the call on the fast path. Return False, and do nothing, if that is impossible, or the sender has read
-        the session's record (`epoch` is not -1). The call counts as sent to a server from the start."""
+        """Send the call on the fast path, and return True. Return False, and do nothing, if that is impossible, or the
+        sender has read the session's record (`epoch` is not -1). The call counts as sent to a server from the start."""
         repeated, facts, call = self._known.repeated, self._facts, self._call
         if repeated is None or facts.epoch != -1 or call.goes_on:
             return False
@@ -330,7 +335,8 @@ class ForwardedPost:
             post.answer.replies.when_ready(self._ready, post.quiet_at)
 
     def _ready(self, is_quiet: bool) -> None:
-        """Answer the call: the first frame has come, none has come for too long (`is_quiet`), or none will come."""
+        """Answer the call. Called when the first frame of the answer has come, when no frame has come for too long
+        (`is_quiet`), or when none will come."""
         if self._post is None:
             return  # a task serves the request by now
         if is_quiet:

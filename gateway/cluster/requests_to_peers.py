@@ -68,8 +68,8 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
 
 
 class Channels:
-    """The channels (connections) to peers. One channel of each peer takes new calls; a full channel stays open until
-    its calls have ended."""
+    """Keep the channels (connections) to peers. One channel of each peer takes new calls; a full channel stays open
+    until its calls have ended."""
 
     def __init__(self, envelopes: Envelopes) -> None:
         self._envelopes = envelopes
@@ -149,7 +149,7 @@ class Copies:
 
     @property
     def is_late(self) -> bool:
-        """Return True if it is too late for another copy: the peer may have forgotten the first one, and would then
+        """Return True if it is too late to send another copy: the peer may have forgotten the first one, and would then
         execute both."""
         first = self._first
         return first is not None and monotonic() - first.asked_at >= COPIES_S
@@ -163,7 +163,8 @@ class Copies:
         self._sent.pop()
 
     async def send(self) -> PeerCall:
-        """Send a copy.
+        """Send a copy of the request, and return its call. If the request was sent before (`Route.begun`), the first
+        time return that call.
 
         Raises:
             PeerRefused, PeerTimedOut, PeerConnectionLost: the peer was not reached. Nothing was sent.
@@ -283,8 +284,8 @@ class PeerRequests:
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | PeerOutcome:
         """Send a copy of the request, and return its call. `since` is the monotonic time since which the peer has been
-        silent, or None. If it is silent, read its lease meanwhile; if the lease proves the peer dead or cut off, return
-        that outcome instead. Raises as `Copies.send`."""
+        silent; None if it is not. If the peer is silent, check its lease until the copy is sent. If the lease proves
+        the peer dead or cut off, send nothing and return that outcome. Raises as `Copies.send`."""
         if since is None:
             return await copies.send()
         sending = asyncio.ensure_future(copies.send())
@@ -300,8 +301,8 @@ class PeerRequests:
     async def _before_next(
         self, peer: Peer, since: float, failure: PeerTimedOut | PeerConnectionLost
     ) -> PeerOutcome | None:
-        """Wait before the next try to reach a peer, and return None; or return the outcome if there must be no other
-        try.
+        """Wait before the next try to reach a peer, and return None. If there must be no other try, return the outcome
+        of the request.
 
         `since` is the monotonic time of the first failed try, and `failure` says how the last try has ended. Raises
         `Refused`: 503, the peer may run, and has other keys. Two replicas with different keys would claim sessions from
@@ -361,8 +362,9 @@ class PeerRequests:
     # -- what a failure means for the peer
 
     async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> PeerOutcome | None:
-        """Return the outcome for a peer that was silent for `silent_s` seconds, or closes connections (`is_lost`); None
-        to keep waiting. Raises `Refused`: 503, the peer's state is unknown, and the client has waited long enough."""
+        """Return the outcome of a request whose peer was silent for `silent_s` seconds, or closes connections
+        (`is_lost`); None to wait longer. Raises `Refused`: 503, the peer's state is unknown, and the client has waited
+        long enough."""
         return self._judged(await self._look(peer, 0.0 if is_lost else silent_s), silent_s)
 
     def _judged(self, lease: Lease, silent_s: float) -> PeerOutcome | None:
@@ -389,8 +391,8 @@ class PeerRequests:
         return Lease.VALID
 
     async def _age_of(self, replica: str) -> tuple[float, float | None]:
-        """Return the monotonic time when the store was asked, and the age of the lease in seconds; None if it has
-        expired."""
+        """Return when the store was asked (monotonic time), and the seconds since the replica has renewed its lease;
+        None instead of the seconds if the lease has expired."""
         return monotonic(), await self._cluster.lease_age(replica)
 
     async def _after_loss(self, peer: Peer) -> PeerOutcome:
@@ -405,7 +407,8 @@ class PeerRequests:
         return PeerOutcome.LOST
 
     async def hold(self, peers: Mapping[str, str]) -> bool:
-        """Ask replicas (addresses by name) to claim no session of this one for a while. Return True if all agree."""
+        """Ask all of `peers` (addresses by name) to claim no session of this replica for a while. Return True if all
+        agree."""
         agreed = False
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost, TimeoutError):
             async with asyncio.timeout(_HOLD_WITHIN_S):
@@ -414,9 +417,9 @@ class PeerRequests:
         return agreed
 
     async def ask_to_claim(self, peer: Peer, session_id: str) -> bool | None:
-        """Ask a replica to claim a session, and return True if it has. Return False if it reaches the session's owner,
-        None otherwise: for example, it may claim no session, or does not answer. A replica that does not answer may
-        claim the session nevertheless."""
+        """Ask a replica to claim a session. Return True if it has claimed it. Return False if it reaches the session's
+        owner. Return None otherwise: for example, it may claim no session, or does not answer. A replica that does not
+        answer may claim the session nevertheless."""
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost):
             kind, payload = await self._answer(peer, CLAIM, session_id)
             if kind == b"h":
@@ -426,15 +429,16 @@ class PeerRequests:
         return None
 
     async def greet_owner(self, session: Session, address: str) -> PeerOutcome:
-        """Greet a session's owner. Return the outcome that a request in this session would have. Raises as `ask`."""
+        """Send a session's owner a greeting, to learn if it answers. Return the outcome that a request in this session
+        would have. Raises as `ask`."""
         peer, greeting = Peer(session.owner, address), SharedFacts(path=GREETING, session="")
         request = ForwardedRequest(Route(session, session.principal, None), greeting, b"")
         return await self._ask(peer, Copies(peer, request, [], self._envelopes, self._channels), _GreetingReply())
 
     async def _answer(self, peer: Peer, path: str, about: str) -> tuple[bytes, bytes]:
-        """Send a peer a request that only replicas send, such as `GREETING`, and return the kind and content of the
-        answer's first frame. The kind `h` means that the peer agrees. `about` is the name of the session or replica
-        that is concerned."""
+        """Send a peer a request that only replicas send, such as `GREETING`. Return the kind and the content of the
+        answer's first frame. The kind `h` means that the peer agrees. `about` is the name of the replica, or the id of
+        the session, that is concerned."""
         channel = await self._channels.open(peer)
         call = channel.ask(SharedFacts(path=path, session=about).packed(), self._envelopes.facts(None), b"")
         try:

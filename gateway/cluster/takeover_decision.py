@@ -56,7 +56,7 @@ _DECISIONS: Final[Mapping[Lease, tuple[PeerOutcome | None, PeerOutcome]]] = {
 
 
 def decide(lease: Lease, *, for_a_lease: bool) -> PeerOutcome | None:
-    """Return the outcome of a request to a peer that has timed out; None if the peer may still answer. `for_a_lease`:
-    the peer was silent for at least `LEASE_S`."""
+    """Return the outcome of a request to a peer that has timed out, from the state of the peer's lease. Return None if
+    the peer may still answer. `for_a_lease`: the peer was silent for at least `LEASE_S`."""
     at_first, after_a_lease = _DECISIONS[lease]
     return after_a_lease if for_a_lease else at_first
