@@ -32,13 +32,14 @@ _GATHER_S: Final = 0.02
 
 
 def ask_modern(live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
-    """Send a legacy server's question to the modern client of one of its calls, or refuse it. `call` is the call that
-    the question names, or None."""
+    """Ask the modern client of a legacy server's call a question of the server, or answer the question with an error.
+    `message` is the server's request, which has the question. `call` is the call that the request names; None if it
+    names none."""
     _ServerRequest(live, conversation, message, call).ask(can_wait=call is None)
 
 
 class _ServerRequest:
-    """A request of a legacy server to the client of one of its calls. The server gets one answer.
+    """Ask a client what a legacy server requests during one of the client's calls. The server gets one answer.
 
     On stdio, the request does not name its call. It may belong to any call of its session that was in flight when it
     came (`_among`, by request id). The gateway asks in one of these calls, and when that call ends, in the next.
@@ -54,8 +55,8 @@ class _ServerRequest:
         self._is_answered = False
 
     def ask(self, *, can_wait: bool = False) -> None:
-        """Ask the client, or refuse the request. `can_wait`: if several calls are possible, first wait for some of them
-        to end."""
+        """Ask the client, or answer the server's request with an error. `can_wait`: if the request may belong to
+        several calls, first wait for some of them to end."""
         try:
             self._ask(can_wait=can_wait)
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
@@ -67,7 +68,8 @@ class _ServerRequest:
         return not was_answered
 
     def move(self) -> bool:
-        """Ask in the next possible call. Return False if there is none, or the request was answered."""
+        """Ask in the next call to which the request may belong, and return True. Return False if there is no such call,
+        or the request was answered."""
         if self._is_answered or not self._calls():
             return False
         self.ask()
@@ -109,8 +111,9 @@ class _ServerRequest:
             asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
 
     def _question(self, method: str, exchange: Exchange) -> InputRequest:
-        """Return the question in the form for the client's era. For a legacy client that waits for a task (MCP
-        2025-11-25), only the member `task` is removed."""
+        """Return the question in the form for the client of `exchange`. For a modern client, the members that its era
+        does not have are removed. For a legacy client that waits for a task (MCP 2025-11-25), only the member `task` is
+        removed."""
         message, moves = self._message, self._call is None and len(self._among) > 1
         if moves and isinstance(message.params, msgspec.Raw):
             # A copy for the next call: a slice would keep the whole message in memory.
@@ -157,7 +160,8 @@ def without_task(params: Object) -> Object:
 
 
 def _suspend(exchange: Exchange) -> None:
-    """Answer the client's open request with `input_required` and the server's open questions."""
+    """Answer the client's open request with `input_required`, which has the server's open questions. The call then
+    waits for the client's next request."""
     suspended, conversation = exchange.suspended, exchange.conversation
     assert suspended is not None and conversation is not None
     suspended.ask_until(monotonic() + conversation.deadlines.suspended_s)
@@ -170,7 +174,8 @@ def _suspend(exchange: Exchange) -> None:
 
 
 def answer_suspended(exchange: Exchange, responses: Object) -> None:
-    """Send the client's answers to the server. If answers are missing, ask the client again for these."""
+    """Pass the client's answers to the questions of a suspended call on to the server. `responses` has the answers by
+    the keys of the questions. If answers are missing, ask the client again for these."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.client_answered()
@@ -179,7 +184,8 @@ def answer_suspended(exchange: Exchange, responses: Object) -> None:
 
 
 def refuse_suspended(exchange: Exchange, key: str, error: Message) -> None:
-    """Answer one question of the server with the client's error. Ask the client again for the other answers."""
+    """Answer the question `key` of a suspended call with the client's error. If the call goes on and has other open
+    questions, ask the client for these again."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.client_answered()

@@ -33,14 +33,14 @@ _objects: Final = msgspec.json.Decoder(Object)
 
 
 def legacy_params(params: Object) -> Object:
-    """Return the params without the members that a legacy server does not know, and without `task`, so that the server
-    answers with a result and not with a task."""
+    """Return the params of a modern client's request without the members that a legacy server does not know, and
+    without `task`, so that the server answers with a result and not with a task."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 
 def legacy_meta(meta: Object) -> Object:
-    """Return the `_meta` without the keys that MCP 2026-07-28 defines. A legacy server has got their values in its
-    handshake."""
+    """Return the `_meta` of a modern client's request without the keys that MCP 2026-07-28 defines. A legacy server has
+    got their values in its handshake."""
     return {key: value for key, value in meta.items() if not key.startswith(SPEC)}
 
 
@@ -101,7 +101,8 @@ class LegacyTaskBridge(LegacyServerBridge):
         self._unverified: TaskAtServer | None = None  # a resumed task that the server has not confirmed yet
 
     def answer_for_client(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the response for the modern client; None if the call goes on as a task, or was failed here."""
+        """Return the response for the modern client. Return None if there is none yet, because the server has created
+        the task, or if the call was failed here."""
         if not isinstance(message.result, msgspec.Raw):
             self._over()
             return super().answer_for_client(exchange, message)
@@ -122,8 +123,9 @@ class LegacyTaskBridge(LegacyServerBridge):
         return None
 
     def resume(self, exchange: Exchange, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        """Wait for the result of a task that an earlier gateway process has followed. Call `lost` if the server does
-        not know the task: `lost` must end or repeat the call. If the call has already ended, cancel the task."""
+        """Begin to wait for the result of a task that an earlier gateway process has followed. Call `lost` if the
+        server does not know the task: `lost` must end the call or send it again. If the call has already ended, cancel
+        the task."""
         self._own_id, self._unverified = task.id, task
         if exchange.is_over:
             self._done(exchange)

@@ -20,7 +20,7 @@ _LISTEN: Final = "subscriptions/listen"
 
 class RelayedReplies(ReplyQueue):
     """A queue of replies that calls `receive` with each message, instead of sending it to a client. `client` is the
-    reply queue of the client's stream; `tick` sends keepalives on it."""
+    reply queue of the client's stream, on which keepalives are sent; None if there is no such stream."""
 
     __slots__ = ("_client", "_receive")
 
@@ -39,13 +39,14 @@ class RelayedReplies(ReplyQueue):
 
 
 def caller_of(live: LinkSession) -> ClientDeclaration:
-    """Return the declaration of a session's legacy client (name and capabilities), as requests to modern servers need
-    it."""
+    """Return what the legacy client of a session has declared at `initialize` (its name and capabilities), in the form
+    for requests to modern servers."""
     return caller_of_params(live.session.client.initialize_params)
 
 
 def caller_in(exchange: Exchange) -> ClientDeclaration | None:
-    """Return the declaration of a call's client: its own, or that of its legacy session. None if it has neither."""
+    """Return what the client of a call has declared: with the call itself or, if it is a legacy client, at the start of
+    its session. None if the call has neither a declaration nor a session."""
     return exchange.caller if exchange.caller is not None or exchange.live is None else caller_of(exchange.live)
 
 
@@ -58,8 +59,9 @@ class GatewaySubscription(Exchange):
     """A `subscriptions/listen` that the gateway sends to a modern server for a legacy client, which expects
     notifications without a request.
 
-    `is_waited_for`: calls wait for the acknowledgement. `may_miss`: the client may have missed a change, so the gateway
-    notifies the client of all changes once the server has acknowledged the subscription.
+    `is_confirmed`: the server has acknowledged the subscription. `is_waited_for`: calls wait for the acknowledgement.
+    `may_miss`: the client may have missed a change, so the gateway notifies the client of all changes when the
+    acknowledgement comes.
     """
 
     def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
@@ -75,12 +77,12 @@ class GatewaySubscription(Exchange):
         self.acknowledged_here(self._confirmed)
 
     def ask_for(self, part: Filter) -> None:
-        """Set the filter to request from the server: the changes of which it can notify."""
+        """Set the filter that is sent to the server: the changes of which it can notify."""
         self._part = part
 
     def follow(self, before: "GatewaySubscription") -> None:
-        """Replace the earlier subscription `before`. If the server has acknowledged `before`, keep it until this one is
-        acknowledged, so that the client misses no change."""
+        """Replace the earlier subscription `before`. If the server has acknowledged `before`, it ends only when this
+        subscription is acknowledged, so that the client misses no change. Otherwise it ends at once."""
         self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
         self.may_miss = before.may_miss or (before.is_confirmed and before.has_ended)
         if before.has_ended:
@@ -147,8 +149,8 @@ def gateway_subscription_of(live: LiveSession, upstream: str) -> GatewaySubscrip
 
 
 def gateway_subscription_for(live: LiveSession) -> GatewaySubscription:
-    """Return a new subscription, which is not sent yet. Its notifications go to the legacy client's standalone
-    stream."""
+    """Return a new subscription of the gateway for a legacy client's session. It is not sent yet. Its notifications go
+    to the client's standalone stream."""
 
     def receive(frame: Frame) -> None:
         if frame.final:
@@ -173,10 +175,12 @@ def part_for_server(
     acknowledged: Callable[[], None],
     ended: Callable[[Exchange, Frame], None],
 ) -> Exchange:
-    """Return the request to one server for this server's part of a client's `subscriptions/listen`, which is for
-    several servers. `emit` is called with each notification, and `acknowledged` when the server has acknowledged the
-    request. `ended` is called with the request and its last frame: a result from the server, or an error if the server
-    is gone."""
+    """Return a request to one server: its part of `parent`, a client's `subscriptions/listen` for several servers. The
+    request is not sent yet.
+
+    `emit` is called with each notification, and `acknowledged` when the server has acknowledged the request. `ended` is
+    called with the request and its last frame: a result from the server, or an error if the server is gone.
+    """
 
     def receive(frame: Frame) -> None:
         if frame.final:

@@ -106,7 +106,8 @@ class RoundTrips(ABC):
             self._ask(live, questions)
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """Store one answer. Send the call again once all answers have come."""
+        """Store the client's answer to the question `key`. Once all questions are answered, send the call again with
+        the answers."""
         self._answers[key] = answer.copy()  # a slice would keep the whole message in memory
         if len(self._answers) == self._wanted:
             # In the next turn of the event loop, because the caller records the answer first.

@@ -23,39 +23,42 @@ STATE_TTL_S: Final = 600.0
 
 
 class OpenedState(msgspec.Struct, frozen=True, kw_only=True):
-    """The decrypted contents of the gateway's `requestState`.
-
-    `session` is the session's id. `endpoint`, `issuer`, `subject` and `digest` are those of the `Binding`. `expires` is
-    in seconds since 1970. `inner` is the server's own state as JSON; None if the server has sent none. `call` and
-    `turn` name a suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the
-    call's questions, by key. `answers` has the client's earlier answers, by the digest of the question.
-    """
+    """The decrypted contents of the gateway's `requestState`."""
 
     session: str
+    """The id of the session to which the client's next request belongs."""
     endpoint: str
     issuer: str
     subject: str
     digest: str
+    """Endpoint, issuer, subject and digest are those of the `Binding`: the state is valid for no other request."""
     expires: float
+    """In seconds since 1970."""
     inner: str | None
+    """The server's own state as JSON; None if the server has sent none."""
     call: str = ""
+    """The name of the suspended call; empty if no call is suspended."""
     turn: int = 0
+    """The round of the suspended call's questions."""
     asked: dict[str, str] = {}
+    """The digests of the call's questions, by key."""
     answers: dict[str, str] = {}
+    """The client's earlier answers, by the digest of the question."""
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """The principal, endpoint and request for which a state is valid. `digest` computes the digest of the request when
-    it is called, because few calls need the digest."""
+    """The principal, endpoint and request for which a state is valid."""
 
     principal: Principal
     endpoint: str
     digest: Callable[[], str]
+    """Computes the digest of the request when it is called, because few calls need the digest."""
 
 
 class RequestDigest(msgspec.Struct):
-    """Return the digest of one request when called: of its method, its tool, prompt or URI, and its arguments. The
-    first call computes the digest; after that, only the digest is kept in memory, and not the request."""
+    """Compute the digest of one request: of its method, its tool, prompt or URI, and its arguments. An instance is
+    called to get the digest. The first call computes it; after that, only the digest is kept in memory, and not the
+    request."""
 
     method: str
     params: Object | None
@@ -89,8 +92,9 @@ class RequestStateSeal:
         binding: Binding,
         suspended: SuspendedCall | None = None,
     ) -> Object:
-        """Return an `input_required` result in which the gateway's encrypted state replaces the server's. The gateway's
-        state contains the server's."""
+        """Return `result`, an `input_required` result, with the gateway's encrypted state in place of the server's. The
+        gateway's state contains the server's, and is valid for `binding` only. `suspended` has the open questions if
+        the call waits at its server; None if no call waits."""
         inner = result.get("requestState")
         payload = OpenedState(
             session=session_id,
@@ -134,7 +138,7 @@ def is_input_required(result: Object) -> bool:
 
 
 def with_inner_state(params: Object, opened: OpenedState) -> Object:
-    """Return the params of a retry with the server's own state in place of the gateway's, or without a state if the
-    server has sent none."""
+    """Return the params of a client's repeated call as the server gets them: with the server's own state in place of
+    the gateway's, or without a state if the server has sent none."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
     return rest if opened.inner is None else rest | {"requestState": msgspec.Raw(opened.inner.encode())}

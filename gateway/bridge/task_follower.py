@@ -75,8 +75,9 @@ def register_sent(conversation: Conversation, exchange: Exchange) -> None:
 
 
 def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtServer | None = None) -> None:
-    """Cancel a task at a server that is not a child process. `params` are those of `tasks/cancel`. `resumed` is a task
-    of an earlier gateway process: cancel it only if the server confirms that it still has the same task."""
+    """Cancel a task at a server that is not a child process, without waiting for it. `params` are those of the
+    `tasks/cancel`. `resumed` is the task if an earlier gateway process has followed it: then cancel it only if the
+    server confirms that it still has the same task."""
     if resumed is None and conversation.is_open:
         conversation.request("tasks/cancel", params)
     else:
@@ -121,8 +122,8 @@ class TaskFollower(ABC):
         self._resumed: tuple[TaskAtServer, Callable[[], None]] | None = None
 
     def begin(self, created: Object) -> None:
-        """Follow a new task in the background. `created` is the server's description of the task. Raises
-        `msgspec.MsgspecError`: the task has no id, or too long an id."""
+        """Begin to follow, in the background, the task that the server has just created. `created` is the server's
+        description of it. Raises `msgspec.MsgspecError`: the task has no id, or too long an id."""
         self._own_id = msgspec.json.decode(created.get("taskId", b"null"), type=_TaskId)
         self._poll_s = _interval(created)
         if self._conversation.is_process:
@@ -135,9 +136,9 @@ class TaskFollower(ABC):
         self._conversation.in_background(self._follow())
 
     def resume(self, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        """Follow a task of an earlier gateway process in the background. The caller has registered the call with
-        `register_sent`. Call `lost` if the server does not know the task: `lost` must end or repeat the call. If the
-        call has already ended, cancel the task."""
+        """Begin to follow, in the background, a task that an earlier gateway process has followed. The caller has
+        registered the call with `register_sent`. Call `lost` if the server does not know the task: `lost` must end the
+        call or send it again. If the call has already ended, cancel the task."""
         self._own_id, self._resumed = task.id, (task, lost)
         if self._exchange.is_over:
             self._cancel()
@@ -372,8 +373,9 @@ def ask_legacy_client(
     asked: Mapping[str, Question],
     answered: Callable[[str, msgspec.Raw], None],
 ) -> None:
-    """Ask the legacy client of a call the questions `asked`, and call `answered` with the key and the answer of each.
-    `questions` tracks the open questions of the client's session. An error from the client ends the call."""
+    """Ask the legacy client of a call the questions `asked`. Call `answered` with the key of each question and the
+    client's result. If the client answers with an error, end the call with it. `questions` tracks the open questions of
+    the client's session."""
 
     def receive(key: str, message: Message) -> None:
         if isinstance(message.error, msgspec.Raw):
