@@ -30,13 +30,14 @@ _MAX_CACHED_BYTES: Final = 2_048
 
 
 class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
-    """The identity and the capabilities that a client has declared, in a form for servers of the other era. `info` and
-    `capabilities` are the client's own JSON, without members that the other era does not have. `log_level` is the
-    lowest level of log messages that the client wants; empty for none."""
+    """The identity and the capabilities that a client has declared, in a form for servers of the other era."""
 
     info: bytes
+    """The client's own `clientInfo` as JSON, completed or shortened if it is not valid."""
     capabilities: bytes
+    """The client's own capabilities as JSON, without members that the other era does not have."""
     log_level: str = ""
+    """The lowest level of log messages that a modern client wants; empty for none."""
 
     @property
     def is_declared(self) -> bool:
@@ -65,8 +66,9 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
         )
 
     def meta(self, log_level: str, *, takes_tasks: bool = False) -> Object:
-        """Return the `_meta` for requests to a modern server. Callers must not change it. `takes_tasks`: the gateway
-        accepts a task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
+        """Return the `_meta` by which a request to a modern server declares this client. Callers must not change it.
+        `log_level` is the lowest level of log messages to ask for; empty for none. `takes_tasks`: the gateway accepts a
+        task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
         meta = self._meta_with_tasks if takes_tasks else self._meta
         return meta | {f"{SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
 
@@ -122,8 +124,9 @@ def caller_of_params(initialize_params: bytes) -> ClientDeclaration:
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
-    """Return True if the client has declared the capability or extension that this request of a server to the client
-    needs. Raises `msgspec.MsgspecError` if the mode of an elicitation is not a string."""
+    """Return True if a server may send the client this request: `capabilities`, which the client has declared (JSON),
+    have the capability or extension that the request needs. Raises `msgspec.MsgspecError` if the mode of an elicitation
+    is not a string."""
     declared, name, kind = object_of(capabilities), method.partition("/")[0], _kind(method, params)
     if kind:
         return kind in object_of(declared.get(name))
@@ -131,9 +134,9 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
 
 
 def refusal(capabilities: bytes, method: str, params: Object) -> tuple[int, str] | None:
-    """Return the error code and message (MCP 2025-11-25, Elicitation and Roots §Error Handling) with which to answer a
-    server's request, if the client has not declared that it can be asked. Return None if it has. Raises the same errors
-    as `may_be_asked`."""
+    """Return the error code and message with which to answer a server's request to a client, if the client has not
+    declared that it can be asked this (MCP 2025-11-25, Elicitation and Roots §Error Handling). Return None if it has.
+    `capabilities` are what the client has declared (JSON). Raises the same errors as `may_be_asked`."""
     if may_be_asked(capabilities, method, params):
         return None
     (name, parts), *_ = capability_for(method, params).items()
@@ -151,7 +154,8 @@ def capability_for(method: str, params: Object) -> dict[str, Any]:
 
 
 def _kind(method: str, params: Object) -> str:
-    """Return the mode of a capability that a request needs, such as `url` of elicitation; empty if it needs none."""
+    """Return the part of a capability that a server's request needs, such as `url` of elicitation or `tools` of
+    sampling; empty if it needs no part."""
     if method == "elicitation/create":
         return msgspec.json.decode(params.get("mode", b"null"), type=str | None) or "form"
     is_tool_use = any(bytes(params.get(name, b"null")) != b"null" for name in _TOOL_USE)

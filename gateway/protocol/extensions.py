@@ -84,20 +84,18 @@ def match(method: str, declared: str) -> int:
 
 class Declared(msgspec.Struct, frozen=True):
     """The names that a client or a server declares: of extensions, of experimental capabilities, and of capabilities
-    outside the core protocol. `is_open`: one of these names is not that of an official extension, so that its methods
-    may have any name.
-
-    Only the first `MOST_NAMES` names with up to `MOST_NAME_CHARS` characters count; `left_off` is the number of the
-    others.
-    """
+    outside the core protocol."""
 
     names: tuple[str, ...] = ()
+    """The first `MOST_NAMES` names that have up to `MOST_NAME_CHARS` characters."""
     is_open: bool = False
+    """True if one of these names is not that of an official extension, so that its methods may have any name."""
     left_off: int = 0
+    """The number of declared names that are not in `names`."""
 
     @classmethod
     def of(cls, capabilities: msgspec.Raw | bytes | None) -> "Declared":
-        """Return the names in capabilities, given as JSON."""
+        """Return the names that these capabilities declare. `capabilities` are JSON; None counts as empty."""
         declared = object_of(capabilities)
         extensions = object_of(declared.get("extensions"))
         own = (*object_of(declared.get("experimental")), *(name for name in declared if name not in _CORE))

@@ -32,8 +32,9 @@ def with_known_version(params: Object) -> Object:
 
 
 def limit_version(result: bytes, version: str) -> bytes:
-    """Return an `initialize` result with a version that is not newer than the client's `version`. A server may have
-    negotiated a newer one with another client, if its process is shared or was started earlier."""
+    """Return an `initialize` result for a client whose protocol version is `version`: a newer legacy version in it is
+    replaced by `version`. A server may have negotiated a newer one with another client, if its process is shared or was
+    started earlier."""
     decoded = msgspec.json.decode(result, type=Object)
     negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
     if version not in HANDSHAKE_VERSIONS or negotiated not in HANDSHAKE_VERSIONS or negotiated <= version:
@@ -120,7 +121,7 @@ def _instructions(results: Iterable[Object]) -> dict[str, str]:
 
 
 def capabilities_of(result: bytes | None) -> dict[str, Any]:
-    """Return the capabilities in the `initialize` result of a legacy server."""
+    """Return the capabilities in the `initialize` result of a legacy server; empty if `result` is None or has none."""
     return _part(result, "capabilities")
 
 
@@ -130,21 +131,22 @@ def lowest_level(levels: Iterable[str]) -> str:
 
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
-    """Return True if a legacy server must be set to the log level `level` before a call is sent. Each call of a modern
-    client has its own level, but a server has only one: the lowest requested so far (`present`, empty before the
-    first). Messages are filtered later for each call."""
+    """Return True if a legacy server must be set to the log level `level` before a call is sent. `present` is the level
+    to which it is set; empty if it is not set. Each call of a modern client has its own level, but a server has only
+    one: the lowest requested so far. Messages are filtered later for each call."""
     if level not in LOG_LEVELS or "logging" not in capabilities_of(initialize_result):
         return False
     return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)
 
 
 def capabilities_json(result: bytes | None) -> bytes:
-    """Return the capabilities in the result of `initialize` or `server/discover`, as the server has written them."""
+    """Return the capabilities in the result of `initialize` or `server/discover` as JSON, as the server has written
+    them; `{}` if there are none."""
     return bytes(object_of(result).get("capabilities", b"{}"))
 
 
 def server_info_of(result: bytes | None) -> bytes:
-    """Return the `serverInfo` of a legacy server, as JSON."""
+    """Return the `serverInfo` in the `initialize` result of a legacy server, as JSON; `{}` if there is none."""
     return encode(_part(result, "serverInfo"))
 
 
@@ -244,7 +246,8 @@ _UNSET: Final = (b"false", b"null", b"0", b'""', b"{}", b"[]")
 
 
 def _flagged(first: Object, value: Object) -> Object:
-    """Merge two objects. A flag such as `listChanged`, `subscribe` or `directoryRead` is set if either sets it."""
+    """Merge two objects. If both have a member, the value in `first` counts, unless that is false or empty. So a flag
+    such as `listChanged`, `subscribe` or `directoryRead` is set if either object sets it."""
     return {**value, **{key: raw for key, raw in first.items() if key not in value or bytes(raw) not in _UNSET}}
 
 

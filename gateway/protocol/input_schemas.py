@@ -30,8 +30,9 @@ _scalars = msgspec.json.Decoder(int | float | bool)
 
 
 def read_leniently(arguments: Any, path: Sequence[str | int], kind: Any) -> bool:
-    """Convert the value at `path` in `arguments`, which has the wrong type, as a lenient server would: drop a null, or
-    read a string as a number or boolean. Return False if it cannot be converted. `kind` is the schema error."""
+    """Convert the value at `path` in `arguments`, in place, as a lenient server would: drop a null, or read a string as
+    a number or boolean. Return True if it was converted. `kind` is the kind of the schema error at `path`; only a value
+    of the wrong type is converted."""
     if not path or not isinstance(kind, _KINDS):
         return False
     try:
@@ -112,27 +113,32 @@ class UnusableSchema(ValueError):
 
 
 class _Weight:
-    """Compute the cost of a schema: count its parts, with local references followed. A reference to an enclosing part
-    counts as one part. Move each `pattern` that does not run in linear time, or is too large, from the schema to
-    `unchecked`. `scan_ns` is the time that the patterns may take for a character. `tried` is how many keywords of
-    `_TRIED` contain one another."""
+    """Compute the cost of a schema.
+
+    `visits` is the number of its parts, with local references followed. `scan_ns` is the time in nanoseconds that its
+    patterns may take for a character. `tried` is how many keywords of `_TRIED` contain one another.
+    """
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._root = schema
         self._anchors: dict[str, Any] = {}
         self.unchecked: list[str] = []
+        """The patterns that do not run in linear time, or are too large. Each was a `pattern`, and is removed from the
+        schema."""
         self.held = 0
+        """Memory of the compiled patterns in bytes."""
         self._known: dict[int, tuple[int, int, int]] = {}
         self._open: set[int] = set()
         self._scan_ns: dict[str, int] = {}
         self._patterns = 0
         self.cycles = 0
+        """How many references refer to a part that encloses them. Such a reference counts as one part."""
         self._look(schema, 0)
         self.visits, self.scan_ns, self.tried = self._weigh(schema, 0)
 
     def _look(self, value: dict[str, Any] | list[Any], depth: int, kind: _Kind = "schema") -> bool:
-        """Collect the anchors and patterns of a schema, at any depth. Return True if `value` contains a reference to
-        another part."""
+        """Collect the anchors and patterns of a schema, or of a part of it at `depth`. `kind` is the kind of `value`.
+        Return True if `value` contains a reference. Raises `UnusableSchema`."""
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
         refers = False
@@ -265,8 +271,7 @@ def _few(value: Any) -> int:
 
 
 class Checker:
-    """Check arguments against one schema. `held` is its memory in bytes. `unchecked` has the schema's patterns that are
-    not checked."""
+    """Check arguments against one schema."""
 
     def __init__(self, schema: dict[str, Any], size: int) -> None:
         weight = _Weight(schema)
@@ -274,12 +279,15 @@ class Checker:
         self._search_ns = weight.scan_ns * (1 + (_READINGS + 1) * (2 + weight.tried))
         self._cycles = weight.cycles
         self.held = 1_024 + 16 * size + weight.held
+        """Memory of this checker in bytes."""
         self.unchecked = tuple(weight.unchecked)
+        """The patterns of the schema that are not checked."""
         self._validator = _compiled(schema)
 
     def problem(self, arguments: Any, raw: bytes, *, lenient: bool = False) -> Problem | None:
-        """Return the first violation of the schema; None if there is none. `raw` is the JSON of the arguments.
-        `lenient`: accept a value that servers commonly convert to the type in the schema (`read_leniently`)."""
+        """Return the first violation of the schema: its place in the arguments, and the error message. Return None if
+        there is none. `raw` is the JSON of the arguments. `lenient`: accept a value that servers commonly convert to
+        the type in the schema (`read_leniently`)."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
@@ -333,11 +341,12 @@ def _compiles(pattern: str, options: Any) -> bool:
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """One schema as a server has listed it: its JSON, and the JSON's SHA-256. `text` is empty if the schema is too
-    large or nested too deeply."""
+    """One schema as a server has listed it."""
 
     text: bytes
+    """The schema as JSON; empty if it is too large or nested too deeply."""
     digest: bytes
+    """The SHA-256 of `text`."""
 
     @classmethod
     def of(cls, listed: Any) -> "Schema | None":

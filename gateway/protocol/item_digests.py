@@ -45,8 +45,8 @@ def compared_part(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def form_of(item: Mapping[str, Any]) -> bytes:
     """Return the form of an item: a hash of the part that its digest covers; empty if the item cannot be encoded. A
-    form costs less to compute than a digest, but the form of an item changes if its server writes the same number in
-    another way."""
+    form costs less to compute than a digest. But the form of an item changes if its server writes the same number in
+    another way, and the digest does not."""
     try:
         return hashlib.sha256(msgspec.json.encode(compared_part(item), order="sorted")).digest()[:FORM_BYTES]
     except (OverflowError, RecursionError, msgspec.MsgspecError):
@@ -60,8 +60,9 @@ def digest_of(item: Mapping[str, Any]) -> str:
 
 
 def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the digests of a list's items, each as `digest_of` returns it. After `_MOST_SLOW` bytes of items that take
-    long, all further items get an empty digest unless theirs is cached, so that no server's list delays other calls."""
+    """Return the digests of a list's items, in their order, each as `digest_of` returns it. Some items need slow code.
+    After `_MOST_SLOW` bytes of such items, all further items get an empty digest unless theirs is cached, so that no
+    server's list delays other calls."""
     left, found = _MOST_SLOW, []
     for item in items:
         try:
@@ -74,9 +75,9 @@ def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _digest(item: Mapping[str, Any], left: int) -> tuple[str, int]:
-    """Return the digest of an item, and how many bytes to count for the slow code: 0 if the item does not need it, its
-    digest is cached, or `left` is used up. `left` is how many bytes may still use that code. If they are too few for an
-    item that needs it, or are used up, the digest is empty unless it is cached."""
+    """Return the digest of an item, and how many bytes to subtract from `left`: 0 if the slow code was not needed.
+    `left` is how many bytes may still take the slow code. The digest is empty if it is not cached and `left` is used
+    up, or too small for an item that needs that code."""
     key = hashlib.sha256(encode(item)).digest()
     if (known := _known.get(key)) is not None or left <= 0:
         return known or "", 0

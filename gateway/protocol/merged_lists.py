@@ -44,10 +44,10 @@ def items_of(page: Any, key: str, name: str, *, most_chars: int = sys.maxsize) -
 
 
 class Names(frozenset[str]):
-    """The names of a server's prompts, or the URIs of its resources or templates. `digests` has the digest of each
-    item's content; it is empty if the operator has no lock file, which alone needs digests."""
+    """The names of a server's prompts, or the URIs of its resources or templates."""
 
     digests: Mapping[str, str] = MappingProxyType({})
+    """The digest of each item's content, by name. Empty if the operator has no lock file, which alone needs digests."""
 
     @classmethod
     def of(cls, items: Iterable[dict[str, Any]], key: str, *, has_digests: bool = False) -> "Names":
@@ -140,23 +140,29 @@ def task_support(tool: Mapping[str, Any]) -> str:
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool that a call names: its server, its name at that server, and the properties that it declares. For
-    `is_repeatable`, `task_support`, `operation`, `app` and `is_for_apps`, see the functions of these names
-    (`operation_of`, `app_of`). `is_unlisted`: the server does not list the tool."""
+    """The tool that a call names, and the properties that the tool declares."""
 
     server: str = ""
     name: str = ""
+    """The tool's name at its server."""
     schema: Schema | None = None
+    """The input schema."""
     is_repeatable: bool = False
+    """The tool may be called twice without further effect."""
     task_support: str = ""
+    """`required`, `optional` or `forbidden`; empty if the tool does not say if it can be called as a task."""
     operation: str = WRITE
+    """`read` or `write`."""
     app: str = ""
+    """The URI of the app that shows the tool's results; empty if it has none."""
     is_for_apps: bool = True
+    """MCP Apps may call the tool."""
     is_unlisted: bool = False
+    """The server does not list the tool, so the other properties are defaults."""
 
     @classmethod
     def of(cls, tool: dict[str, Any]) -> "Called":
-        """Return the properties of a tool in a server's list. The field `server` is left empty."""
+        """Return the properties of `tool`, an item of a server's list. The field `server` is left empty."""
         return cls(
             name=tool["name"],
             schema=Schema.of(tool.get("inputSchema")),
@@ -177,19 +183,23 @@ _UNLISTED: Final = Called(is_unlisted=True)
 
 
 class Tools:
-    """The tools that one server lists, and the schemas of their arguments. `size` is the size of the list in bytes."""
+    """The tools that one server lists, up to `MOST_TOOLS` tools and `MOST_BYTES` bytes, and the schemas of their
+    arguments."""
 
     def __init__(self, listed: Iterable[dict[str, Any]] = ()) -> None:
         self.listed: list[dict[str, Any]] = []
         self.schemas: dict[str, Schema | None] = {}
-        self.mirrored: dict[str, Any] = {}  # input schemas with `x-mcp-header` (MCP 2026-07-28)
-        self.apps: dict[str, str] = {}  # URIs of apps, by tool
+        self.mirrored: dict[str, Any] = {}
+        """The input schemas with `x-mcp-header` (MCP 2026-07-28), by tool."""
+        self.apps: dict[str, str] = {}
+        """The URIs of apps, by tool."""
         self._declared: dict[str, Called] = {}
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
         self._digests: dict[str, str] | None = None
         self._forms: dict[str, bytes] | None = None
         self.size = 0
+        """The size of the list in bytes."""
         for tool in listed:
             size = _size(tool)
             if len(self.listed) >= MOST_TOOLS or self.size + size > MOST_BYTES:
@@ -213,15 +223,16 @@ class Tools:
         return self._declared.get(name, _UNLISTED).operation
 
     def digest(self, name: str) -> str:
-        """Return the digest of the tool `name`; empty if it is not listed, is listed in two forms, or has no digest.
-        The first call computes the digests of all tools."""
+        """Return the digest of the tool `name`. Return an empty text if the tool is not listed, if it is listed twice
+        with different contents, or if it has no digest. The first call computes the digests of all tools."""
         if self._digests is None:
             self._digests = _digests(self.listed, "name")
         return self._digests.get(name, "")
 
     def form(self, name: str) -> bytes | None:
-        """Return the form (hash) of the tool `name` (`item_digests.form_of`); None if it is not listed, empty if it is
-        listed in two forms. The first call computes the forms of all tools."""
+        """Return the form (hash) of the tool `name` (`item_digests.form_of`). Return None if the tool is not listed,
+        and empty bytes if it is listed twice with different contents. The first call computes the forms of all
+        tools."""
         if self._forms is None:
             self._forms = {}
             for tool in self.listed:
@@ -237,14 +248,14 @@ class Tools:
         return name in self.schemas
 
     def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
-        """Return the messages of `compare`, which gets the names of these tools: one message for each pattern that
-        matches no name. Later calls return the cached result."""
+        """Call `compare` with the names of these tools, and return its messages: one for each pattern of the operator
+        that matches no name. Later calls return the same messages without calling `compare`."""
         if self._unmatched is None:
             self._unmatched = compare(self.schemas)
         return self._unmatched
 
     def are_same(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Return True if this list has each of `tools`, unchanged."""
+        """Return True if this list has every tool in `tools`, and each has the same form (`form_of`) here."""
         return all(self.form(tool["name"]) == form_of(tool) != b"" for tool in tools)
 
 
@@ -262,7 +273,7 @@ _MOST_CURSOR_CHARS: Final = 4_096
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
     """Split a public name (`server__name`) into the server (upstream) and the item's own name there. Raises `Refused`
-    if no server in `upstreams` has this name."""
+    if no server in `upstreams` has this name. `kind` is the kind of the item for the error message, such as `tool`."""
     upstream, _, inner = name.partition(SEPARATOR)
     if not inner or upstream not in upstreams:
         raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}", reason=f"unknown_{kind}")
@@ -275,8 +286,8 @@ def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
-    """Return the items of several servers' pages, in the order of `pages`, with public names. `pages` has pairs of a
-    server's name and its page."""
+    """Return the items of several servers' answers to the list method `method`, in the order of `pages`. Items that
+    have names get public names; items with URIs stay. `pages` has pairs of a server's name and its page."""
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in items_of(page, row.listed, row.item_key))
     return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
@@ -290,8 +301,8 @@ def has_more(page: Mapping[str, Any]) -> bool:
 
 
 def next_cursor(more: Mapping[str, str]) -> str | None:
-    """Combine the next-page cursors of several upstreams into one cursor; None if there are none. Leave out upstreams
-    with which the cursor would become too long for a request."""
+    """Return one cursor that contains `more`, the next-page cursors of several upstreams by name. Return None if there
+    are none. Leave out upstreams with which the cursor would become too long for a request."""
     fitting: dict[str, str] = {}
     for upstream, cursor in more.items():
         if len(_cursor(fitting | {upstream: cursor})) <= _MOST_CURSOR_CHARS:
@@ -305,7 +316,7 @@ def _cursor(more: Mapping[str, str]) -> str:
 
 def cursor_of(params: Object, known: Collection[str]) -> dict[str, str] | None:
     """Return the cursors that a request's combined cursor contains, by upstream (at least one). Return None if the
-    request has no cursor, because it asks for the first page.
+    request has no cursor, because it asks for the first page. `known` has the names of the upstreams that may be in it.
 
     Raises:
         Refused: `next_cursor` has not made the cursor, or it has an upstream that is not in `known`.

@@ -85,7 +85,7 @@ def _list(name: str, kind: Kind, listed: str, item_key: str = "name", extension:
 
 def _of_skills(name: str, listed: str, setting: str = "") -> Method:
     """Return the table row of a method about one skill or directory (Skills extension). The policy for resources
-    decides on it."""
+    decides on the method. `listed` and `setting` are fields of `Method`."""
     return Method(
         name,
         BOTH,

@@ -46,9 +46,9 @@ def without_reserved_in(message: Message) -> Message:
 
 
 def with_reports_only(message: Message) -> Message:
-    """Return a message of a server that is another gateway, without the reserved keys. Keep that gateway's reports in
-    the `_meta` of a result: missing servers, a restart, and the ids of the request in its log. Raises the same errors
-    as `without_reserved_in`."""
+    """Return a message of a server that is another gateway, without the reserved keys, except that gateway's reports in
+    the `_meta` of a result. The reports are missing servers, a restart, and the ids of the request in its log. Raises
+    the same errors as `without_reserved_in`."""
     cleaned = without_reserved_in(message)
     if cleaned is message or not isinstance(message.result, msgspec.Raw) or not isinstance(cleaned.result, msgspec.Raw):
         return cleaned
@@ -59,8 +59,8 @@ def with_reports_only(message: Message) -> Message:
 
 
 def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
-    """Return a raw JSON value without the gateway's reserved keys in any `_meta`, at any depth. Raises the same errors
-    as `without_reserved_in`."""
+    """Return a raw JSON value without the gateway's reserved keys in any `_meta`, at any depth; the same object if it
+    has none. Raises the same errors as `without_reserved_in`."""
     data = bytes(raw)
     if not may_name_reserved(data):
         return raw
@@ -72,8 +72,9 @@ def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
 
 
 def _member_without_reserved(name: str, raw: msgspec.Raw) -> msgspec.Raw:
-    """Return a member of an object without the gateway's reserved keys in any `_meta`. Only a member with a reserved
-    key is decoded. Raises `InvalidMessage` if it is so large that decoding would block the event loop."""
+    """Return the value `raw` of an object's member without the gateway's reserved keys in any `_meta`; the same object
+    if it has none. Only a value with a reserved key is decoded. Raises `InvalidMessage`, with the member's `name`, if
+    the value is so large that decoding would block the event loop."""
     data = bytes(raw)
     if not may_name_reserved(data) or _KEY.search(data) is None:
         return raw
@@ -89,8 +90,8 @@ def _is_reserved(key: str) -> bool:
 
 
 def may_name_reserved(body: bytes) -> bool:
-    """Return False if it is certain, without decoding the bytes of a message, that no `_meta` in it has a reserved key.
-    Otherwise return True."""
+    """Return True if a `_meta` in the bytes of a message may have a reserved key. Return False if it is certain,
+    without decoding them, that none has."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 

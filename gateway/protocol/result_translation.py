@@ -27,13 +27,15 @@ MISSING_KEY: Final = f"{RESERVED}/missing"
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A server whose part of a merged result is missing since the Unix time `since`. `retry_s` is the seconds until the
-    gateway tries the server again; 0 if it tries now, infinite if it never does, None while the server is starting."""
+    """A server whose part of a merged result is missing."""
 
     server: str
     reason: str
     since: float
+    """Unix time since which the server has given no part."""
     retry_s: float | None = None
+    """Seconds until the gateway tries the server again: 0 if it tries now, infinite if it never does. None while the
+    server is starting."""
 
 
 def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
@@ -65,11 +67,12 @@ def list_result(
     *,
     is_filtered: bool = False,
 ) -> dict[str, Any]:
-    """Complete and return the result of a list request, whose `body` was merged from several servers' pages. Name the
+    """Complete and return `body`, the result of a list request that was merged from several servers' `pages`. Name the
     `missing` servers in its `_meta`.
 
     A modern result gets cache hints: the shortest time and the most private scope of all pages (MCP 2026-07-28,
-    Caching). `is_filtered`: policy hides some items, so the scope is private. An incomplete list must not be cached."""
+    Caching). `is_filtered`: policy hides some items, so the scope is private. An incomplete list must not be cached.
+    """
     if missing:
         body = body | {"_meta": {MISSING_KEY: missing_meta(missing)}}
     if era is Era.LEGACY:
@@ -96,8 +99,8 @@ def tool_error(era: Era, text: str) -> bytes:
 
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
-    """Return a legacy server's result with the fields that MCP 2026-07-28 requires. Its cache hints forbid caching,
-    because it is unknown how long it is valid."""
+    """Return a legacy server's result of `method` with the fields that MCP 2026-07-28 requires, `server_info` (JSON)
+    among them. The cache hints in it forbid caching, because it is unknown how long the result is valid."""
     more: Object = {"resultType": msgspec.Raw(COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
@@ -171,8 +174,8 @@ def legacy_result(method: str, result: Object) -> Object:
 
 
 def legacy_error(method: str, params: Object, error: msgspec.Raw) -> msgspec.Raw:
-    """Return a modern server's error. Give it the legacy error code if it says that a resource does not exist. `params`
-    are the request's.
+    """Return a modern server's error for a legacy client. If it says that a resource does not exist, it gets the legacy
+    error code for that. `method` and `params` are those of the request.
 
     The modern code, -32602, also has other meanings. So replace it only if the error names the URI of the request, or
     says that the resource was not found (SEP-2164).

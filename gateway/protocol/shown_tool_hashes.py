@@ -24,9 +24,11 @@ Listed = tuple[tuple[str, bytes], ...]
 
 
 class ShownTools:
-    """The tools that servers have listed to a session, each in the form (hash of its content) that it had first. Make
-    one with `read`, `with_page` or `with_tool` only: equal values are then one object, so that each session costs only
-    a reference. `text` is for the session's record."""
+    """The tools that servers have listed to a session, each in the form (hash of its content) that it had first.
+
+    Make instances with `read`, `with_page` or `with_tool` only: equal values are then one object, so that each session
+    costs only a reference. `text` is the value as text, for the session's record.
+    """
 
     __slots__ = ("__weakref__", "_servers", "text")
 
@@ -52,8 +54,8 @@ class ShownTools:
         return self._servers[server].get(_key(name)) if server in self._servers else None
 
     def with_page(self, server: str, tools: Listed) -> "ShownTools":
-        """Return these tools together with those of a page, up to `MOST_TOOLS` of the server. A tool keeps the form
-        that it had first. Leave out tools without a form."""
+        """Return these tools together with `tools`, those of a page of the server's list, up to `MOST_TOOLS` of the
+        server. A tool keeps the form that it had first. Tools without a form are left out."""
         before = self._servers.get(server, {})
         page = {_key(name): form for name, form in reversed(tools) if form}
         if page.keys() <= before.keys():

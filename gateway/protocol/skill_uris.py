@@ -39,8 +39,9 @@ def named_uri(server: str, uri: str) -> str:
 
 
 def distinct(server: str, skills: Iterable[dict[str, Any]], taken: Container[str]) -> list[dict[str, Any]]:
-    """Return a server's skills with distinct URIs. If the URI of a skill is in `taken`, put the server's name into all
-    URIs of the skill. If that URI has no `://`, leave the skill out."""
+    """Return a server's skills with URIs that no other server's skill has. `taken` has the URIs of the skills of
+    earlier servers. If the URI of a skill is in `taken`, put the server's name into all URIs of the skill. If that URI
+    has no `://`, leave the skill out."""
     convert = functools.partial(named_uri, server)
     named = (_with_uri(skill, convert) if skill["uri"] in taken else skill for skill in skills)
     return [skill for skill in named if skill]

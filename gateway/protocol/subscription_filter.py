@@ -35,7 +35,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, params: Object) -> "Filter":
-        """Return the filter in the params of a `subscriptions/listen`. Raises `msgspec.MsgspecError`."""
+        """Return the filter in the params of a `subscriptions/listen`. Raises `msgspec.MsgspecError` if the filter is
+        not an object."""
         wanted = msgspec.json.decode(params.get("notifications", b"{}"), type=dict[str, Any])
         kinds = frozenset(row.flag for row in _FLAGGED if wanted.get(row.flag) is True)
         uris = wanted.get("resourceSubscriptions")
@@ -106,12 +107,12 @@ class SubscriptionFilter:
         self._beyond: Object = {}
 
     def honour(self, more: Object) -> None:
-        """Record members of the filter that an extension defines and a server supports. The acknowledgement will name
-        them."""
+        """Add `more` to the acknowledgement: members of the filter that an extension defines and a server supports."""
         self._beyond |= more
 
     def acknowledge(self, honoured: Filter) -> None:
-        """Send the acknowledgement, which is the first frame of the subscription, and then the queued notifications."""
+        """Send the acknowledgement, which is the first frame of the subscription, and then the queued notifications.
+        `honoured` is the part of the filter that the servers support. It replaces the filter."""
         self.wanted = honoured
         params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications() | self._beyond))}
         self._send(ACKNOWLEDGED, params)
@@ -143,9 +144,9 @@ class SubscriptionFilter:
             self.notify(method, params, uri)
 
     def relay(self, frame: bytes) -> None:
-        """Forward, unchanged, a notification of a server that has got this subscription itself. Before the
-        acknowledgement, queue it. Of a change, queue only the kind: a change of one resource counts as a change of all
-        subscribed resources."""
+        """Forward a notification of a server that has got this subscription itself. After the acknowledgement, it is
+        sent unchanged. Before, it is queued, but only the kind of a change: a change of one resource counts as a change
+        of all subscribed resources."""
         if self._early is None:
             self._emit(frame)
             return

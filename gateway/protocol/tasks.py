@@ -22,22 +22,22 @@ _CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 
 
 class TaskAtServer(msgspec.Struct, frozen=True):
-    """A task that a server has created for a call. It may outlive the gateway process that has sent the call.
-
-    `id` is the server's own id. `created_at` is the time as the server has written it. `era` is the server's era.
-    """
+    """A task that a server has created for a call. It may outlive the gateway process that has sent the call."""
 
     id: str
+    """The server's own id of the task."""
     created_at: str
+    """The time as the server has written it."""
     era: Era
+    """The server's era."""
 
 
 class TaskState(msgspec.Struct, frozen=True):
-    """The state of a task, read from a server's message. `ttl_s` is the lifetime in seconds from the task's creation;
-    None if unlimited."""
+    """The state of a task, read from a server's message."""
 
     is_over: bool
     ttl_s: float | None
+    """The lifetime in seconds from the task's creation; None if it is not limited."""
 
 
 def declares_tasks(meta: Mapping[str, Any]) -> bool:
@@ -62,8 +62,8 @@ def asks_for_task(params: Object) -> bool:
 
 
 def with_tasks(meta: Object) -> Object:
-    """Return the `_meta` of a request of the gateway with the tasks extension declared, so that the server may answer
-    with a task."""
+    """Return `meta`, the `_meta` of a request to a modern server, with the tasks extension declared, so that the server
+    may answer with a task."""
     capabilities = object_of(meta.get(_CAPABILITIES))
     extensions = object_of(capabilities.get("extensions")) | {TASKS: msgspec.Raw(b"{}")}
     return meta | {_CAPABILITIES: msgspec.Raw(encode(capabilities | {"extensions": msgspec.Raw(encode(extensions))}))}

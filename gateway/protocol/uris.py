@@ -104,8 +104,8 @@ def forms(uri: str) -> tuple[str, ...] | None:
 
 
 def _canonical(plain: str, *, is_literal: bool) -> str | None:
-    """Return the normal form of a decoded URI; None if there is none. `is_literal`: every
-    parser finds the same segments in the URI as in its decoded form."""
+    """Return the normal form of a decoded URI; None if there is none. `is_literal`: every parser finds the same
+    segments in the URI as in its decoded form."""
     found = _SCHEME.fullmatch(plain)
     scheme, rest = (found[1], found[2]) if found else ("", plain)
     if scheme.lower() in _DEFAULT_PORTS:
@@ -242,7 +242,7 @@ def template_fit(uri: str, templates: Iterable[str]) -> int:
 
 def closeness(uri: str, others: Iterable[str]) -> int:
     """Return the length of the longest beginning, in whole segments, that a URI has in common with one of `others`; 0
-    if there is none."""
+    if there is none. Only the first `_COMPARED` characters are compared."""
     cuts = [match.end() for match in _SEGMENT.finditer(uri, 0, _COMPARED)]
     others = tuple(others)
     for cut in reversed(cuts):
