@@ -81,8 +81,8 @@ class GatewaySubscription(Exchange):
         self._part = part
 
     def follow(self, before: "GatewaySubscription") -> None:
-        """Replace the earlier subscription `before`. If the server has acknowledged `before`, it ends only when this
-        subscription is acknowledged, so that the client misses no change. Otherwise it ends at once."""
+        """Replace the earlier subscription `before`. If the server has acknowledged `before`, withdraw it only when
+        this subscription is acknowledged, so that the client misses no change. Otherwise withdraw it at once."""
         self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
         self.may_miss = before.may_miss or (before.is_confirmed and before.has_ended)
         if before.has_ended:

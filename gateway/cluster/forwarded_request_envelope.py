@@ -60,7 +60,8 @@ class Refusal(enum.StrEnum):
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Facts that all calls with the same HTTP head on one connection share."""
+    """The facts that all calls with the same HTTP head on one connection share. Each call sends them to the owner, or
+    refers to those that an earlier call has sent."""
 
     session: str
     """The id of the session. For the path `HOLD`, the name of the asking replica."""
@@ -101,7 +102,8 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class CallFacts(msgspec.Struct, frozen=True, array_like=True):
-    """Facts of one call."""
+    """The facts of one forwarded call that it does not share with other calls. They are sent to the owner beside the
+    body."""
 
     epoch: int
     version: int

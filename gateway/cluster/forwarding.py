@@ -112,7 +112,8 @@ class ForwardingPath:
 
 
 class ForwardedCall:
-    """A call that was sent to the owner and is not answered yet (`transports.inbound_port.CallInFlight`)."""
+    """A call that was sent to the owner on the fast path, and is not answered yet
+    (`transports.inbound_port.CallInFlight`)."""
 
     __slots__ = ("_began", "_call", "_connection", "_correlation", "_peers", "_route")
 

@@ -233,9 +233,9 @@ class Cluster:
         """Renew this replica's lease, and close the sessions that other replicas have claimed. Raises
         `StoreUnavailable`.
 
-        The renewal counts, and the store learns that the loss of these sessions was handled, only when all of them are
-        closed. From then on, the replicas that have claimed them serve them. Callers during a renewal share the next
-        one.
+        Only when all of these sessions are closed, the store learns that their loss was handled, and the renewal
+        counts. From then on, the replicas that have claimed the sessions serve them. A call of `beat` during a renewal
+        waits for its end and then renews again, once for all such calls.
         """
         if (under_way := self._tasks.running(BEAT)) is not None:
             await asyncio.wait((under_way,))
@@ -496,8 +496,8 @@ class Cluster:
         return found if found is not None and found.owner not in ("", self.replica) else None
 
     async def address_of(self, replica: str) -> tuple[str | None, bool]:
-        """Return a replica's address, and True if its lease is valid. If the lease has expired, the address is the last
-        known one, or None."""
+        """Return a replica's address, and True if its lease is valid. The address is empty if peers do not reach the
+        replica. If the lease has expired, the address is the last known one, or None."""
         asked, answer = self._known.get(replica, (0.0, (None, False)))
         if monotonic() - asked < _KNOWN_S and answer[1]:
             return answer

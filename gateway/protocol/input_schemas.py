@@ -113,7 +113,8 @@ class UnusableSchema(ValueError):
 
 
 class _Weight:
-    """Compute the cost of a schema.
+    """Compute the cost of a schema, which limits the checks of arguments against it. Remove the patterns from the
+    schema that cannot be checked at limited cost.
 
     `visits` is the number of its parts, with local references followed. `scan_ns` is the time in nanoseconds that its
     patterns may take for a character. `tried` is how many keywords of `_TRIED` contain one another.
@@ -123,8 +124,7 @@ class _Weight:
         self._root = schema
         self._anchors: dict[str, Any] = {}
         self.unchecked: list[str] = []
-        """The patterns that do not run in linear time, or are too large. Each was a `pattern`, and is removed from the
-        schema."""
+        """The removed patterns: each was a `pattern` that does not run in linear time, or is too large."""
         self.held = 0
         """Memory of the compiled patterns in bytes."""
         self._known: dict[int, tuple[int, int, int]] = {}
@@ -341,7 +341,7 @@ def _compiles(pattern: str, options: Any) -> bool:
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """One schema as a server has listed it."""
+    """One JSON Schema as a server has listed it: its text, and a digest by which equal schemas are found."""
 
     text: bytes
     """The schema as JSON; empty if it is too large or nested too deeply."""

@@ -157,8 +157,8 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 
 
 def legacy_result(method: str, result: Object) -> Object:
-    """Return a modern server's result without the fields that legacy MCP (up to 2025-11-25) does not have. Results of
-    extensions' methods keep all fields."""
+    """Return a modern server's result of `method` without the fields that legacy MCP (up to 2025-11-25) does not have.
+    A result of an extension's method loses only a `resultType` of `complete` and the server's info in `_meta`."""
     is_extension = method not in METHODS
     dropped = _MODERN_ONLY
     if is_extension:

@@ -95,7 +95,8 @@ def extension_members(params: Object) -> Object:
 
 class SubscriptionFilter:
     """Send a client the notifications that its open `subscriptions/listen` asks for. Queue those that come before the
-    acknowledgement is sent."""
+    acknowledgement is sent. `emit` is called with each frame for the client. `declared` has the extensions that the
+    client has declared."""
 
     def __init__(self, client_id: RequestId, wanted: Filter, emit: Any, declared: Declared = _NOTHING) -> None:
         self.wanted = wanted

@@ -121,7 +121,7 @@ class LegacyTasks:
         has not used are not asked.
 
         Raises:
-            Refused: no server lists its tasks, or the gateway did not issue the cursor.
+            Refused: neither the gateway nor a server has tasks for this session, or the cursor is not the gateway's.
         """
         live, used = resolved.live, self._listing(request.endpoint, resolved)
         names = [_MADE, *used]

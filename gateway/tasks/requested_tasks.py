@@ -213,8 +213,8 @@ class RequestedTasks:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return how many seconds to store the outcome of a task. `raw` is `params.task`, in which the client may ask for a
-    time: it gets that time, but at least `_LEAST_S` and at most `most_s`. Without a time, return `most_s`. Raises
+    """Return how many seconds to store the outcome of a task. That is the time that the client asks for in `raw`
+    (`params.task`), but at least `_LEAST_S` and at most `most_s`; `most_s` if it asks for none. Raises
     `InvalidMessage`: `raw` cannot be read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))

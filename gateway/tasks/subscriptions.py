@@ -115,7 +115,7 @@ class TaskSubscriptions:
         return handles
 
     def _ended(self, part: Exchange) -> None:
-        """Record that a server's subscription has ended or could not be opened."""
+        """Record that `part`, the subscription at one server, has ended or could not be opened."""
         if part in self._open:
             self._open.remove(part)
         if part in self._notifying and not self._is_ended:

@@ -78,7 +78,7 @@ def _declaring(raw: msgspec.Raw | bytes | None, declared: Mapping[str, Any]) -> 
 
 
 def _modern(result: bytes) -> bytes:
-    """Return a call's result with a `resultType`, which results in the legacy form lack."""
+    """Return a call's result with a `resultType`, as modern clients get it. A result in the legacy form has none."""
     members = object_of(result)
     return result if "resultType" in members else encode({"resultType": "complete"} | members)
 

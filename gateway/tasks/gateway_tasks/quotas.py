@@ -50,14 +50,15 @@ _REMEMBERED: Final = 4_096
 
 
 def names_kept_s(settings: TaskSettings) -> float:
-    """Return for how many seconds the store keeps a task's names after they were added or renewed. No record of a task
-    lives longer than that without a renewal, because a working task is renewed when half of its lifetime has passed."""
+    """Return for how many seconds the store keeps a task's names in quotas after they were added or renewed. That is at
+    least twice the lifetime of a working task's record, which is renewed when half of its lifetime has passed."""
     return max(LEAST_KEPT_S, 2 * settings.working_ttl_s(settings.ttl_s))
 
 
 class Places:
-    """Acquires and releases the places (entries) of tasks in quotas of the store. The places of expired tasks are
-    released when a full quota is searched. A quota is stored for `kept_s` seconds after its last place was acquired."""
+    """Acquires and releases the places of tasks in quotas, which are limited sets of names in the store. The places of
+    expired tasks are released when a full quota is searched. A quota is stored for `kept_s` seconds after its last
+    place was acquired."""
 
     def __init__(self, quotas: Quotas, store: TaskStore, kept_s: float = LEAST_KEPT_S) -> None:
         self._quotas = quotas

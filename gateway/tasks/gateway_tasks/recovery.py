@@ -55,7 +55,7 @@ _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not
 
 @dataclass(eq=False, repr=False)
 class TaskRecovery:
-    """Recovers tasks that no replica runs."""
+    """Recovers tasks that no replica runs: has each of them followed at its server, sent again, or failed."""
 
     table: TaskTable
     continuation: TaskContinuation
