@@ -32,9 +32,9 @@ _GATHER_S: Final = 0.02
 
 
 def ask_modern(live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
-    """Ask the modern client of a legacy server's call a question of the server, or answer the question with an error.
-    `message` is the server's request, which has the question. `call` is the call that the request names; None if it
-    names none."""
+    """Ask a modern client a question of a legacy server, in one of the client's calls to that server, or answer the
+    question with an error. `message` is the server's request, which has the question. `call` is the call that the
+    request names; None if it names none."""
     _ServerRequest(live, conversation, message, call).ask(can_wait=call is None)
 
 

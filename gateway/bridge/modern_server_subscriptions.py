@@ -20,7 +20,7 @@ _LISTEN: Final = "subscriptions/listen"
 
 class RelayedReplies(ReplyQueue):
     """A queue of replies that calls `receive` with each message, instead of sending it to a client. `client` is the
-    reply queue of the client's stream, on which keepalives are sent; None if there is no such stream."""
+    reply queue of the client's stream, on which keepalives are sent; None to send none."""
 
     __slots__ = ("_client", "_receive")
 
@@ -82,7 +82,8 @@ class GatewaySubscription(Exchange):
 
     def follow(self, before: "GatewaySubscription") -> None:
         """Replace the earlier subscription `before`. If the server has acknowledged `before`, withdraw it only when
-        this subscription is acknowledged, so that the client misses no change. Otherwise withdraw it at once."""
+        this subscription is acknowledged, has ended or was waited for in vain (`settled`), so that the client misses no
+        change. Otherwise withdraw it at once."""
         self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
         self.may_miss = before.may_miss or (before.is_confirmed and before.has_ended)
         if before.has_ended:

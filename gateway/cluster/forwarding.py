@@ -93,8 +93,8 @@ class ForwardingPath:
         correlation: str = "",
     ) -> "ForwardedCall | None":
         """Send the call with this body to the owner, and return the call in flight. Return None, and send nothing, if
-        the call cannot take the fast path. `values` and `correlation` are described in `CallPath.begin`; `trace` is the
-        `traceparent`."""
+        the call cannot take the fast path. `values` are the call's own texts (`CallValues`), `trace` is its
+        `traceparent`, and `correlation` is not used."""
         route, peers = self._route, self._peers
         memory, is_in_time = route.memory, monotonic() < self._until
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
@@ -332,7 +332,7 @@ class Forwarder:
     async def _have_claimed(self, session: Session, reply: RelayedReply) -> PeerOutcome:
         """Ask other replicas, one after the other, to claim a session whose owner this replica does not reach. This
         replica itself may claim no session now. Each asked replica first looks for the owner, in case only this replica
-        is cut off from it. No part of the request is sent before.
+        is cut off from it. No part of the request is sent before the claim.
 
         Return `MOVED` if a replica has claimed the session, `ANSWERED` if the client has left. Raises `Refused`: 503, a
         replica reaches the owner, or none claims the session.

@@ -55,8 +55,8 @@ class OwnLease:
         self._trust(asked_at + TRUST_S)
 
     def not_renewed(self) -> None:
-        """Record that the store has not answered a renewal. From now on, expired leases of other replicas are not
-        trusted (`trusts_expired`): they may look expired only because of the outage."""
+        """Record that the store has not answered a renewal. Until `LEASE_S` after the next renewal, leases of other
+        replicas that look expired do not count as expired (`trusts_expired`): the outage may be the reason."""
         self._renewed_since = None
 
     def held(self, asked_at: float) -> None:

@@ -273,9 +273,9 @@ class Cluster:
 
     async def _has_claimed_again(self, session_id: str) -> bool:
         """Return True if this replica owns a session again that another replica had claimed from it: the store names
-        this replica's last claim. Then the live session here belongs to that claim, and must not end. Return False if
-        the store names another claim, has forgotten this one or does not answer. Called when the loss of the session is
-        handled."""
+        this replica's last claim. Then the live session here belongs to that claim, and must not end. Return False
+        otherwise: for example, the store names another claim, has forgotten this one or does not answer. Called when
+        the loss of the session is handled."""
         epoch = self._claimed.get(session_id)
         found = None
         if epoch is not None:
@@ -363,8 +363,8 @@ class Cluster:
         return session if found is None else await self.own(found, principal, granted)
 
     async def claim(self, session: Session) -> Session | None:
-        """Try to become the owner of a session. Return the session as it is stored then: its owner is this replica, or
-        another one that was first. Return None if the session has ended."""
+        """Try to become the owner of a session. Return the session with its present owner, which is another replica if
+        that was first. Return None if the session has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
             self._told.pop(session.id, None)

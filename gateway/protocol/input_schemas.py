@@ -113,8 +113,8 @@ class UnusableSchema(ValueError):
 
 
 class _Weight:
-    """Compute the cost of a schema, which limits the checks of arguments against it. Remove the patterns from the
-    schema that cannot be checked at limited cost.
+    """Compute the cost of a schema, which limits the checks of arguments against it. Remove from the schema each
+    `pattern` that cannot be checked at limited cost.
 
     `visits` is the number of its parts, with local references followed. `scan_ns` is the time in nanoseconds that its
     patterns may take for a character. `tried` is how many keywords of `_TRIED` contain one another.

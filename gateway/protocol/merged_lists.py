@@ -286,8 +286,9 @@ def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
-    """Return the items of several servers' answers to the list method `method`, in the order of `pages`. Items that
-    have names get public names; items with URIs stay. `pages` has pairs of a server's name and its page."""
+    """Return the items of several servers' answers to the list method `method`, in the order of `pages`. Items
+    that requests identify by name get public names; all others stay unchanged. `pages` has pairs of a server's name and
+    its page."""
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in items_of(page, row.listed, row.item_key))
     return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
@@ -316,7 +317,8 @@ def _cursor(more: Mapping[str, str]) -> str:
 
 def cursor_of(params: Object, known: Collection[str]) -> dict[str, str] | None:
     """Return the cursors that a request's combined cursor contains, by upstream (at least one). Return None if the
-    request has no cursor, because it asks for the first page. `known` has the names of the upstreams that may be in it.
+    request has no cursor, because it asks for the first page. `known` has the names of the upstreams that a cursor may
+    contain.
 
     Raises:
         Refused: `next_cursor` has not made the cursor, or it has an upstream that is not in `known`.

@@ -10,7 +10,7 @@ _texts = msgspec.json.Decoder(str)
 
 def meta_of(params: Object) -> Object:
     """Return the entries of `_meta` in params or in a result; empty without `_meta`. Raises `InvalidMessage` if `_meta`
-    is not an object."""
+    is neither an object nor null."""
     return decode_object(params["_meta"], "_meta") if "_meta" in params else {}
 
 

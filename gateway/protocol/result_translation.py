@@ -99,8 +99,9 @@ def tool_error(era: Era, text: str) -> bytes:
 
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
-    """Return a legacy server's result of `method` with the fields that MCP 2026-07-28 requires, `server_info` (JSON)
-    among them. The cache hints in it forbid caching, because it is unknown how long the result is valid."""
+    """Return a legacy server's result of `method` with the fields that MCP 2026-07-28 requires, and with `server_info`
+    (JSON) in its `_meta`, unless that is `{}`. The cache hints in it forbid caching, because it is unknown how long the
+    result is valid."""
     more: Object = {"resultType": msgspec.Raw(COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}

@@ -63,7 +63,7 @@ class TaskRecovery:
     sessions: SessionStore
     attacher: SessionAttacher
     cluster: Cluster | None
-    """None if this gateway has no other replicas."""
+    """None if the store is not shared, so that there can be no other replicas."""
     rights: OfflineRights
     """Decides by the present configuration what the principals of tasks may do, because no client with a credential
     takes part in a recovery."""

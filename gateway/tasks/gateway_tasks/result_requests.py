@@ -93,8 +93,8 @@ class SharedOutcome:
 class Room:
     """Limits the bytes of outcomes that were sent to one session's client and that the client has not read.
 
-    A caller locks `turn` before it reads a task, and releases `turn` when the outcome is sent. So at most one outcome
-    of a session is in memory without room.
+    A caller locks `turn` before it reads a task, and releases `turn` when the outcome is sent, or at once if the task
+    has not ended. So at most one outcome of a session is in memory without room.
     """
 
     def __init__(self, body_budget: BodyBudget, counted_as: str, most: int) -> None:
@@ -172,8 +172,8 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
 
 class _AskedQuestions:
     """Records which questions were sent to a session's client, so that none is asked twice at a time. `names` has a
-    pair for each: the name of its task and the question's key. `waiting` has events, which are set when a call
-    withdraws its questions: other waiting calls may then ask them."""
+    pair for each: the name of its task and the question's key. `waiting` has an event of each waiting call. They are
+    set when a call no longer waits and has withdrawn its questions: the other calls may then ask them."""
 
     def __init__(self) -> None:
         self.names: set[tuple[str, str]] = set()

@@ -60,8 +60,8 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
 
 
 def following(request: bytes, followed: FollowedCall) -> bytes:
-    """Return the encoded call `request` with the task that its server has created. Return empty bytes if the id of that
-    task or the whole is too long: then the next owner cannot follow the task."""
+    """Return the encoded call `request` with the task that its server has created. Return empty bytes if the id or the
+    creation time of that task is too long, or the whole is: then the next owner cannot follow the task."""
     if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
         return b""
     data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))

@@ -268,8 +268,9 @@ class TaskExchange(Exchange):
 
 
 def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
-    """End a task whose call could not be sent. The task's outcome is an error that says so, or `error` itself if that
-    is for clients."""
+    """End a task whose call could not be sent. If `error` is for clients (`Refused`), it is the task's outcome. An
+    error of the store becomes the refusal for clients that `store_refused` returns. After any other error, the outcome
+    only says that the call could not be sent."""
     if isinstance(error, StoreError):
         error = store_refused(error)
     if isinstance(error, Refused):

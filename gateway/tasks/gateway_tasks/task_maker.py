@@ -121,8 +121,8 @@ class TaskableReply(UnrecordedAnswer):
         self._answer()
 
     def refused(self, error: BaseException) -> None:
-        """Record that the call could not be sent. `error` is the task's outcome if the call has become a task;
-        otherwise it goes to the client."""
+        """Record that the call could not be sent. If the call has become a task, `error` determines the task's outcome
+        (`fail_unsent`); otherwise it goes to the client."""
         self._step(ReplyEvent.REFUSE)
         if self.is_task:
             fail_unsent(self._exchange, error)
