@@ -120,8 +120,8 @@ def check(
 
 
 def of_sandboxes(told: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines for pairs of a sandbox's title and a sentence about it. Sandboxes with the same sentence share one
-    line."""
+    """Return the warnings of `check` about sandboxes. `told`: pairs of a sandbox's title and a sentence about it.
+    Sandboxes with the same sentence share one line, which names at most `_NAMED` of them and counts the others."""
     titles: dict[str, list[str]] = {}
     for title, what in told:
         titles.setdefault(what, []).append(title)
@@ -134,8 +134,9 @@ def of_sandboxes(told: Iterable[tuple[str, str]]) -> list[str]:
 def _summary(
     config: Path, served: list[str], left_out: list[str], silent: list[str], offline: bool, *, has_drifted: bool
 ) -> str:
-    """Return one line about the configuration. It says `ok` if no server is left out, and every contacted server has
-    answered and lists what the lock file approves."""
+    """Return the last line that `check` prints. It says `ok` if no server is left out (`left_out`), each contacted
+    server has answered (the others are in `silent`), and no list differs from the lock file (`has_drifted`). Otherwise
+    it says what is wrong. `offline`: no server was contacted."""
     names = ", ".join(served) or "no servers"
     without = [f"without {', '.join(left_out)}"] if left_out else []
     without += [f"without an answer from {', '.join(silent)}"] if silent else []
@@ -147,7 +148,8 @@ def _summary(
 
 
 def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]:
-    """Import the objects that `in_process` names, as the gateway does at its start. Return the faults by server."""
+    """Import the objects that `in_process` names, as the gateway does at its start. Return the faults of each server
+    whose object cannot be imported, by the server's name."""
     faults = {}
     for name, entry in settings.mcpServers.items():
         if entry.in_process:
@@ -161,8 +163,8 @@ def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]
 
 
 def why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
-    """Return why a server did not answer, with its last output; empty if it has answered. `package`: the package that
-    was not fetched for it in time, or empty."""
+    """Return the reason why a server did not answer, followed by its last output; empty if it has answered. `package`:
+    the package that was not fetched for the server in time, or empty."""
     from gateway.calls.server_start_failures import with_output_tail
 
     state = upstream.state
@@ -176,8 +178,10 @@ def why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
 async def until_fetched(
     gateway: "Gateway", start_timeout_s: float, within_s: float = _FETCHED_WITHIN_S, quiet_s: float = _QUIET_S
 ) -> dict[str, str]:
-    """Wait for packages that are being fetched, and for the answers of their servers. The fetches would end with this
-    process, and begin anew in the next one. Return the packages that were not fetched in time, by server."""
+    """Wait for the first answer of each server. Then wait at most `within_s` seconds until all packages that are being
+    fetched for servers are there, and their servers have answered. Without this, the fetches would end with this
+    process. Return the packages that were not fetched in time, by server; empty if there are none. Servers that have
+    not answered after `quiet_s` seconds are named on stderr."""
     packages = gateway.parts.servers.packages
     told = await _first_answers(gateway, start_timeout_s, quiet_s)
     with contextlib.suppress(TimeoutError):
@@ -193,8 +197,9 @@ async def until_fetched(
 
 
 async def _first_answers(gateway: "Gateway", start_timeout_s: float, quiet_s: float) -> frozenset[str]:
-    """Wait until each server has answered or failed. After `quiet_s` seconds, print which ones are late. Return the
-    names of the late ones whose packages were being fetched then."""
+    """Wait until each server has answered or failed. After `quiet_s` seconds, print the names of the servers that are
+    late. Return the names of those late servers whose packages were being fetched at that moment. `start_timeout_s` is
+    only printed."""
     packages = gateway.parts.servers.packages
     asked = {upstream.start_probe(): upstream for upstream in gateway.upstreams if upstream.known.latest is None}
     if not asked:
@@ -215,8 +220,9 @@ def _say_what_is_fetched(upstreams: Iterable["ConfiguredUpstream"], packages: "P
 
 
 async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list[str]]:
-    """Start the servers and compare their lists with the policy and the lock file. Return the reason of each server
-    that did not answer, warnings, and how the lists differ from the lock file.
+    """Start the servers, and compare their lists with the policy and the lock file. Return three things: for each
+    server that did not answer, the reason, by the server's name; the warnings; and one line for each difference from
+    the lock file.
 
     Raises:
         ConfigurationError: the policy does not match the servers' lists.
@@ -244,8 +250,8 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str], list
 
 
 async def _drift(gateway: "Gateway", lock: "ToolsLock | None", unasked: list[str]) -> list[str]:
-    """Return lines about tools, prompts and templates of servers that differ from the lock file. Servers in `unasked`
-    are not compared."""
+    """Return a line for each tool, prompt and resource template that differs from the lock file, and for each server
+    that cannot be compared with it. Servers in `unasked`, and servers that are not locked, are left out."""
     from gateway.upstreams.lock_comparison import Unlockable, differences, lists_of
 
     lines: list[str] = []

@@ -22,7 +22,7 @@ _QUIET_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Options for checking a gateway over the network."""
+    """Options of `doctor` for checking a running gateway over the network: its URLs, and credentials for them."""
 
     url: Annotated[
         str, typer.Option(help="URL at which clients reach the gateway, for example the load balancer's.")

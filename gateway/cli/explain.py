@@ -43,7 +43,7 @@ _err = Terminal(stderr=True)
 
 
 async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tuple[Authenticated, Derived]:
-    """Return the caller, and the context that the caller's sessions would get, with reasons.
+    """Return the caller, and the context that sessions of this caller would get, with the reason for each fact.
 
     Raises:
         ConfigurationError: the credential is refused, or the principal or the workspace cannot be used.
@@ -61,8 +61,9 @@ async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tu
 
 
 async def _authenticated(identity: Identity, settings: Settings, caller: Caller) -> Authenticated:
-    """Authenticate the caller. Credentials are checked as in requests; a principal without a credential is taken as
-    given."""
+    """Return the caller as a request would authenticate it. A credential and a proxy's headers are checked as in
+    requests. A principal that is named without a credential needs no proof. Raises `Refused` if the credential or the
+    headers are refused, and `ConfigurationError` if the configuration has no such principal."""
     options = settings.gateway
     headers = {name.strip().lower(): value.strip() for name, _, value in map(_parted, caller.header or ())}
     proxies = options.auth.proxies
@@ -114,9 +115,10 @@ def _claims(file: Path | None) -> Mapping[str, Any]:
 
 
 async def explanation(settings: Settings, caller: Caller, *, tool: str = "", offline: bool = False) -> dict[str, Any]:
-    """Explain what the caller sees, as JSON: context, fields, and servers. For each server, say whether it is visible
-    and why, and list its tools, prompts, resources, patterns of methods, and variables. With `tool` (`server__name`),
-    explain only this tool.
+    """Return what the caller sees, as a JSON object: context, fields, lifetimes and servers. For each server it says
+    whether the server is visible and why, and has its tools, prompts, resources, patterns of methods, and variables.
+    With `tool` (`server__name`), the servers have only this tool. `offline`: no server is started or contacted, so
+    lists are missing.
 
     Raises:
         ConfigurationError: `context_of` fails; there is no such tool; or the settings cannot be served.
@@ -180,7 +182,8 @@ def _of_context(gateway: Gateway, settings: Settings, who: Authenticated, derive
 
 
 def _missing(field: Mapping[str, Any]) -> str:
-    """Return why a field has no value, as far as this is known before the session opens."""
+    """Return why a field of the context has no value, as far as this is known before the session opens. `field`: the
+    field's settings (`FieldSettings`), by name."""
     source = next(
         name for name in ("claim", "header", "announced", "metadata", "session_key", "variable") if field[name]
     )
@@ -200,7 +203,8 @@ class _Servers:
         self._tool = tool
 
     def server(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Explain whether and why the server is visible, and list its variables. Sends no request to the server."""
+        """Return whether the server is visible, and if not, why; also its variables and its patterns of methods. If one
+        tool is to be explained and belongs to this server, explain it as well. Sends no request to the server."""
         hidden = self._gateway.policy.why_hidden(self._context, upstream.name)
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
         found |= {"left_out": [*upstream.settings.faults]} if upstream.is_left_out else {}
@@ -216,7 +220,8 @@ class _Servers:
         return found
 
     async def with_lists(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Explain the server as `server` does. Also request its lists, and explain each tool, prompt and resource."""
+        """Return what `server` returns, and an explanation of each tool, prompt and resource that the server lists,
+        which is asked for its lists. If the server does not answer, the reason is in `failed`."""
         found, facts = self.server(upstream), await upstream.facts()
         found.pop("tools", None)
         if upstream.is_left_out:
@@ -243,8 +248,8 @@ class _Servers:
         return found
 
     async def _unapproved(self, upstream: ConfiguredUpstream, kind: str) -> dict[str, str]:
-        """Return the reasons why the lock file hides prompts or templates of a server, by name. `kind` is `prompts` or
-        `resources`."""
+        """Return the prompts or resource templates of a server that the lock file hides: name → reason. `kind` is
+        `prompts`, or `resources` for the templates."""
         policy, locked = self._gateway.policy, "templates" if kind == "resources" else kind
         if not policy.locks(upstream.name):
             return {}
@@ -258,7 +263,8 @@ class _Servers:
         return {name: why for name, why in reasons.items() if why}
 
     def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
-        """Explain each pattern in `methods`. Servers do not list methods, so a pattern stands for them."""
+        """Return for each pattern in the server's setting `methods` whether its methods are visible, and if not, why.
+        Servers do not list methods, so the patterns stand for them."""
         why_hidden = self._gateway.policy.why_method_hidden
         reasons = {
             pattern: why_hidden(self._context, upstream.name, sample_of(pattern))
@@ -267,7 +273,8 @@ class _Servers:
         return [{"name": pattern, "visible": not why, "why": why} for pattern, why in reasons.items()]
 
     def _named(self, upstream: ConfiguredUpstream) -> str:
-        """Return the server's own name of the tool to explain; empty if the tool is another server's."""
+        """Return the name of the tool to explain (`--tool`) without its prefix, as this server lists it; empty if the
+        prefix is another server's."""
         if len(self._gateway.upstreams) == 1 and "__" not in self._tool:
             return self._tool
         return self._tool.removeprefix(f"{upstream.name}__") if self._tool.startswith(f"{upstream.name}__") else ""
@@ -289,7 +296,8 @@ class _Servers:
         return found
 
     def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
-        """Return for each variable the field of the context that gives its value, or the setting that sets it."""
+        """Return the environment variables that the server gets. Each has the field of the context that gives its value
+        (and the value, if it is known already), or the setting that sets it."""
         session, facts = self._session(upstream), self._gateway.parts.foundation.facts
         found: dict[str, dict[str, str]] = {}
         for variable, value in self._settings.environment_of(upstream.settings).items():
@@ -302,7 +310,7 @@ class _Servers:
         return found | {variable: {"from": where} for variable, (_, where) in configured.items()}
 
     def _session(self, upstream: ConfiguredUpstream) -> Session:
-        """Return a session of the caller as it would be opened; it is not stored."""
+        """Return the session that the caller would open at the server, for computing variables. It is not stored."""
         return Session(
             id="",
             principal=self._principal,
@@ -343,7 +351,7 @@ def explain(
 
 
 def lines_of(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines for people of an explanation (`explanation`)."""
+    """Yield the lines that `explain` prints for people. `found` is the result of `explanation`."""
     yield f"principal: {found['principal']}"
     for name, fact in found["context"].items():
         yield from _fact(name.replace("_", "-"), fact)
@@ -414,11 +422,12 @@ def show_manifest(
 
 
 async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
-    """Start each server, request its tools, and stop it. Servers that do not answer are in `failed`, with the reason.
-    If a caller is given, return only the tools that this caller sees.
+    """Start each server, request its tools, and stop it. Return the tools under `tools`, each with its server and
+    operation. Servers that do not answer are under `failed`, with the reason. If a caller is given, only the tools that
+    this caller sees are returned.
 
     Raises:
-        ConfigurationError: the settings cannot be served.
+        ConfigurationError: the settings cannot be served, or `context_of` fails.
     """
     gateway = Gateway.to_ask(settings)
     tools, failed = [], {}

@@ -21,8 +21,8 @@ NO_FILE: Final = f"there is no {FILE} in this folder: give --config FILE; `mcp-s
 
 
 def configuration(given: Path | None) -> Path | None:
-    """Return the file to read: the given one, or `mcp.json` in the current folder. Return None if there is none: then
-    only environment variables give settings."""
+    """Return the file to read: `given`, the file of `--config`; without it, `mcp.json` in the current folder. Return
+    None if there is neither: then only environment variables give settings."""
     return FILE if given is None and FILE.is_file() else given
 
 
@@ -41,7 +41,8 @@ def fault_after_dashes(command: list[str]) -> str:
 
 
 def with_command(settings: Settings, command: list[str] | None) -> Settings:
-    """Return the settings with the server that the command after `--` starts. Without a command, return them unchanged.
+    """Return settings with a single server, which the command after `--` starts, and with the `gateway` part of
+    `settings`. Without a command, return `settings` unchanged.
 
     Raises:
         ConfigurationError: the command is unusable; there is neither a command nor a server; or there are both.
@@ -62,8 +63,8 @@ def with_command(settings: Settings, command: list[str] | None) -> Settings:
 
 
 def with_url(settings: Settings, url: str, command: list[str] | None) -> Settings:
-    """Return the settings with the gateway at `url` as their only server. Requests to it carry the session key and the
-    credential from environment variables.
+    """Return settings with a single server, the gateway at `url`, and with the `gateway` part of `settings`. Requests
+    to it carry the session key and the credential from environment variables.
 
     Raises:
         ConfigurationError: the URL, session key or credential is unusable; or a command or a server is given, too.

@@ -61,10 +61,10 @@ async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
 
 
 def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
-    """Return `given` with URL and key of the gateway to which a command sends requests. Without a URL, both are those
-    of the gateway that this user runs at a terminal of this machine. If only the key is missing, both are those of
-    such a gateway at the URL; if there is none, `given` is returned unchanged. `or_else`: the other options of the
-    command, for the error message.
+    """Return `given` with the URL and the key of the gateway to which a command sends requests. URL missing: use URL
+    and key of the one gateway that this user runs at a terminal of this machine. Only the key missing: if this user
+    runs a gateway at that URL, use its URL and key; otherwise return `given` unchanged. `or_else`: the command's other
+    options, as text for the error message.
 
     Raises:
         OperatorError: no URL is given, and this user runs no gateway or several.
@@ -83,9 +83,9 @@ def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
 
 
 def endpoint_here(config: Path | None) -> str:
-    """Return the URL for clients. If a configuration is named, it is the URL of that one. Otherwise it is the URL of
-    the gateway that this user runs at a terminal. If there is none, or if the current folder or the environment sets
-    the port, it is the URL that these give.
+    """Return the URL that clients use for the gateway on this machine. It is the URL of the configuration if `config`
+    names one, or if the current folder or the environment sets the port. Otherwise it is the URL of the one gateway
+    that this user runs at a terminal; without such a gateway, the URL of the configuration or its defaults.
 
     Raises:
         OperatorError: several gateways run here, and none of them is that of this folder.
@@ -109,10 +109,10 @@ def endpoint_here(config: Path | None) -> str:
 
 
 def asks(kind: type[AtGateway], *, is_endless: bool = False) -> Callable[[Work], Callable[..., Any]]:
-    """Make a command of a function whose first argument is the operators' verbs. The command has the options of `kind`
-    instead.
+    """Return a decorator that makes a command of an asynchronous function. The function's first argument is the
+    operators' verbs; in its place, the command has the options of `kind`, which say where the gateway or the store is.
 
-    An error is printed, and ends the command with exit code 2. If it `is_endless`, Ctrl-C ends it with exit code 0.
+    An error is printed, and ends the command with exit code 2. `is_endless`: Ctrl-C ends the command with exit code 0.
     """
 
     def command_of(work: Work) -> Callable[..., Any]:

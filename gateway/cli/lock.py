@@ -68,7 +68,8 @@ def lock(
 
 
 def _finish(at: Path, before: Mapping[str, Lists | None], after: Mapping[str, Lists | None], *, check: bool) -> None:
-    """Print how the approved items change. Write them unless `check`; else exit with 1 if they change."""
+    """Print how the approved items change from `before` to `after`, and write the lock file `at`. `check`: write
+    nothing, and exit with status 1 if the items change, else with 0."""
     from gateway.upstreams.lock_comparison import differences, write_lock
 
     for name in sorted(before.keys() | after.keys()):
@@ -87,7 +88,9 @@ def _finish(at: Path, before: Mapping[str, Lists | None], after: Mapping[str, Li
 
 
 class _Wanted:
-    """The servers and items that a command approves: those of `names` (all if empty), and those not to be locked."""
+    """Decide which servers and items `lock` approves. `names`: those on the command line, each `SERVER` or
+    `SERVER/NAME`; empty: all. `without`: the servers that are not to be locked. Raises `ConfigurationError` for an
+    unknown server."""
 
     def __init__(self, settings: Settings, names: list[str], without: list[str]) -> None:
         self._servers = tuple(settings.mcpServers)
@@ -98,8 +101,9 @@ class _Wanted:
                 raise ConfigurationError(f"there is no server {name!r} in mcpServers")
 
     def asks(self, server: str, before: Mapping[str, Lists | None]) -> bool:
-        """Return True if the command has to request the lists of a server. A server that was left out of the lock file
-        stays left out until the command names it."""
+        """Return True if the command has to request the server's lists. `before`: the content of the present lock file,
+        in which a server that is deliberately not locked has None. Such a server is skipped unless the command names
+        it."""
         if server in self._without:
             return False
         if self._names:
@@ -107,8 +111,9 @@ class _Wanted:
         return before.get(server, {}) is not None
 
     def approved(self, before: Mapping[str, Lists | None], lists: Mapping[str, Lists]) -> dict[str, Lists | None]:
-        """Return the content of the lock file after this command: by server the approved items, or None if the server
-        is not to be locked. Servers that are not in the configuration are removed from it."""
+        """Return the new content of the lock file: for each server the approved items, or None if it is not to be
+        locked. `before`: the present content; `lists`: what the requested servers list. Servers that were not requested
+        keep their content. Servers that are not in the configuration are removed."""
         after: dict[str, Lists | None] = {}
         for server in self._servers:
             if server in self._without:
@@ -120,8 +125,9 @@ class _Wanted:
         return after
 
     def _part(self, server: str, before: Lists, lists: Lists) -> Lists:
-        """Return the approved items of a server. If the command names single items, take these from `lists` and the
-        others from `before`; otherwise take all from `lists`."""
+        """Return the approved items of one server. `before`: its items in the present lock file; `lists`: what it lists
+        now. If the command names single items, take these from `lists` and all others from `before`. Otherwise take all
+        from `lists`."""
         if not self._names or server in self._names:
             return lists
         named = {each.partition("/")[2] for each in self._names if each.partition("/")[0] == server}
@@ -136,7 +142,8 @@ class _Wanted:
 
 
 def _place(file: Path) -> tuple[Path, bool]:
-    """Return the path of the lock file, and True if the configuration names it."""
+    """Return the path of the lock file, and whether the configuration `file` names it. If it names none, the path is
+    that of the default name, in the folder of the configuration."""
     gateway = gathered(file, {}, GatewaySettings).document.get("gateway", {})
     policy = gateway.get("policy") if isinstance(gateway, dict) else None
     named = policy.get("lock") if isinstance(policy, dict) else None
@@ -147,8 +154,9 @@ def _place(file: Path) -> tuple[Path, bool]:
 
 
 async def _lists(settings: Settings, names: list[str]) -> tuple[dict[str, Lists], dict[str, str]]:
-    """Start the servers with these names. Return their lists by server, and by server why others of them cannot be
-    locked; a server that is left out is in neither."""
+    """Start the servers with these names, and request their lists. Return the lists by server. Return as well the
+    reasons why servers cannot be locked, by server. A server that is left out of the configuration is in neither
+    result."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.lock_comparison import Unlockable, lists_of

@@ -130,8 +130,8 @@ for _panel, _commands in _PANELS.items():
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch the garbage collector off for the time of the block, in which modules are imported. It would visit all new
-    objects again and again, which takes a tenth of the start."""
+    """Switch the garbage collector off for the time of the block, in which modules are imported. The collector would
+    visit all new objects again and again, which takes a tenth of the start."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -63,8 +63,8 @@ class Target(AtGateway):
     ] = ""
 
     def preferring(self, typed: Set[str]) -> "Target":
-        """Return the target without its URL if `--store` is among the options on the command line (`typed`): options
-        win over environment variables.
+        """Return the target without its URL if `--store` was typed on the command line: such an option wins over a URL
+        from an environment variable. `typed`: the names of the options on the command line.
 
         Raises:
             typer.BadParameter: `--url` and `--store` are both on the command line.
@@ -115,7 +115,8 @@ class Overrides:
     ] = False
 
     def given(self) -> dict[str, Any]:
-        """Return the settings that were given as options, by name."""
+        """Return the settings of `gateway` that the options give: setting → value. Options that were not given are left
+        out."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ("host", "port", "store", "advertise")}
         values |= {"anonymous": self.anonymous or None, "allowed_hosts": self.allowed_host or None}
         values |= {"policy": {"eval_tools": True} if self.allow_eval else None}
@@ -123,10 +124,10 @@ class Overrides:
 
 
 def options(command: Command) -> Command:
-    """Make a command of a function whose parameters may be dataclasses.
+    """Return a command that typer can register, made of a function whose parameters may be dataclasses.
 
-    Each field of such a dataclass becomes an option of the command. An empty value is refused. Usually it means that a
-    script's variable is not set, and the command would apply to more than was meant.
+    Each field of such a dataclass becomes an option of the command. The command refuses an option with an empty value.
+    Usually it means that a script's variable is not set, and the command would apply to more than was meant.
     """
     signature = inspect.signature(command, eval_str=True)
     fields = {

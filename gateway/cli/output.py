@@ -46,7 +46,8 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
 
 
 def none_line(page: Page, *, is_all: bool) -> str:
-    """Return the line to print in place of an empty list of sessions. `is_all`: the list was not filtered."""
+    """Return the line to print in place of an empty list of sessions. `is_all`: the list has no filter, and begins with
+    the first session."""
     if page.is_reading or page.unanswered:
         return "no session has been found yet"
     if is_all:
@@ -55,7 +56,8 @@ def none_line(page: Page, *, is_all: bool) -> str:
 
 
 def totals_line(page: Page) -> str:
-    """Return a line with the totals of all sessions that match, and with a note if some are missing."""
+    """Return a line with the totals of all sessions that match the filter, also of those on other pages. It has a note
+    if replicas did not answer or sessions are still being read."""
     totals = page.totals or SessionTotals()
     states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
     counts = [*states, f"{totals.failing:,} with failures", f"requests {totals.calls:,}", f"failed {totals.failed:,}"]
@@ -99,8 +101,8 @@ def credentials_table(rows: list[Connection]) -> Table:
 
 
 def facts_table(facts: dict[str, Any]) -> Table:
-    """Return a table with a row for each name and value. A value that is a list of objects has a line for each object;
-    an object has a line for each key."""
+    """Return a table with a row for each name and value. In a value that is an object, each key has a line; in a list
+    of objects, each object has a line."""
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -112,7 +114,8 @@ def facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _readable(name: str, value: Any) -> str:
-    """Format a value for people: times and sizes with units, lists and objects without brackets."""
+    """Return a value as text for people: times and sizes with units, lists and objects without brackets. The ending of
+    `name` gives the unit (`_UNITS`)."""
     if isinstance(value, dict):
         return "\n".join(f"{_unitless(key)}: {_readable(key, inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
@@ -159,7 +162,7 @@ def replicas_table(replicas: list[ReplicaReport]) -> Table:
 
 
 def print_event(event: dict[str, Any], *, in_json: bool) -> None:
-    """Print one line for an audit event."""
+    """Print an audit event on one line: as JSON if `in_json`, otherwise as text for people."""
     if in_json:
         typer.echo(as_json(event))
         return

@@ -21,8 +21,9 @@ _LONG_TIMEOUT_S: Final = 600.0
 
 
 class RestClient:
-    """Implement `admin.verbs.Operators` by REST requests. The methods are derived from the table of verbs. `by` is not
-    sent, because the gateway knows the operator by the key."""
+    """Send operators' requests to a gateway over REST. Implements `admin.verbs.Operators`: the methods are derived from
+    the table of verbs. A verb's argument `by`, the name of the operator, is not sent, because the gateway knows the
+    operator by the key."""
 
     sees_calls = True
 
@@ -63,7 +64,9 @@ class RestClient:
             raise self._unreachable(error) from None
 
     async def ask(self, verb: Verb, arguments: Mapping[str, Any], body: bytes | None = None) -> Any:
-        """Send the request of a verb. Return the decoded answer."""
+        """Send the request of a verb with these arguments, by name. `body`: the request's body as JSON, for verbs that
+        have one. Return the decoded answer. Raises `OperatorError` if the gateway does not answer, or refuses the
+        request."""
         params: dict[str, str] = {}
         for one in verb.takes:
             params |= one.written(arguments.get(one.at))
@@ -80,8 +83,9 @@ class RestClient:
         return answer[verb.answers] if verb.answers else answer
 
     async def _named(self, what: str, prefix: str) -> str:
-        """Return the beginning of an id or name, quoted for a URL's path. `what` is the kind of thing, such as
-        `session`. An empty prefix of a session stands for the only live session."""
+        """Return an id or name, or the beginning of one, quoted for a URL's path. `what` is the kind of thing that it
+        names, such as `session`. An empty `prefix` of a session stands for the only live session. Raises
+        `OperatorError` if no session is live or several are, or if the prefix has too few characters."""
         if what == "session" and not prefix:
             found = (await self._self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
             if not found:

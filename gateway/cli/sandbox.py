@@ -81,8 +81,8 @@ def learn(
 
 
 def _table_in(file: Path) -> Mapping[str, Any]:
-    """Read the table of earlier runs from a file. Call this before the server runs: after a day of watching, an error
-    would come too late."""
+    """Return the table of earlier runs from a file; empty if the file does not exist. Call this before the server runs:
+    after a day of watching, an error would come too late. Raises `ConfigurationError` if the file cannot be used."""
     try:
         found = json.loads(file.read_bytes() or b"{}")
         if not isinstance(found, dict):
@@ -100,7 +100,8 @@ def _table_in(file: Path) -> Mapping[str, Any]:
 
 
 def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:
-    """Return the name and settings of the server to run: one of the given configuration, or a command."""
+    """Return the name and the settings of the server to run. With a configuration, `words` is the name of one of its
+    servers. Without one, `words` is the server's command. Raises `ConfigurationError` for an unknown name."""
     if config is None:
         return name_of(words), UpstreamSettings(command=words[0], args=tuple(words[1:]))
     entries = load(config).settings.mcpServers
@@ -112,8 +113,8 @@ def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSetting
 
 
 def name_of(argv: Sequence[str]) -> str:
-    """Derive a server's name from its command: from the package, from the script or module that an interpreter runs, or
-    from the program."""
+    """Return a name for a server, derived from its command: from the package that the command runs, from the script or
+    module that an interpreter runs, or from the program."""
     program = name = PurePosixPath(argv[0]).name
     if (package := parse(argv)) is not None:
         name = package.program or re.sub(r"(?<=.)@.*", "", package.head[-1]).rpartition("/")[2]
@@ -145,7 +146,8 @@ def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> lis
 
 
 async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
-    """Run and watch the server. Return the learnt grants, and the exit code if the server ended by itself."""
+    """Run and watch the server until it ends, `seconds` have passed (0: no limit), or a signal or the client ends the
+    run. Return the learnt grants, and the exit code if the server ended by itself (else None)."""
     from gateway.sandbox.profile_learning import run_watched  # other commands need not wait for what it loads
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -169,7 +171,8 @@ async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, in
 
 
 class _Output:
-    """Write the server's output to stdout for a client, if `shows`. Call `ended` when the server has ended."""
+    """Receive the output of the server that is watched. `shows`: write its lines to stdout, for a client. `ended` is
+    called when the server has ended; `code` is then its exit code."""
 
     def __init__(self, ended: Callable[[], None], *, shows: bool) -> None:
         self._ended = ended
@@ -194,8 +197,8 @@ def _put(stream: Any, line: bytes) -> None:
 
 
 def _ask(process: Process) -> None:
-    """Send a handshake and requests for all lists to the server. The answers are ignored; only what the server touches
-    counts."""
+    """Send a handshake and requests for all lists to the server, for a run without a client. The answers are ignored;
+    only what the server touches meanwhile counts."""
     client = {"name": "sandbox-learn", "version": "1"}
     opening = {"protocolVersion": _VERSION, "capabilities": {}, "clientInfo": client}
     _send(process, {"id": 0, "method": "initialize", "params": opening})
@@ -209,7 +212,8 @@ def _send(process: Process, message: dict[str, Any]) -> None:
 
 
 def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[], None]) -> None:
-    """Forward the client's bytes from stdin to the server until stdin ends. Runs in a thread."""
+    """Forward the client's bytes from this command's stdin to the server. When stdin ends, have the event loop call
+    `ended`. Runs in a thread."""
     try:
         while data := os.read(sys.stdin.fileno(), 65_536):  # a buffered reader could not be left at the end
             loop.call_soon_threadsafe(process.stdin.write, data)

@@ -127,8 +127,8 @@ def stdio(
 
 
 def _welcome(options: GatewaySettings, config: Path | None, *, workers: int, verbose: bool) -> "Welcome | None":
-    """Configure the log. Return the greeting if a person reads the log; None otherwise, and in workers: their parent
-    announces the gateway."""
+    """Configure the log. Return the greeting to show if the log is written for people and this process is the only one.
+    Otherwise return None: for a log in another format, and with several workers, whose parent announces the gateway."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.workers import LISTENER
 
@@ -146,6 +146,6 @@ def _welcome(options: GatewaySettings, config: Path | None, *, workers: int, ver
 
 
 def _log(notes: Iterable[Note]) -> None:
-    """Log the notes about the configuration, which `check` and `doctor` print."""
+    """Log notes about the configuration when `run` or `stdio` starts. `check` and `doctor` print the same notes."""
     for note in notes:
         logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.line)

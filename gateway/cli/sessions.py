@@ -48,7 +48,7 @@ SHOWN_ENTRIES: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """Options that filter sessions by their values."""
+    """Options that choose sessions to list or to end. With several of them, a session must have every given value."""
 
     principal: Annotated[str, typer.Option(help="All sessions of this principal.")] = ""
     client: Annotated[str, typer.Option(help="All sessions of clients with this name.")] = ""
@@ -68,7 +68,7 @@ class Which:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Options of `list`."""
+    """Options of `sessions list` for the page: which sessions, how many, and in which order."""
 
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
     after: Annotated[str, typer.Option(help="Continue after this id, which the previous page prints.")] = ""
@@ -80,13 +80,13 @@ class Listing:
 
     @property
     def is_all(self) -> bool:
-        """Return True if the list starts with the first session and has no filter."""
+        """Return True if the list starts with the first session, and neither `query` nor `only` leaves sessions out."""
         return not self.query and not self.after and self.only == "all"
 
 
 def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
-    """Return the fields of a session by name, except those in `without`. For a store without a gateway, also leave out
-    the fields that only gateways know."""
+    """Return the fields of a session by name, except those in `without`. If `operators` stands for a store without a
+    gateway, also leave out the fields that only gateways know."""
     left_out = {*without, *(() if operators.sees_calls else _SEEN_BY_GATEWAYS)}
     return {name: value for name, value in msgspec.to_builtins(row).items() if name not in left_out}
 
@@ -134,7 +134,8 @@ async def show_session(operators: Operators, session_id: IdArgument = "", in_jso
 
 
 async def _live(operators: Operators, prefix: str) -> tuple[dict[str, Any] | None, SessionEnvironment | None]:
-    """Return the facts and the environment of a live session; None for both if it is not live."""
+    """Return the facts of the live session whose id begins with `prefix`, and its environment. The environment is None
+    if a store answers without a gateway. Both are None if no such session is live."""
     try:
         facts = _facts(operators, await operators.session(prefix))
         return facts, await operators.environment(prefix) if operators.sees_calls else None
@@ -174,8 +175,8 @@ async def events(
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:
-    """Yield lines about a session: the reasons for what it sees, then folders, sandbox and variables of each of its
-    servers."""
+    """Yield lines about a session: the reasons for what the session sees; then for each of its servers the folders, the
+    sandbox and the variables."""
     yield from (visible_line(sentence) for sentence in found.why)
     for server in found.servers:
         yield ""
@@ -199,7 +200,8 @@ def _of_server(server: ServerEnvironment) -> Iterator[str]:
 
 
 def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
-    """Yield the lines to print above a timeline's table: that it is empty, or how many entries are shown."""
+    """Yield the line to print above a timeline's table: that the timeline is empty, or that only its newest entries are
+    shown. Yield nothing if all are shown."""
     if not entries:
         yield "nothing has happened in it yet"
     elif len(entries) > SHOWN_ENTRIES:
@@ -207,8 +209,8 @@ def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
 
 
 def timeline_table(entries: Sequence[TimelineRow], now: float | None = None) -> Table:
-    """Return a table of the newest timeline entries, in order of time. Times are local; those of another day have a
-    date."""
+    """Return a table of the newest `SHOWN_ENTRIES` timeline entries, in order of time. Times are local; entries of
+    another day than `now` (None: the present) have a date."""
     table = Table(box=None, show_header=False)
     for _ in range(4):
         table.add_column(no_wrap=True)

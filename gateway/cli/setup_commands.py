@@ -130,8 +130,8 @@ def init(
 
 
 def _tell_faults(file: Path) -> None:
-    """Print what is still missing in the file, mostly variables that are not set. Servers with such faults are left
-    out."""
+    """Print the faults of the configuration that was just written, mostly variables that are not set. The gateway
+    leaves servers with such faults out."""
     try:
         load(file, strict=True)
     except ConfigurationError as error:
@@ -140,7 +140,8 @@ def _tell_faults(file: Path) -> None:
 
 
 def _tell_absent(entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Warn of programs that are not on the PATH. A gateway may run with another PATH, so this is no fault."""
+    """Warn of servers (`entries` by name) whose program is not on the PATH. A gateway may run with another PATH, so
+    this is no fault."""
     for name, entry in entries.items():
         program = entry.get("command", "")
         env = entry.get("env") or {}
@@ -215,8 +216,8 @@ def add(
 
 
 def _faults_and_others(name: str, file: Path) -> tuple[Iterable[str], list[str]]:
-    """Return why the server is left out of the file's configuration, and the names of the other servers. The reasons
-    are empty if it is not left out. If the whole file cannot be used, return why, and no names."""
+    """Return why the server `name` is left out of the file's configuration (empty if it is not left out), and the names
+    of all other servers. If the whole file cannot be used, return the reasons for that, and no names."""
     try:
         settings = load(file).settings
         return settings.left_out.get(name, ()), [each for each in settings.mcpServers if each != name]
@@ -225,8 +226,8 @@ def _faults_and_others(name: str, file: Path) -> tuple[Iterable[str], list[str]]
 
 
 def _gateway_of(config: Path) -> GatewaySettings:
-    """Return the gateway's settings in the file to which a server is added. If the settings have faults, return the
-    defaults: `run` reports the faults."""
+    """Return the settings of `gateway` in the file to which a server is added, without `cards`. If these settings have
+    faults, return the defaults: `run` reports the faults."""
     try:
         found = gathered(config if config.exists() else None, {}, GatewaySettings)
         options = GatewaySettings.model_validate(found.document.get("gateway", {}))
@@ -252,7 +253,8 @@ def _clients(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Options for the entry by which a client finds the gateway."""
+    """Options of `connect` for the entry that a client's configuration file gets, by which the client finds the
+    gateway."""
 
     name: Annotated[str, typer.Option(help="What the client calls it.")] = ""
     token: Annotated[
@@ -303,7 +305,8 @@ def connect(
 
 
 def _endpoint(given: str, config: Path | None) -> str:
-    """Return the URL for clients: the given one, or that of the running or configured gateway."""
+    """Return the URL that a client is to use: `given`, or that of the running or configured gateway (`endpoint_here`).
+    In the second case, warn if no gateway runs there, and name other gateways that run here. Errors end the command."""
     try:
         url = f"{base_url(given or endpoint_here(config))}/mcp"
     except ConfigurationError as error:
@@ -328,7 +331,8 @@ def _is_served(url: str) -> bool:
 
 
 def _write(found: Snippet, url: str) -> None:
-    """Add the entry to the client's file, and print what the person still has to do."""
+    """Add the entry of `found` to the client's file, after a copy of the file is made. Print what was done, and what
+    the person still has to do. Errors end the command."""
     if (file := found.file) is None:
         raise error_exit(
             f"{found.title} has no file: run `mcp-session-gateway connect {found.client}`, and use what it prints"
@@ -358,9 +362,9 @@ def _write(found: Snippet, url: str) -> None:
 
 
 def _snippet(client: str, url: str, entry: Entry) -> Snippet:
-    """Return how the client connects. If the client gets a session key, reuse the key in its present entry, if that
-    entry is for this URL, or has another URL and both are of this machine. Otherwise make a new key. Do not reuse a key
-    from a file in the current folder: whoever wrote the file would know the key."""
+    """Return how the client connects. If the client gets a session key, reuse the key that its file already has for
+    this gateway: for this URL, or for another URL of this machine if this URL is of this machine, too. Otherwise make a
+    new key. A key from a file in the current folder is never reused: whoever wrote the file would know the key."""
     script = Path(sys.executable).with_name("mcp-session-gateway")
     program = (str(script),) if script.is_file() else (sys.executable, "-m", "gateway")
     found = partial(snippet, client, url, name=entry.name, needs_token=entry.token, program=program)
@@ -377,7 +381,8 @@ def _snippet(client: str, url: str, entry: Entry) -> Snippet:
 
 
 def _is_for(url: str, entry: Any) -> bool:
-    """Return True if a value in the entry is that URL, with or without `/mcp`, or if both are URLs of this machine."""
+    """Return True if a value in the client's entry is the URL, with or without `/mcp`, or if the value and the URL both
+    lead to this machine."""
     if isinstance(entry, Mapping):
         return any(_is_for(url, value) for value in entry.values())
     if isinstance(entry, list):
@@ -388,7 +393,8 @@ def _is_for(url: str, entry: Any) -> bool:
 
 
 def _given(file: Path) -> str:
-    """Return the command-line option that names the file; empty for the file that commands read by default."""
+    """Return the option that makes other commands read this file, as ` --config FILE` with a space before it; empty for
+    the file that they read by default."""
     return "" if file == FILE else f" --config {shlex.quote(str(file))}"
 
 

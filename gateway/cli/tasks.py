@@ -29,7 +29,7 @@ IdArgument = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskListing:
-    """Options of `list`."""
+    """Options of `tasks list` for the page: which tasks, and how many."""
 
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
     after: Annotated[str, typer.Option(help="Continue after this task id, the last one of the previous page.")] = ""

@@ -47,7 +47,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class StatusLine:
-    """Write logs to a terminal, with a status line below them."""
+    """Write logs to a terminal, with a status line below them. It serves as the stream of the log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -71,13 +71,13 @@ class StatusLine:
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
+        """Return True if the stream below is a terminal."""
         return self._stream.isatty()
 
 
 class TerminalWelcome(Welcome):
-    """Show the start of the gateway on stderr. `status` is the terminal's status line; None if stderr is not a
-    terminal, and then there is no sign-in link. `config` is the gateway's configuration file.
+    """Show the start of the gateway to people, on stderr. `status` is the terminal's status line; None if stderr is not
+    a terminal, and then there is no sign-in link. `config` is the gateway's configuration file.
 
     While servers start, only warnings are logged, because the greeting shows the rest. With `verbose`, everything is
     logged.
@@ -100,7 +100,7 @@ class TerminalWelcome(Welcome):
 
     @contextlib.contextmanager
     def starting(self, gateway: Gateway) -> Iterator[None]:
-        """Show until the block ends which servers have answered."""
+        """Show in the status line, until the block ends, for which servers the start waits."""
         root = logging.getLogger()
         level = root.level
         if self._is_quiet:
@@ -126,7 +126,8 @@ class TerminalWelcome(Welcome):
             await asyncio.sleep(_EVERY_S)
 
     def serves(self, gateway: Gateway, url: str, *, is_ready: bool) -> None:
-        """Print the greeting. If stderr is no terminal, also print the line for which programs wait."""
+        """Print the greeting, because the gateway now serves at `url`. If stderr is not a terminal, also print the line
+        for which programs wait (`announce`). `is_ready`: `/readyz` answers 200."""
         is_announced = self._is_announced(gateway, url)
         greeting = greeting_of(gateway, url, self.link, is_ready=is_ready, is_announced=is_announced)
         Terminal(stderr=True).print(rendered(greeting, monotonic() - self._began))
@@ -135,14 +136,14 @@ class TerminalWelcome(Welcome):
         sys.stderr.flush()
 
     def ready(self, url: str) -> None:
-        """Print the line for which programs wait, unless stderr is a terminal: people read in the log which server has
-        answered."""
+        """Print the line for which programs wait (`announce`), because a gateway that already serves is ready now.
+        Print nothing on a terminal, where people see in the log which server has answered."""
         if self._status is None:
             announce(url)
 
     def _is_announced(self, gateway: Gateway, url: str) -> bool:
-        """Write the file by which commands of this user find the gateway, unless a server could read it. Return whether
-        it is written."""
+        """Write the file by which other commands of this user find the gateway. Return True if it is written. It is not
+        written if a server could read it, or if its folder cannot be used."""
         folder = runtime_folder()
         found = local_gateway(gateway, url, self.link, folder, self._config)
         if found is None:
@@ -160,7 +161,8 @@ class TerminalWelcome(Welcome):
 
 
 def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
-    """Return the text of the status line: which servers the start waits for."""
+    """Return the text of the status line during the start: the servers that have not answered yet, and the `took_s`
+    seconds so far."""
     waiting = [one.name for one in servers if one.state == "starting"]
     if not waiting:
         return "starting"

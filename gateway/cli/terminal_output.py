@@ -19,7 +19,8 @@ _STYLES: Final = {"warning": "bold yellow", "ignored": "dim", "fetching": "dim",
 
 
 class Terminal(Console):
-    """A console on stdout or stderr. If stdout is not a terminal, lines are up to 220 characters long."""
+    """Print to stdout, or to stderr if `stderr`, with control characters escaped. If stdout is not a terminal, lines
+    are up to 220 characters long."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         bounded = (sys.stderr if stderr else sys.stdout).isatty()
@@ -27,21 +28,22 @@ class Terminal(Console):
         super().__init__(stderr=stderr, soft_wrap=True, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string as text with control characters escaped."""
+        """Return text with its control characters escaped, for rich, which calls this for each string."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Escape control characters in everything that is printed."""
+        """Yield the segments of something to print, with control characters escaped. rich calls this for all that it
+        prints."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def print_labelled(self, kind: str, message: str) -> None:
-        """Print a line that begins with `kind`, in a colour for that kind."""
+        """Print a line that begins with the word `kind`, such as `warning`, in that word's colour."""
         style = _STYLES.get(kind, "bold red")
         self.print(Text.assemble((kind, style), " ", visible(message)))
 
     def print_waiting(self, message: str) -> None:
-        """Print what the command waits for, but only on a terminal: in a file, a line of progress would look like an
-        error."""
+        """Print what the command waits for. Print it only on a terminal: in a file, a line of progress would look like
+        an error."""
         if self.file.isatty():
             self.print_labelled("waiting", message)
