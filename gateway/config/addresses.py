@@ -76,7 +76,8 @@ def _checked_address(address: str) -> str:
 
 
 def is_same_place(one: str, other: str) -> bool:
-    """Return True if two sockets cannot listen on these two HOST:PORT at the same time."""
+    """Return True if two sockets cannot listen at the same time on `one` and `other`, both HOST:PORT. Port 0 is never
+    the same, because the kernel chooses a free port for it."""
     (host, port), (other_host, other_port) = host_and_port(one), host_and_port(other)
     is_same = host == other_host or (is_loopback(host) and is_loopback(other_host))
     return port != 0 and port == other_port and (is_same or bool({host, other_host} & {"0.0.0.0", "::"}))
@@ -101,8 +102,8 @@ def is_own_endpoint(url: str, host: str, port: int, names: Iterable[str]) -> boo
 
 
 def bridged_url(argv: Sequence[str]) -> str:
-    """Return the URL of the endpoint that a command brings to a host which speaks stdio only: `stdio --url URL` of this
-    gateway, or mcp-remote. Empty for any other command."""
+    """Return the URL to which a command forwards the messages of a host that speaks only stdio. Such a command is
+    `stdio --url URL` of this gateway, or mcp-remote. Return an empty string for any other command."""
     if given := stdio_url(argv):
         with contextlib.suppress(ValueError):
             return f"{base_url(given)}/mcp"
@@ -111,15 +112,16 @@ def bridged_url(argv: Sequence[str]) -> str:
 
 
 def stdio_url(argv: Sequence[str]) -> str:
-    """Return what a command gives to `stdio --url`, or `--url=`; empty for any other command."""
+    """Return the value of `--url` in the words of a `stdio` command of this gateway, as the person wrote it; empty for
+    any other command."""
     options = ((*word.partition("="), after) for word, after in pairwise((*argv, "")))
     given = [value if equals else after for name, equals, value, after in options if name == "--url"]
     return given[-1] if given and "stdio" in argv else ""
 
 
 async def own_address_towards(url: str) -> str:
-    """Return the address of this machine from which it connects to the hosts in a URL. Return an empty string if they
-    are on this machine, or cannot be resolved."""
+    """Return the address of this machine from which it connects to the hosts that a URL names. Return an empty string
+    if these hosts are this machine, or cannot be resolved. Nothing is sent to them."""
     for place in urlsplit(url).netloc.rpartition("@")[2].split(","):
         parts = urlsplit(f"//{place}")
         with contextlib.suppress(OSError, ValueError):

@@ -70,7 +70,8 @@ class ProxySettings(Frozen):
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """Return the names of the headers for the caller and its rights, in lower case."""
+        """Return the names, in lower case, of the headers in which proxies name the caller and the caller's
+        permissions. A header that is not set is left out."""
         names = (self.subject_header, self.permissions_header)
         return tuple(name.lower() for name in names if name)
 
@@ -126,7 +127,8 @@ class AuthSettings(Frozen):
 
     @property
     def issuers(self) -> tuple[str, ...]:
-        """Return the issuers of principals, without the issuer for API keys."""
+        """Return the issuers of the principals that access tokens and proxies name. The issuer of API keys is not among
+        them."""
         proxied = self.proxies is not None and self.proxies.subject_header
         return (*(entry.issuer for entry in self.jwt), *([self.proxies.issuer] if self.proxies and proxied else ()))
 

@@ -25,7 +25,8 @@ class CardSettings(Frozen):
 
     @property
     def identifier(self) -> str:
-        """Return the identifier in the catalog, which begins with the domain."""
+        """Return the server's identifier in the AI catalog, a URN that is made of the card's `name`: first the domain,
+        then the name of the server."""
         domain, _, name = self.name.partition("/")
         return f"urn:air:{'.'.join(reversed(domain.lower().split('.')))}:mcp:{name}"
 

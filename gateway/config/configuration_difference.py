@@ -30,14 +30,16 @@ KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.lock"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The difference of two configurations: names of servers, and paths of settings. `settings` are applied by a
-    reload, `restart` are not."""
+    """What a new configuration changes in a running gateway. It has names and paths, and no values."""
 
     added: tuple[str, ...] = ()
+    """Names of servers, as in `removed` and `changed`."""
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    """Paths of other settings that differ, and that a reload applies."""
     restart: tuple[str, ...] = ()
+    """Paths of other settings that differ, and that only a restart applies."""
 
     @property
     def is_empty(self) -> bool:
@@ -46,7 +48,7 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """Return the difference in words, without values: they may be credentials."""
+        """Return the difference in words, without values: these may be credentials."""
         parts = {
             "servers added": self.added,
             "servers removed": self.removed,
@@ -85,7 +87,8 @@ def difference(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Differ
 
 
 def _changed(old: BaseModel, new: BaseModel, path: str = "", depth: int = 2) -> Iterator[str]:
-    """Yield the paths of the settings that differ, at most `depth` names long."""
+    """Yield the paths of the settings that differ between two objects of settings. A path has at most `depth` names; a
+    difference further inside is named by these. `path`: the path of the two objects, which ends with a dot."""
     for name in type(new).model_fields:
         before, after = getattr(old, name), getattr(new, name)
         if depth > 1 and isinstance(after, BaseModel) and type(before) is type(after):
@@ -100,8 +103,9 @@ def _is_reloaded(path: str, restart: Set[str] = KEPT) -> bool:
 
 
 def digest(settings: Settings) -> str:
-    """Return a digest of what the file says of servers, of the settings in it that a reload applies, and of the lock;
-    empty if there is no file. Replicas may differ in all other settings, and in the values of variables.
+    """Return a digest by which replicas see whether they have the same configuration. It covers the servers in the
+    file, those of the file's settings that a reload applies, and the lock. Replicas may differ in all other settings,
+    and in the values of variables. Empty if no file was read.
 
     The digest takes long to compute: it is stored, and from a fast one, short secrets in the file could be guessed.
     """
@@ -117,7 +121,8 @@ def digest(settings: Settings) -> str:
 
 
 def _reloaded_in(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return those settings that a reload applies, from the settings `given` by a file."""
+    """Return those of the settings in `given` that a reload applies. `path`: empty if `given` is the `gateway` object
+    of a file; the name of an object inside it, with a dot, if `given` is that object."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, dict) and not path:

@@ -13,7 +13,7 @@ class ConfigurationError(ValueError):
 
 
 class ServerFault(ValueError):
-    """The settings of one server contradict those of the gateway. Only this server is left out."""
+    """The settings of the server `server` contradict those of the gateway. Only this server is left out."""
 
     def __init__(self, server: str, message: str) -> None:
         super().__init__(message)
@@ -54,7 +54,8 @@ _WORDS: Final = {"arguments": "args", "cmd": "command", "uri": "url"}
 
 
 def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
-    """Return the known name that is most similar to an unknown one; an empty string if none is similar."""
+    """Return the name in `known` that is most similar to the unknown `name`; an empty string if none is similar.
+    `cutoff`: the least similarity, from 0 to 1."""
     folded: dict[str, str] = {}
     for each in known:
         folded.setdefault(_folded(each), each)  # the first of names that differ in case and separators only
@@ -66,8 +67,8 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion for the end of a message about an unknown name; an empty string if no known name is
-    similar."""
+    """Return `; did you mean …?` with the known name that is similar to the unknown `name`, as the end of an error
+    message. Return an empty string if no known name is similar."""
     found = meant(name, known)
     return f"; did you mean {found}?" if found else ""
 

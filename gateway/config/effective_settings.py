@@ -39,13 +39,14 @@ class EffectiveSetting:
 
     @property
     def is_set(self) -> bool:
-        """Return whether the setting was given."""
+        """Return True if something gives the setting, so that its value is not the default."""
         return self.origin != DEFAULT
 
 
 def effective(settings: Settings) -> dict[str, list[EffectiveSetting]]:
-    """Return all settings of `gateway` and of its objects, then, for each server, the settings that are given. The keys
-    are the paths of the objects in the configuration."""
+    """Return the settings in effect, in groups. The key of a group is the path of its object in the configuration.
+    First come `gateway` and its objects, with all their settings. Then come the servers, with only the settings that
+    are given."""
     origins = settings.gateway.origins
     found: dict[str, list[EffectiveSetting]] = {}
     for one in _of_object("", settings.gateway, GatewaySettings(), origins):
@@ -91,7 +92,8 @@ def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> l
 
 
 def shown_value(name: str, value: Any) -> str:
-    """Return a value as text for people, without credentials."""
+    """Return the value of a setting as text for people, without credentials. `name` is the setting's last name: it
+    tells which values are hidden, such as those of `env`."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -111,7 +113,7 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON types. Of settings objects inside, only the given fields remain."""
+    """Return a value converted to JSON types. Of objects of settings inside it, only the given fields remain."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
@@ -142,7 +144,8 @@ def _redacted(text: str, secrets: set[str]) -> str:
 
 
 def _hidden(value: Any) -> str:
-    """Return the text that replaces a credential. A reference to a secret is returned unchanged."""
+    """Return the text to show in place of a value that may be a credential. A reference to a secret, such as
+    `${secret:NAME}`, is returned unchanged."""
     found = PLACEHOLDER.fullmatch(value) if isinstance(value, str) else None
     return found[0] if found and not found[1] else _HIDDEN
 

@@ -25,12 +25,13 @@ JWKS: Final = "/.well-known/jwks.json"
 
 
 def path_of(server: str) -> str:
-    """Return the endpoint of one server alone."""
+    """Return the path of the endpoint that serves this server alone."""
     return f"{_SERVERS}{server}{ALL}"
 
 
 def unserved(path: str) -> str:
-    """Return the endpoint for the path of an unknown server (`NOWHERE`). Return an empty string for other paths.
-    Invalid names of servers count as other paths, because the page for people would repeat them in commands to copy."""
+    """Return the endpoint that answers a request to `path` if no server has the name in it, as `/servers/*/mcp`
+    (`NOWHERE`). Return an empty string if `path` does not begin with `/servers/NAME/`, or the name is invalid: the page
+    for people would repeat an invalid name in commands to copy."""
     name, _, rest = path.removeprefix(_SERVERS).partition("/")
     return f"{_SERVERS}*/{rest}" if path.startswith(_SERVERS) and is_server_name(name) else ""

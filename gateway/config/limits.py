@@ -78,8 +78,8 @@ class LimitSettings(Frozen):
 
     @property
     def noise_timeout_s(self) -> float:
-        """Return the seconds that a starting server has for its first answer after a line on stdout that is not MCP. So
-        a banner does no harm, and a program that is no MCP server is recognized soon."""
+        """Return the seconds that a starting server has for its first answer after it has printed a line on stdout that
+        is not MCP. So a banner does no harm, and a program that is no MCP server is recognized soon."""
         return self.start_timeout_s / 6
 
     @property
@@ -141,11 +141,12 @@ class TaskSettings(Frozen):
         return max(kept_s, _LEAST_WORKING_TTL_S)
 
     def is_at_once(self, server: str, tool: str) -> bool:
-        """Return whether every call of the tool immediately becomes a task."""
+        """Return True if every call of the tool becomes a task at once, without waiting for `after_s`."""
         return _names(self.at_once, server, tool)
 
     def is_offered(self, server: str, tool: str) -> bool:
-        """Return whether the lists for clients of 2025-11-25 say that the tool may be called as a task."""
+        """Return True if clients of 2025-11-25 are told, in the list of tools, that they may call the tool as a
+        task."""
         return _names(self.offered, server, tool)
 
 

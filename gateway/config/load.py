@@ -131,7 +131,7 @@ def _is_section(setting: FieldInfo) -> bool:
 
 
 def _paths(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the names of variables for the nested settings of `model`, without the prefix."""
+    """Yield the names of the variables, without the prefix, that give settings inside the objects of `model`."""
     for name, setting in model.model_fields.items():
         kind = setting.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -163,8 +163,8 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _is_in_text(given: Any, path: list[str]) -> bool:
-    """Return True if `path` leads through a setting for which another variable has given a value that is not an
-    object."""
+    """Return True if the variable for `path` has to be ignored, because an earlier variable has given a value that is
+    not an object to a setting that `path` leads through."""
     for name in path[:-1]:
         given = given.get(name, {})
         if not isinstance(given, dict):
@@ -178,38 +178,44 @@ _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Origins:
-    """The places that give settings of `gateway`: `file` (its path; empty if none was read), environment and command
-    line, and the settings that each gives. `servers` has the path of each server's entry in the file, if that is not
-    `mcpServers.NAME`. `document` is the file as it was read, with its placeholders."""
+    """The three places that give settings of `gateway` (file, environment and command line), and what each gives.
+    Messages use it to say where a setting comes from."""
 
     file: str
+    """The path of the file; empty if none was read."""
     in_file: Any
+    """The `gateway` object of the file."""
     environment: Mapping[str, Any]
+    """The settings that variables give."""
     overrides: Mapping[str, Any]
+    """The settings that the command line gives."""
     servers: Mapping[str, str] = field(default_factory=dict)
+    """The path of a server's entry in the file, by server, if that is not `mcpServers.NAME`."""
     document: Mapping[str, Any] = field(default_factory=dict)
+    """The whole file as it was read, with its placeholders."""
 
     def in_words(self, loc: tuple[int | str, ...]) -> str:
-        """Return the path of a setting in the file, where hosts have their servers under different keys. `loc` is what
-        validation calls the setting."""
+        """Return the path of a setting as the file has it. Validation calls it `loc`, with all servers in `mcpServers`;
+        files of hosts have their servers under other keys."""
         if loc[:1] == ("mcpServers",) and loc[1:2] and loc[1] in self.servers:
             return ".".join((self.servers[str(loc[1])], *map(str, loc[2:])))
         return ".".join(map(str, loc))
 
     def of(self, setting: str) -> str:
-        """Return in words all places that give a setting or a part of it."""
+        """Return the places that give a setting, or a part of it, as text: joined by `and`."""
         return " and ".join(self.places_of(setting))
 
     def places_of(self, setting: str) -> tuple[str, ...]:
-        """Return the places that give a setting or a part of it; the one that wins is the last."""
+        """Return the places that give a setting, or a part of it, in words such as `the variable MCP_GATEWAY_PORT`. The
+        last place wins. Empty: the setting has its default."""
         variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
         option = f"--{_OPTIONS.get(setting, setting)} on the command line"
         named = ((self.file, self.in_file), (variable, self.environment), (option, self.overrides))
         return tuple(name for name, given in named if _has(given, setting))
 
     def of_fault(self, loc: tuple[int | str, ...]) -> str:
-        """Return the place at which to correct a fault that validation found at `loc`. If only defaults are involved,
-        return the file; empty if there is none."""
+        """Return the place, in words, at which to correct a fault that validation found at `loc`. If no place gives a
+        setting there, return the path of the file, which is empty if none was read."""
         names = [str(part) for part in loc[1:]] if loc[:1] == ("gateway",) else []
         for end in range(len(names), 0, -1):
             found = self.places_of(".".join(names[:end]))
@@ -266,7 +272,8 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
 
 
 def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
-    """Return the settings with the store's URL, which may be in the file `store_file`."""
+    """Return the settings of `gateway` with `store` read from the file that `store_file` names, if it names one. Raises
+    `ConfigurationError` if both settings are given, or the file cannot be used."""
     file = gateway.get("store_file")
     if not file or not isinstance(file, str):
         return gateway
@@ -301,8 +308,8 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) -> str:
-    """Return a message with one line for each fault: where it is, and what it is. `model` is the model of the whole
-    document."""
+    """Return the message for a failed validation, with one line for each fault: where it is, and what it is. `model` is
+    the model of the whole document."""
     return "\n".join(line for _, line in fault_lines(error, origins, model))
 
 
@@ -356,7 +363,8 @@ _UNITS: Final = {"_s": " of seconds", "_ms": " of milliseconds"}
 
 
 def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Return the names of the settings that the object at `loc` may have."""
+    """Return the names of the settings that the object at `loc` may have, for suggestions. `loc`: the path to the
+    object in a document of `model`."""
     models = [model]
     for part in loc:
         fields = [each.model_fields[str(part)].annotation for each in models if str(part) in each.model_fields]
@@ -366,7 +374,7 @@ def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models of settings that a type annotation contains."""
+    """Yield the classes of settings that a type annotation contains, such as `A` for `dict[str, A]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):

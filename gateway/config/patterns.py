@@ -19,7 +19,7 @@ _MOST: Final = 4_096
 
 
 def expression(*words: str) -> Any:
-    """Return a compiled RE2 expression that finds any of these regular expressions in UTF-8 text, ignoring case.
+    """Return a compiled RE2 expression that finds any of the regular expressions `words` in UTF-8 text, ignoring case.
 
     Raises:
         ValueError: an expression is invalid; the message says which, and why.
@@ -52,7 +52,7 @@ def sample_of(pattern: str) -> str:
 
 
 def usable(pattern: str) -> str:
-    """Return the shell pattern. Raises `ValueError` if it is invalid."""
+    """Check a shell pattern, and return it unchanged. Raises `ValueError` if it is invalid."""
     _glob(pattern)
     return pattern
 

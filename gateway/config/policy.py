@@ -75,7 +75,8 @@ class RateSettings(Frozen):
 
     @property
     def at_once(self) -> int:
-        """Return the number of requests that may come at once, with its default."""
+        """Return the number of requests that may come at once: `burst`, or if that is not set, the requests of one
+        second, and at least 20."""
         return max(20, ceil(self.per_s)) if self.burst is None else self.burst
 
 
@@ -89,7 +90,8 @@ Quota = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, BeforeValidator
 
 
 def _locked(value: Any, info: ValidationInfo) -> ToolsLock | None:
-    """Read the lock that a path names. It is relative to the folder of the configuration."""
+    """Return the lock in the file that `value` names, relative to the folder of the configuration. Return None or a
+    lock that was read already unchanged. Raises `ValueError` for anything else."""
     if value is None or isinstance(value, ToolsLock):
         return value
     if not isinstance(value, str) or not value:

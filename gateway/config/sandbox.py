@@ -101,8 +101,8 @@ class SandboxSettings(Frozen):
 
 
 def profile_table(value: Any) -> Any:
-    """Return a table for a value that is only the name of a profile, or only a launcher. Return other values
-    unchanged."""
+    """Return the table that a short value stands for: a text is the name of a profile, a list is a launcher. Return
+    other values unchanged."""
     if isinstance(value, str):
         return {"profile": value}
     return {"launcher": value} if isinstance(value, list | tuple) else value
@@ -121,8 +121,8 @@ class SandboxTable(SandboxSettings):
 
 
 def sandbox_table(value: Any) -> Any:
-    """Return a table for a short value: a profile's name, which is for all sessions; or a list, which is a launcher for
-    all sessions without direct trust."""
+    """Return the table that a short value of `sandbox` stands for: a text is the name of a profile, for all sessions; a
+    list is a launcher, for all sessions without direct trust. Return other values unchanged."""
     if isinstance(value, list | tuple):
         return {"sandboxed": {"launcher": value}} if value else {}
     return profile_table(value)
@@ -134,21 +134,25 @@ SandboxByTrust = Annotated[SandboxTable, BeforeValidator(sandbox_table)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """The merged sandbox of one server for sessions of one trust. `chosen_by` is the setting that chose the profile. A
-    limit of 0 means none. `total_is_set`: a setting gives `total_memory_mb`. Grants of the nearest layer come first."""
+    """The merged sandbox of one server for sessions of one trust. The fields without a note mean the same as in
+    `SandboxSettings`."""
 
     profile: Profile = "off"
     chosen_by: str = ""
+    """The setting that chose the profile, for messages."""
     read: tuple[str, ...] = ()
+    """As in each tuple of grants below, grants of the nearest layer come first."""
     write: tuple[str, ...] = ()
     reach: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ()
     listen: tuple[int, ...] = ()
     memory_mb: int = 0
+    """As for each limit below, 0 means that there is no limit."""
     processes: int = 0
     files: int = 0
     total_memory_mb: int = 0
     total_is_set: bool = False
+    """True if a setting gives `total_memory_mb`."""
     processors: float = 0
     watch: bool = False
     required: bool = False
@@ -166,17 +170,18 @@ class Sandbox:
 
     @property
     def prlimit(self) -> tuple[str, ...]:
-        """Return the words before the command that set the limits of a process without walls (prlimit(1)). Empty if it
-        has walls or no limits. `processes` is not set, because the kernel would count all processes of the user."""
+        """Return the words of prlimit(1) that come before the server's command, and set the limits of a process without
+        walls. Empty if the sandbox has walls or no limits. `processes` is not set, because the kernel would count all
+        processes of the user."""
         limits = {"as": self.memory_mb << 20, "nofile": self.files}
         given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
         return ("prlimit", *given, "--") if given and not self.has_walls else ()
 
 
 def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: str, command: str = "") -> Sandbox:
-    """Merge the sandbox of a server for sessions of this trust, and return it. `own` is the server's table, and `where`
-    the setting that has it. `everywhere` is the table for all servers. `command` is the server's command: a container
-    engine has the profile `off` unless `own` names another one."""
+    """Return the merged sandbox of a server for sessions of this trust. `own` is the server's table, and `where` the
+    path of the server's entry. `everywhere` is the table for all servers. `command` is the server's command: a
+    container engine has the profile `off` unless `own` names another one."""
     key: Trust = "direct" if trust == "direct" else "sandboxed"
     settings = [_layers(f"{where}.sandbox", own, key), _layers("gateway.sandbox", everywhere, key)]
     profile, chosen_by, launcher = _chosen(settings, command)
@@ -197,14 +202,15 @@ def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: s
 
 
 def _layers(where: str, table: SandboxTable, trust: Trust) -> dict[str, SandboxSettings]:
-    """Return the layers of one table for that trust, the nearest first, by the name of their setting."""
+    """Return the layers of one table for sessions of this trust, the nearest first: setting → layer. `where` is the
+    name of the setting that has the table."""
     inner: SandboxSettings | None = getattr(table, trust)
     return ({} if inner is None else {f"{where}.{trust}": inner}) | {where: table}
 
 
 def _chosen(settings: list[dict[str, SandboxSettings]], command: str) -> tuple[Profile, str, tuple[str, ...]]:
-    """Return the profile, the setting that chose it, and the launcher. The nearest table with a profile or a launcher
-    gives them."""
+    """Return the profile, the setting that chose it, and the launcher. The nearest table that has a profile or a
+    launcher gives both. `settings`: the layers of each table (`_layers`), the nearest table first."""
     for layers in settings:
         launcher, launched_by = next(((one.launcher, at) for at, one in layers.items() if one.launcher), ((), ""))
         for where, table in layers.items():

@@ -32,8 +32,8 @@ def secrets_in(*values: str, kind: str = "") -> tuple[str, ...]:
 
 
 def fault_of_placeholders(values: Mapping[str, str], known: Collection[str]) -> str:
-    """Return what is wrong with the placeholders of secrets in these values; empty if nothing is. `known`: the names of
-    all secrets."""
+    """Return what is wrong with the placeholders of secrets in `values`, by variable or header; empty if nothing is.
+    `known`: the names of all secrets."""
     for variable, value in values.items():
         if _BEGIN.search(PLACEHOLDER.sub("", value)):
             return f"{variable}: write ${{secret:NAME}} or ${{secret_file:NAME}}, with a name from gateway.secrets"
@@ -130,15 +130,17 @@ class ConsentSettings(Frozen):
 
 
 def fault_of_url(url: str, consents: Mapping[str, ConsentSettings | None]) -> str:
-    """Return why tokens of these secrets, by name, must not be sent to the URL of a server; empty if they may."""
+    """Return why the tokens of secrets must not be sent to a server at this URL; empty if they may. `consents`: the
+    `consent` settings of these secrets, by secret; None for a secret without them."""
     faults = [name for name, consent in consents.items() if consent is not None and not consent.is_for(url)]
     return f"its url is not that of gateway.secrets.{faults[0]}.consent.resource, nor below it" if faults else ""
 
 
 def browser_url(public: str, resource: str, host: str, port: int) -> str:
-    """Return the gateway's URL for browsers: `public`; without it, that of `resource`, if clients find all servers
-    there; without both, that of the listener, if it is on loopback. Empty if this gives no URL that is safe for what
-    people enter."""
+    """Return the gateway's URL for browsers. `public` given: it is `public`. Else `resource` (`auth.resource`) given:
+    it is that of `resource`, but only if clients find all servers there. Neither given: it is that of the listener on
+    `host` and `port`, if this is on loopback. Return an empty string in all other cases, and if the URL is not safe for
+    what people enter."""
     is_whole = bool(public) or urlsplit(resource).path.rstrip("/") in ("", "/mcp")
     try:
         if given := public or resource:
@@ -149,7 +151,8 @@ def browser_url(public: str, resource: str, host: str, port: int) -> str:
 
 
 def safe_url(url: str) -> str:
-    """Return a URL to which tokens may be sent. Raises `ValueError` for any other."""
+    """Check that tokens may be sent to a URL, and return it: it is https, or http on this machine. Raises `ValueError`
+    otherwise."""
     parts = urlsplit(url)
     is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
     # Without a user: the client id and the secret have settings of their own. `port` raises `ValueError`.
@@ -202,15 +205,16 @@ class SecretSettings(Frozen):
 
     @property
     def clients(self) -> dict[str, TokenEndpoint | ConsentSettings]:
-        """Return the settings of each authorization server, by setting name."""
+        """Return the settings of each authorization server at which the gateway is a client, by the name of the
+        setting: `exchange`, `exchange.id_jag`, `consent`."""
         id_jag = None if self.exchange is None else self.exchange.id_jag
         found = {"exchange": self.exchange, "exchange.id_jag": id_jag, "consent": self.consent}
         return {name: client for name, client in found.items() if client is not None}
 
     @property
     def files(self) -> list[Path]:
-        """Return the paths of the file that contains the secret, with `{subject}` and `{issuer}` as in `file`, and of
-        the files that `client_secret_file` names, which the gateway needs to get the secret."""
+        """Return the paths of all files that the secret needs: the file that contains it, with `{subject}` and
+        `{issuer}` as in `file`, and the files that `client_secret_file` names."""
         own = [Path(self.file)] if self.file else []
         return own + [file for client in self.clients.values() if (file := client.client_secret_file) is not None]
 
@@ -252,8 +256,8 @@ def secret_in(file: Path, named_by: str) -> str:
 
 
 def others_can_read(file: Path) -> bool:
-    """Return True if the file's permissions let its group or others read it; False also if the file is inaccessible
-    (`secret_in` reports that)."""
+    """Return True if the file's permissions let its group or others read it. Return False also if the file is
+    inaccessible, which `secret_in` reports."""
     try:
         return bool(file.stat().st_mode & 0o044)
     except OSError:
@@ -359,7 +363,8 @@ def peer_tls(settings: PeerTlsSettings) -> PeerTls | None:
 
 @contextlib.contextmanager
 def _usable(files: str, what: str) -> Iterator[None]:
-    """Raise errors of the block as `ConfigurationError` with the files' names, which Python's messages lack."""
+    """Raise errors of the block as `ConfigurationError` with the names of the `files`, which Python's messages lack.
+    `what`: what these files have to contain."""
     try:
         yield
     except OSError as error:  # of which ssl.SSLError is one

@@ -196,7 +196,7 @@ class FieldSettings(Frozen):
 
     @property
     def is_announced(self) -> bool:
-        """Return whether clients choose the value."""
+        """Return True if clients choose the value, so that it is only announced."""
         return bool(self.announced or self.session_key or self.client_header or self.variable)
 
     @model_validator(mode="after")
@@ -261,8 +261,9 @@ def is_usable_workspace(workspace: str) -> bool:
 
 
 def environment_of(everywhere: EnvironmentMap | None, own: EnvironmentMap | None) -> Mapping[str, EnvironmentValue]:
-    """Return the variables with fields of the context that a server gets. `everywhere` are those of all servers, `own`
-    those in the server's `context_env`."""
+    """Return the environment variables that a server gets, each with its field of the context. `everywhere` are those
+    for all servers (`gateway.context.env`), `own` those in the server's `context_env`. `own` changes single ones of
+    `everywhere`; without `everywhere`, it replaces the default variables."""
     defaults = {
         name: EnvironmentValue(field=field, announced=field == "workspace")
         for name, field in DEFAULT_CONTEXT_ENV.items()

@@ -174,7 +174,8 @@ class GatewaySettings(Frozen):
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Return the names of the settings by which callers need a credential; empty if they need none."""
+        """Return the names of those settings that are given and demand a credential of callers, such as `api_keys`.
+        Empty if callers need no credential."""
         proxied = self.auth.proxies is not None and bool(self.auth.proxies.subject_header)
         given = {"api_keys": self.api_keys, "auth.jwt": self.auth.jwt, "auth.proxies": proxied}
         return tuple(name for name, value in given.items() if value)
@@ -190,7 +191,7 @@ class GatewaySettings(Frozen):
     def rated_policy(self) -> PolicySettings:
         """Return the policy with the rate limits that apply.
 
-        A gateway of one person, whose store is on this machine, has no default limits for calls, only limits that are
+        A gateway of one person, whose store is on this machine, has no default limits of rates, only limits that are
         set.
         """
         is_local = is_loopback(urlsplit(self.store).hostname or "localhost")
@@ -277,7 +278,7 @@ class GatewaySettings(Frozen):
 
     @property
     def longest_age_s(self) -> float:
-        """Return the longest maximum age of any session, in seconds."""
+        """Return the highest maximum age that sessions of any kind have, in seconds."""
         times = [rule.max_age_s for rule in self.policy.rules if rule.max_age_s is not None]
         return max([self.session.max_age_s, *times])
 
@@ -434,7 +435,8 @@ class Settings(Frozen):
         return self
 
     def environment_of(self, entry: UpstreamSettings) -> Mapping[str, EnvironmentValue]:
-        """Return the variables that a server's processes get, each with its field of the context."""
+        """Return the variables with facts of the session that the server's processes get, each with its field of the
+        context."""
         return environment_of(self.gateway.context.env, entry.context_env)
 
     @property
@@ -521,8 +523,8 @@ def _without_own(found: Gathered) -> Gathered:
 
 
 def _is_own(entry: Mapping[str, Any], options: GatewaySettings, file: str) -> bool:
-    """Return True if an entry of `file` leads back here: its URL is that of the gateway with these settings, or its
-    command starts a gateway that serves `file`."""
+    """Return True if an entry of the configuration `file` leads back to this gateway: its URL is that of the gateway
+    with these settings, or its command starts a gateway that serves `file`."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
     named = [name for word in words for name in (word, word.partition("=")[2], word.removeprefix("-c")) if name]
@@ -540,7 +542,7 @@ def _is_file(word: str, file: str) -> bool:
 
 
 def _validated(found: Gathered) -> Settings:
-    """Validate the document. If servers have faults, leave them out and validate again.
+    """Return the settings in the document. Servers with faults are left out, and the rest is validated again.
 
     Raises:
         ConfigurationError: there is a fault that is not of one server.
@@ -568,8 +570,8 @@ def _validated(found: Gathered) -> Settings:
 
 
 def _unblocked(settings: Settings) -> Iterator[Note]:
-    """If eval tools are enabled, yield a warning for each such tool without blocked expressions, or if there is no such
-    tool."""
+    """Yield warnings about eval tools, if they are enabled: one for each eval tool without blocked expressions, or one
+    if there is no eval tool at all."""
     if not settings.gateway.policy.eval_tools:
         return
     is_any = False

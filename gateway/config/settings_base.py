@@ -11,7 +11,8 @@ Trust = Literal["direct", "sandboxed"]
 
 
 def or_says(words: str) -> WrapValidator:
-    """Return a validator whose error for a value of several types is `words`, in place of one error for each type."""
+    """Return a validator for a setting that takes values of several types. Its error message is `words`, in place of
+    one error for each type."""
 
     def validated(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -34,7 +35,7 @@ _OF_EACH_REQUEST: Final = frozenset({"content-length", "traceparent"})
 
 
 def fault_of_header(name: str) -> str:
-    """Return why a header cannot be a source of facts about a client; empty if it can."""
+    """Return why the header `name` cannot be a source of facts about a client; empty if it can."""
     if not _HEADER.fullmatch(name):
         return f"{name!r} is not a header name"
     return f"{name} is different in each request" if name.lower() in _OF_EACH_REQUEST else ""

@@ -24,7 +24,7 @@ _WHERE: Final = "(gateway.policy.lock)"
 
 @dataclass(frozen=True, slots=True)
 class ToolsLock:
-    """The approved items of servers. The lists of a server are None if it is deliberately not locked.
+    """A lock: the items (tools, prompts and resource templates) of servers that the operator has approved.
 
     Two locks are equal if their files are: the digest is that of the file's bytes.
     """
@@ -32,26 +32,29 @@ class ToolsLock:
     file: str
     digest: str
     servers: Mapping[str, Lists | None] = field(compare=False, repr=False)
+    """The approved items by server; None for a server that is deliberately not locked."""
     _digests: Mapping[tuple[str, str, str], str] = field(compare=False, repr=False)
+    """The digest of each approved item, by server, kind and name."""
 
     def __str__(self) -> str:
         return self.file
 
     def locks(self, server: str) -> bool:
-        """Return True if only approved items of a server exist for clients. True for a server that the lock does not
-        name."""
+        """Return True if clients get only approved items of the server; False if it is deliberately not locked. A
+        server that the lock does not name is locked, without approved items."""
         return self.servers.get(server, {}) is not None
 
     def item(self, server: str, kind: str, name: str) -> Mapping[str, Any] | None:
-        """Return an approved item; None if the lock has none of this name."""
+        """Return the approved item of a server with this kind (`KINDS`) and name; None if the lock has none."""
         return (self.servers.get(server) or {}).get(kind, {}).get(name)
 
     def digest_of_tool(self, server: str, name: str) -> str:
-        """Return the digest of an approved tool; empty if the lock has none of this name."""
+        """Return the digest of the approved tool of a server; empty if the lock has no tool of this name."""
         return self._digests.get((server, "tools", name), "")
 
     def why_absent(self, server: str, kind: str, name: str, digest: str) -> str:
-        """Return the reason why an item with this digest does not exist for clients; empty if it is approved."""
+        """Return the reason why an item of this kind (`KINDS`), with this digest, does not exist for clients; empty if
+        it is approved, or its server is not locked."""
         if not self.locks(server):
             return ""
         approved = self._digests.get((server, kind, name))
@@ -69,7 +72,7 @@ class ToolsLock:
 
 
 def read_lock(file: Path) -> ToolsLock:
-    """Read a lock.
+    """Return the lock that a file contains.
 
     Raises:
         ValueError: the file cannot be read, or is none that `lock` has written.
@@ -93,7 +96,8 @@ def read_lock(file: Path) -> ToolsLock:
 
 
 def document(servers: Mapping[str, Lists | None]) -> dict[str, Any]:
-    """Return the content of a lock with these items. Raises `ValueError`: an item has no digest."""
+    """Return the content of a lock file with the given items of servers (None: the server is not to be locked), as JSON
+    types. Raises `ValueError` if an item has no digest."""
     return {
         "version": VERSION,
         "servers": {

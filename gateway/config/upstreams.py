@@ -24,7 +24,8 @@ _VISIBILITY: Final = ("direct_only", "permissions")
 
 
 def _text(value: Any) -> Any:
-    """Return a number or a boolean as the text of an environment variable. People write both into files."""
+    """Return a number or a boolean as text, because a variable or header needs text and people write both into files.
+    Return other values unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
@@ -142,16 +143,16 @@ class UpstreamSettings(BaseModel):
 
     @classmethod
     def of_gateway(cls, url: str, headers: Mapping[str, str]) -> Self:
-        """Return the entry for the gateway that `stdio --url` was given, and that the user trusts. Modern requests to
-        it keep the session that it hands out."""
+        """Return the entry for another gateway at `url`, which `stdio --url` was given and which the user trusts. The
+        entry has it open a session at the first modern request, which all later modern requests use."""
         entry = cls(url=url, headers={"MCP-Gateway-Session": "new", **headers})
         entry._is_gateway = True
         return entry
 
     @classmethod
     def unusable(cls, given: Any, faults: Iterable[str]) -> Self:
-        """Return an entry that stands for a server with faults, which is not served. It keeps only `direct_only` and
-        `permissions` of the `given` entry. If these are invalid, no session sees the server."""
+        """Return an entry in place of one with faults, so that its server is known but not served. It keeps only
+        `direct_only` and `permissions` of the `given` entry. If these are invalid, no session sees the server."""
         names = given.keys() if isinstance(given, dict) else ()
         seen = {name: given[name] for name in _VISIBILITY if name in names}
         is_hidden = any(name not in cls.model_fields and meant(str(name), _VISIBILITY) for name in names)
@@ -162,7 +163,8 @@ class UpstreamSettings(BaseModel):
         return entry._with_faults(faults, is_hidden=is_hidden)
 
     def without_server(self, fault: str) -> Self:
-        """Return this entry marked as left out, because the command, URL or object in it cannot be used."""
+        """Return a copy of this entry that is left out because of `fault`: its command, URL or object cannot be
+        used."""
         return self._with_faults([fault], is_hidden=False)
 
     def _with_faults(self, faults: Iterable[str], *, is_hidden: bool) -> Self:
@@ -272,8 +274,8 @@ class UpstreamSettings(BaseModel):
 
     @property
     def is_remote(self) -> bool:
-        """Return True if the server is reached over the network. The gateway starts nothing for it, and headers carry
-        what a process gets in its environment."""
+        """Return True if the server is reached by a URL. The gateway starts nothing for it. What a process gets in its
+        environment, such a server gets in headers."""
         return bool(self.url)
 
     @property

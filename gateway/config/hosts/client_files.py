@@ -43,18 +43,22 @@ _OF_APPS: Final = ("Claude/claude_desktop_config.json", "Code/User/mcp.json")
 
 @dataclass(slots=True)
 class FoundServers:
-    """Servers in the files of hosts. `entries` are by name, `places` are their files. `secrets` are the fields with
-    what looks like a credential in plain text. `notes` say what was left out."""
+    """The servers that the configuration files of hosts on this machine have."""
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The entries of the servers, by name."""
     places: dict[str, Path] = field(default_factory=dict)
+    """The file of each server, by name."""
     secrets: dict[str, list[str]] = field(default_factory=dict)
+    """Names of fields with what looks like a credential in plain text, by server."""
     notes: list[str] = field(default_factory=list)
+    """Sentences about what was left out."""
 
 
 def found_servers(project: Path, home: Path, environ: Mapping[str, str]) -> FoundServers:
-    """Return the servers that hosts have for the folder `project` and for the user. Of several with one name, the first
-    one is used; those of the project come first."""
+    """Return the servers that hosts have for the folder `project`, and for the user whose home is `home`. If several
+    servers have one name, the first one is used; those of the project come first. `environ`: the variables by which
+    placeholders in entries are replaced."""
     found = FoundServers()
     apps = home / ("Library/Application Support" if sys.platform == "darwin" else ".config")
     files = [*(project / name for name in _IN_PROJECT), *(apps / name for name in _OF_APPS)]
@@ -92,7 +96,8 @@ def _add(file: Path, document: dict[str, Any], project: Path, environ: Mapping[s
 
 
 def _taken(where: str, entry: Mapping[str, Any], found: FoundServers) -> dict[str, Any]:
-    """Return the fields of another host's entry that are adopted. Add a note on fields that are not."""
+    """Return those fields of another host's entry that `init` adopts. Add a note to `found` about the fields that are
+    left out. `where`: file and name of the entry, for this note."""
     taken = {key: value for key, value in entry.items() if key not in WITHOUT_MEANING | _OURS_ALONE}
     if isinstance(taken.get("tools"), dict):
         del taken["tools"]  # a list is another host's, a table ours
@@ -104,7 +109,8 @@ def _taken(where: str, entry: Mapping[str, Any], found: FoundServers) -> dict[st
 
 
 def _secrets(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the fields that have a credential in plain text, judged by its name or form. Placeholders do not count."""
+    """Yield the names of the entry's fields that have a credential in plain text, judged by its name or form.
+    Placeholders do not count."""
     for table in ("env", "environment", "headers", "http_headers"):
         given = entry.get(table)
         values = given if isinstance(given, dict) else {}
@@ -119,7 +125,8 @@ def _secrets(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the servers in a host's file by name, first those that Claude Code has for the project."""
+    """Yield (name, entry) of each server in a host's file: first those that Claude Code has for the project, then all
+    others."""
     projects = document.get("projects")
     of_project = projects.get(str(project)) if isinstance(projects, dict) else None
     for part in (of_project, document):
@@ -130,8 +137,8 @@ def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dic
 
 
 def _is_gateway(entry: Mapping[str, Any], url: Any) -> bool:
-    """Return whether an entry most likely leads to this gateway, which would then serve itself. `url` is the entry's
-    URL, whatever its field is called."""
+    """Return True if an entry most likely leads to this gateway, which would then serve itself. `url` is the URL in the
+    entry, whatever the name of its field is."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
     if session_key_of(entry) or stdio_url(words) or any(word.startswith(KEY_HEADER) for word in words):
@@ -161,8 +168,8 @@ def object_in(path: Path, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def other_servers(path: Path, file: ClientFile) -> list[str]:
-    """Return the names of the servers beside the entry of `file` in the file at `path`, without those that are this
-    gateway. Raises the errors of `object_in`."""
+    """Return the names of the servers that the file at `path` has beside the entry of `file`. Entries that lead to this
+    gateway are left out. Raises the errors of `object_in`."""
     return [
         name
         for name, entry in object_in(path, file.at[:-1]).items()
@@ -217,9 +224,9 @@ def copy_of(path: Path) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace the file in one step. It keeps its permissions; a new file is only for its owner. Symlinks in its path
-    are followed if they have a target and belong to the user or root. Raises `OSError` for other symlinks, or if the
-    file cannot be written."""
+    """Replace the content of the file in one step. An existing file keeps its permissions; a new one is only for its
+    owner. Symlinks in the path are followed if they have a target and belong to the user or root. Raises `OSError` for
+    other symlinks, or if the file cannot be written."""
     _check_links(path.absolute())
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
@@ -293,8 +300,8 @@ def with_entry(text: str, file: ClientFile, where: str, *, url: str = "") -> str
 
 
 def _former_url(before: Any, entry: Any, url: str) -> str:
-    """Return the URL of another gateway of this machine that `before` has in place of `url`; empty if `before` differs
-    from `entry` in anything else."""
+    """Return the URL that the present entry `before` has in place of `url`, if it is that of another gateway of this
+    machine. Return an empty string if there is none, or if `before` differs from the new `entry` in anything else."""
     was, wanted = (json.dumps(each, sort_keys=True) for each in (before, entry))
     for found in re.findall(r'"(https?://[^"\\]+)"', was):
         is_gateway = is_of_this_machine(found) and urlsplit(found).path == urlsplit(url).path
@@ -304,8 +311,8 @@ def _former_url(before: Any, entry: Any, url: str) -> str:
 
 
 def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
-    """Return JSON text with the entry added. Plain JSON is formatted again with its own indentation; JSON with comments
-    keeps its layout."""
+    """Return JSON text with the entry of `file` added. Plain JSON is formatted again, with its own indentation, from
+    the new document `wanted`. JSON with comments keeps its layout."""
     try:
         json.loads(text)
     except ValueError:
@@ -315,7 +322,8 @@ def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
 
 
 def _inserted(text: str, file: ClientFile) -> str:
-    """Return the text with the entry added as the last one in its object, after the comments there."""
+    """Return the text, which has comments, with the entry of `file` added as the last one in its object, after the
+    comments there. If the object cannot be found, return the text unchanged."""
     places = {place.keys: place for place in _object_places(text)}
     above, inner = file.at[:-1], {file.at[-1]: file.entry}
     while above not in places and above:
@@ -337,13 +345,16 @@ def _inserted(text: str, file: ClientFile) -> str:
 
 
 class _ObjectPlace(NamedTuple):
-    """The place of an object in JSON text. `keys`: the path to it. `last_word`: the last token in it that is not a
-    comment, which ends at `last_end`. `end`: the position of its closing brace."""
+    """The place of an object in JSON text, for adding an entry to it."""
 
     keys: tuple[str, ...]
+    """The path of keys to the object."""
     last_word: str
+    """The last token in the object that is not a comment."""
     last_end: int
+    """The position after `last_word`."""
     end: int
+    """The position of the closing brace."""
 
 
 def _object_places(text: str) -> Iterator[_ObjectPlace]:

@@ -54,19 +54,21 @@ class ClientFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """How one client connects to the gateway.
-
-    `text` is the shortest way, written in `language`. `file` is the entry in the client's configuration file; None if
-    the client has no such file. `link` is a deep link that opens the client; empty if there is none.
-    """
+    """How one client connects to the gateway: what `connect` and the console show."""
 
     client: str
+    """One of `CLIENTS`."""
     title: str
+    """The client's name for people."""
     documentation: str
+    """The page of the client's documentation that describes this."""
     language: Language
     text: str
+    """The shortest way to connect, written in `language`: a command, a program, or an entry."""
     file: ClientFile | None = None
+    """The entry for the client's configuration file; None if the client has no such file."""
     link: str = ""
+    """A deep link that opens the client; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +94,21 @@ class _Connection:
         return credential | self.headers
 
     def options(self, option: str = "--header") -> str:
-        """Return the headers as options of a shell command. The shell replaces the variable with the credential."""
+        """Return the headers as options of a shell command, each with a space before it. `option` is the option's name.
+        The shell replaces the variable `CREDENTIAL_VARIABLE` with the credential."""
         credential = f' {option} "Authorization: Bearer ${CREDENTIAL_VARIABLE}"' if self.needs_token else ""
         more = [f" {option} {shlex.quote(f'{name}: {value}')}" for name, value in self.headers.items()]
         return credential + "".join(more)
 
     def entry(self, variable: str, **more: Any) -> dict[str, Any]:
-        """Return a JSON entry with the fields in `more`, and with the headers if there are any."""
+        """Return a JSON entry with the fields in `more`, and with the field `headers` if there are headers to send.
+        `variable`: see `headers_with`."""
         headers = self.headers_with(variable)
         return more | ({"headers": headers} if headers else {})
 
 
 class _Way(TypedDict):
-    """How one client connects: the fields of its `Snippet`."""
+    """How one client connects: those fields of its `Snippet` that differ from client to client."""
 
     language: Language
     text: str
@@ -113,7 +117,8 @@ class _Way(TypedDict):
 
 
 def name_for(url: str) -> str:
-    """Return a name for the server at a URL: `files` for `/servers/files/mcp`, `gateway` for other URLs."""
+    """Return a name for the server that clients find at a URL: `files` for `/servers/files/mcp`, `gateway` for other
+    URLs."""
     found = re.search(r"/servers/([A-Za-z0-9._-]+)/mcp$", url)
     return found[1] if found else "gateway"
 
@@ -216,7 +221,7 @@ def _gemini(to: _Connection) -> _Way:
 
 
 def _in_file(file: ClientFile) -> _Way:
-    """Return the way of a client that has no command to connect: an entry in `file`, which is JSON."""
+    """Return how a client connects that has no command for it: by the entry `file` in a JSON file."""
     return _Way(language="json", text=file.text, file=file)
 
 
@@ -228,7 +233,8 @@ def _claude_desktop(to: _Connection) -> _Way:
 
 
 def _started(to: _Connection) -> dict[str, Any]:
-    """Return the entry for a host that speaks only stdio: the command of a program that forwards messages over HTTP."""
+    """Return the entry for a host that speaks only stdio. The host starts a program that forwards the messages over
+    HTTP: this gateway's `stdio --url` if `to.program` is known, otherwise mcp-remote."""
     env = {CREDENTIAL_VARIABLE: PLACEHOLDER} if to.needs_token else {}
     if to.program:
         command, args = to.program[0], [*to.program[1:], "stdio", "--url", to.url]

@@ -121,22 +121,21 @@ class FaultyEntry(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Adapted:
-    """A file's document in the form of the gateway.
-
-    `places`: the path of a server's entry in the file, by server, if that is not `mcpServers.NAME`. `faulty`: the
-    entries that cannot be served, as they are in the file, with their faults. `findings`: notes, and the faults of the
-    whole file.
-    """
+    """A file's document, translated from the form of its host into that of the gateway."""
 
     document: dict[str, Any]
+    """`mcpServers` and `gateway`."""
     findings: Findings
+    """Notes, and faults of the whole file."""
     places: dict[str, str] = field(default_factory=dict)
+    """The path of a server's entry in the file, by server, if that is not `mcpServers.NAME`."""
     faulty: dict[str, FaultyEntry] = field(default_factory=dict)
+    """The entries that cannot be served, by server."""
 
 
 def adapted(given: Mapping[str, Any], place: Place) -> Adapted:
-    """Translate a host's file into `mcpServers` and `gateway`. Entries that are not servers stay; validation reports
-    them later."""
+    """Translate the document of a file into `mcpServers` and `gateway`. `place`: what replaces the placeholders in it.
+    Entries that are not objects stay as they are; validation reports them later."""
     found = Findings()
     tables = dict(_tables(given))
     _unknown_keys(given, bool(tables), found)
@@ -171,13 +170,14 @@ def _tables(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def served_name(name: str) -> str:
-    """Return the name under which the gateway serves a host's server. Empty if no character of the host's name is
-    allowed in a URL."""
+    """Return the name under which the gateway serves the server that its host calls `name`. Characters that are not
+    allowed in a URL are replaced. Empty if none is allowed."""
     return name if _NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")
 
 
 def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> None:
-    """Add a server to the document, under a name that is allowed in URLs and names of tools."""
+    """Add a server to the document of `result`, under a name that is allowed in URLs and in names of tools. `where`:
+    the key of the table that has the server, and the server's name there."""
     found, (key, name) = result.findings, where
     served = served_name(name)
     at, servers = f"{key}.{name}", result.document["mcpServers"]
@@ -231,8 +231,9 @@ def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
 
 
 def _unknown_keys(given: Mapping[str, Any], has_servers: bool, found: Findings) -> None:
-    """Note unknown keys at the top of the file. A key similar to `gateway` or `mcpServers` is a fault: if it were
-    ignored, the gateway would serve without its rules."""
+    """Add a note to `found` about unknown keys at the top of the file. A key similar to `gateway` or `mcpServers` is a
+    fault: if it were ignored, the gateway would serve without its rules. `has_servers`: the file has a table of
+    servers."""
     ignored = []
     for key in given:
         if key in BESIDE:

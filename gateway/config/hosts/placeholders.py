@@ -42,7 +42,8 @@ class Place:
         return self.folder.parent if self.folder.name.startswith(".") else self.folder
 
     def predefined(self) -> dict[str, str]:
-        """Return those predefined variables of VS Code and Cursor that have a meaning outside an editor."""
+        """Return the predefined variables of VS Code and Cursor with their values: name → value. Those without a
+        meaning outside an editor are left out."""
         return {
             "workspaceFolder": str(self.workspace),
             "workspaceFolderBasename": self.workspace.name,
@@ -53,7 +54,8 @@ class Place:
 
 
 def input_variable(input_id: str) -> str:
-    """Return the environment variable for `${input:ID}`: `INPUT_ID`, as in GitHub Actions."""
+    """Return the name of the environment variable that gives the value of `${input:ID}`: `INPUT_ID`, as in GitHub
+    Actions."""
     return "INPUT_" + re.sub(r"[^A-Za-z0-9]", "_", input_id).upper()
 
 
@@ -108,7 +110,8 @@ def _resolved(name: str, place: Place) -> str:
 
 
 def variable(name: str, place: Place, default: str | None = None) -> str:
-    """Return the value of an environment variable. Raises `Unresolved` if it is not set and has no default."""
+    """Return the value of an environment variable, or `default` if it is not set or empty. Raises `Unresolved` if it is
+    not set and has no default, or is a setting of the gateway."""
     if name.startswith(_OURS):
         raise Unresolved(f"{name} is a setting of the gateway, which servers do not get: use a variable of its own")
     value = place.environ.get(name)
@@ -123,8 +126,8 @@ def variable(name: str, place: Place, default: str | None = None) -> str:
 
 
 def _plain(name: str, value: str) -> str:
-    """Return a variable's value. Raises `Unresolved` if a later step would take a part of it for a secret's
-    placeholder."""
+    """Return the value of the variable `name` unchanged. Raises `Unresolved` if a part of the value looks like the
+    placeholder of a secret, which a later step would replace."""
     for secret in (_SECRET, _SECRET_FILE):
         if f"${{{secret}" in value:
             raise Unresolved(

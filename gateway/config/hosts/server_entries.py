@@ -71,8 +71,8 @@ class Findings:
 
 
 def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Findings) -> dict[str, Any] | None:
-    """Return the entry in the fields of `mcpServers`. Return None, and add a note or fault, if the server is not
-    served.
+    """Return a host's entry for a server in the fields of `mcpServers`. Return None, and add a note to `found`, if the
+    server is not served. `where`: the path of the entry in the file, for notes and faults.
 
     Values of a wrong type stay unchanged; validation reports them later.
     """
@@ -96,8 +96,8 @@ def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Fin
 
 
 def command_fault(command: str, path: str | None) -> str:
-    """Return a fault if a command is not a program but a whole command line; an empty string otherwise. `path` is the
-    PATH in which the program is searched."""
+    """Return a sentence about the fault if `command` is not a program but a whole command line; an empty string
+    otherwise. `path` is the PATH in which the program is searched."""
     words = command.split()
     if len(words) < 2 or shutil.which(command, path=path) or Path(command).exists():
         return ""
@@ -125,7 +125,8 @@ def _is_enabled(where: str, given: Mapping[str, Any], found: Findings) -> bool:
 
 
 def _is_reachable(where: str, given: Mapping[str, Any], found: Findings) -> bool:
-    """Return whether the gateway supports the transport that the entry names. If not, add a warning or fault."""
+    """Return False, and add a warning, if the gateway cannot serve the entry: its transport is not supported, or its
+    command is inside an extension of the host. Otherwise return True. An unknown transport is added as a fault."""
     for name in ("type", "transport", "transportType"):
         kind = given.get(name)
         if kind is None or kind in STDIO | HTTP:
@@ -142,7 +143,8 @@ def _is_reachable(where: str, given: Mapping[str, Any], found: Findings) -> bool
 
 
 def _flatten_command(entry: dict[str, Any]) -> None:
-    """Flatten a `command` that is a list (opencode) or an object with path, args and env (Zed until 2025)."""
+    """Replace a `command` that is a list (opencode), or an object with path, args and env (Zed until 2025), by separate
+    fields. Remove fields that are null."""
     command = entry.get("command")
     if isinstance(command, list) and command:
         entry["command"], entry["args"] = command[0], [*command[1:], *(entry.get("args") or [])]
@@ -155,7 +157,8 @@ def _flatten_command(entry: dict[str, Any]) -> None:
 
 
 def _filter_tools(where: str, entry: dict[str, Any], given: Mapping[str, Any], found: Findings) -> None:
-    """Translate the host's lists of shown and hidden tools: a tool that the host hides is not served."""
+    """Translate the host's lists of shown and hidden tools into `only_tools` and `hidden_tools` of `entry`: a tool that
+    the host hides is not served."""
     shown = [given[name] for name in ONLY if given.get(name) is not None]
     if isinstance(entry.get("tools"), list):  # GitHub Copilot
         shown.append(entry.pop("tools"))
@@ -181,7 +184,8 @@ def _filter_tools(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
 
 
 def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], found: Findings) -> None:
-    """Note the fields that have no effect. A field whose name is similar to a known one is a fault: it is misspelt."""
+    """Add notes to `found` about the fields of `given` that have no effect here. A field whose name is similar to a
+    known one is a fault: it is misspelt."""
     sandbox = entry.get("sandbox")
     of_another = isinstance(sandbox, Mapping) and bool(_OF_VS_CODE & sandbox.keys())
     if of_another or given.get("sandboxEnabled"):
@@ -203,7 +207,8 @@ def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
 
 
 def _expand(where: str, entry: dict[str, Any], place: Place, found: Findings, *, braces: bool) -> None:
-    """Replace the placeholders in the fields in which hosts do. With `braces`, also replace opencode's `{env:VAR}`."""
+    """Replace the placeholders in those fields of `entry` in which hosts replace them. `braces`: also replace
+    opencode's `{env:VAR}`."""
 
     def one(name: str, text: Any, *, is_pair: bool = False) -> Any:
         if not isinstance(text, str):
@@ -229,7 +234,8 @@ def _expand(where: str, entry: dict[str, Any], place: Place, found: Findings, *,
 def _add_named_variables(
     where: str, entry: dict[str, Any], given: Mapping[str, Any], place: Place, found: Findings
 ) -> None:
-    """Add values that a host reads from variables or a file: Codex's `…env_var…` fields and VS Code's `envFile`."""
+    """Add to `entry` the values that its host would read from variables or from a file: those of Codex's `…env_var…`
+    fields and of VS Code's `envFile`."""
 
     def value(name: str, source: Any, read: Callable[[str], Any]) -> Any:
         try:
