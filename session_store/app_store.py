@@ -31,11 +31,11 @@ writer has succeeded."""
 
 
 class DocumentStore(Protocol):
-    """Stores documents that expire, one for each session id. An app implements this to keep sessions in a store of its
-    own.
+    """Store documents that expire, one for each session id. An app implements these methods to keep sessions in a store
+    of its own.
 
-    An exception of a method means that the store is unavailable. Several tasks, threads and processes may call at once;
-    `save` says what that requires.
+    An exception of a method means that the store is unavailable. Several tasks, threads and processes may call the
+    methods at the same time; `save` says what that requires.
     """
 
     async def get(self, session_id: str) -> bytes | None:
@@ -45,8 +45,8 @@ class DocumentStore(Protocol):
         """Store the document of a new session for `ttl_s` seconds."""
 
     async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
-        """Replace the document if it is still equal to `replaces`, and keep it for `ttl_s` from now. Return True if
-        replaced.
+        """Replace the document if it is still equal to `replaces`, and keep the new one for `ttl_s` seconds from now.
+        Return True if it was replaced.
 
         Comparison and replacement must be one step: this makes all operations on a session atomic. A store that cannot
         compare may replace any existing document. Then, if two processes write to one session at once, one of the two
@@ -70,7 +70,8 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class DocumentBackend:
-    """Provide the sessions and the state that a `DocumentStore` keeps."""
+    """Provide the sessions and the state that a `DocumentStore` keeps: the two parts of a backend that an app without a
+    gateway needs."""
 
     needs_keys = True
 
@@ -125,7 +126,8 @@ class _OneSession:
         raise StoreUnavailable("too many others change this session at once", may_have_taken_effect=False)
 
     async def _read(self) -> tuple[Records, bytes | None]:
-        """Return the session's records, and the document from which they were read; None if there is no document."""
+        """Return the session's records, and the document from which they were read. If there is no document, the
+        records are empty, and None is returned in its place."""
         try:
             document = await self._asked(self._store.get(self._id))
             return _records(document), document
@@ -134,8 +136,8 @@ class _OneSession:
             raise
 
     async def _changed(self, session: Session | None, before: bytes | None, after: bytes | None) -> bool:
-        """Store the document `after`, or delete the document if it is None. Return False if another writer has changed
-        the document first."""
+        """Store the document `after` in place of `before` (None: there was none). Without `after`, delete the document.
+        Return False if another writer has changed the document since it was read; the caller then reads it again."""
         if session is None or after is None:
             await self._asked(self._store.delete(self._id))
             return True

@@ -129,7 +129,8 @@ def _reason(body: bytes) -> str:
 
 @functools.cache
 def child_session() -> ToolSession:
-    """Return the session that this child process was started for. Raises `NoSession` if its environment names none."""
+    """Return the session that this child process was started for, from the process's environment. Raises `NoSession` if
+    the environment names none."""
     try:
         facts: Any = json.loads(os.environ[FACTS_VARIABLE])
         state = SocketState(os.environ[SOCKET_VARIABLE], os.environ[ACCESS_VARIABLE])

@@ -25,17 +25,16 @@ ENTRY_POINTS: Final = "mcp_session_gateway.stores"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOptions:
-    """Options for opening a backend.
-
-    `clock` returns seconds since the epoch; None: the backend chooses its clock. `max_sessions` limits a store that
-    holds its sessions in memory. `exclusive` False opens a store that a running gateway has open. `create` False makes
-    opening raise `StoreMissing` if the store does not exist yet.
-    """
+    """Options for opening a backend."""
 
     clock: Callable[[], float] | None = None
+    """Returns seconds since the epoch. None: the backend chooses its clock."""
     max_sessions: int = MAX_SESSIONS
+    """The most sessions of a store that holds them in memory."""
     exclusive: bool = True
+    """False: the store may be one that a running gateway has open."""
     create: bool = True
+    """False: opening raises `StoreMissing` if the store does not exist yet."""
 
 
 BackendFactory = Callable[[str, BackendOptions], Backend]
@@ -44,7 +43,8 @@ BackendFactory = Callable[[str, BackendOptions], Backend]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of store. If `is_usable` returns False for a URL and its parts, `advice` says what to give instead."""
+    """A kind of store, which the scheme of a URL selects. `is_usable`: returns False (or empty) if a URL and its parts
+    do not name such a store; then `advice` is the error message, which says what to give instead."""
 
     factory: BackendFactory
     is_usable: Callable[[str, SplitResult], object] = lambda url, parts: True
@@ -52,7 +52,7 @@ class _Kind:
 
 
 def register_backend(scheme: str, factory: BackendFactory) -> None:
-    """Use `factory` for all URLs that begin with `scheme://`, in this process.
+    """Have all URLs that begin with `scheme://` select the backend that `factory` makes, in this process.
 
     Raises:
         ValueError: the scheme has a backend already.
@@ -96,8 +96,8 @@ def shown(url: str) -> str:
 
 
 def store_place(url: str) -> str:
-    """Describe for people where a URL keeps sessions: the absolute path of an SQLite file, with a note if the file is
-    new; for another store, the URL without its password."""
+    """Return for people where a URL keeps sessions. For SQLite, it is the absolute path of the file, with a note if the
+    file is new. For another store, it is the URL without its password."""
     if urlsplit(url).scheme != "sqlite":
         return shown(url)
     file = sqlite_path(url).absolute()

@@ -57,7 +57,8 @@ def current_session_id() -> str:
 
 
 class bound_session:
-    """Make `session` the current one in a `with` block, and in tasks and threads started there. None: no session."""
+    """Make `session` the current session (`current_session`) in a `with` block, and in tasks and threads started there.
+    None: there is no current session."""
 
     # Not a generator with `contextmanager`, which takes three times as long: an app enters it twice in each request.
     __slots__ = ("_session", "_token")
@@ -73,7 +74,8 @@ class bound_session:
 
 
 def context_with(session: ToolSession) -> Context:
-    """Return a copy of the present context variables, in which `session` is the current session."""
+    """Return a copy of the present context variables, in which `session` is the current session. Code that runs in this
+    copy finds the session by `current_session`."""
     context = copy_context()
     context.run(_current.set, session)
     return context
@@ -86,8 +88,8 @@ def tool_session(
     state: StateStore,
     correlation: Callable[[], str] = str,
 ) -> ToolSession:
-    """Return the object through which tools in this process use a session. `correlation` returns the correlation
-    id of the current call."""
+    """Return the object through which tools in this process use the session of a record. It reads and writes in
+    `sessions` and `state`. `correlation` returns the correlation id of the current call."""
 
     async def record() -> Session:
         found = await sessions.peek(session.id)

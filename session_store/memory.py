@@ -19,7 +19,8 @@ _STATUSES_KEPT: Final = 10_000
 
 
 class MemoryRecords(Records):
-    """Keep sessions in a dict, least recently used first. A transaction is a plain call, because it never awaits."""
+    """Keep records of sessions in a dict, least recently used first. A transaction is a plain call, because it never
+    awaits."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -29,7 +30,7 @@ class MemoryRecords(Records):
         self._statuses: FIFOCache[str, SessionStatus] = FIFOCache(_STATUSES_KEPT)
 
     async def run(self, work: Work[Result]) -> Result:
-        """Call `work` with these records."""
+        """Call `work` with these records, and return its result."""
         return work(self)
 
     def __len__(self) -> int:
@@ -103,7 +104,8 @@ class MemorySessionStore(EmbeddedSessionStore):
         self._evicted: list[Gone] = []
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Never evict a session for whose id `in_use` returns True: it has an exchange in flight or an open stream."""
+        """Set the function by which the store knows which sessions are in use. A session for whose id `in_use` returns
+        True is never evicted. It has an exchange in flight or an open stream."""
         self._in_use = in_use
 
     async def sweep(self) -> list[Gone]:
@@ -124,9 +126,10 @@ class MemorySessionStore(EmbeddedSessionStore):
 
 
 def _victim(idle: Sequence[Session], newcomer: Session) -> Session | None:
-    """Return the idle session to evict; None if there is none. Unconfirmed sessions of anonymous clients are evicted
-    first, then other anonymous sessions, then those of named principals, which only a named newcomer may evict. Within
-    such a class, choose the client with the most idle sessions, and its least recently used session."""
+    """Return the session to evict for `newcomer`; None if there is none. `idle`: the sessions that are not in use,
+    least recently used first. Unconfirmed sessions of anonymous clients are evicted first, then other anonymous
+    sessions. Sessions of named principals come last, and only a named newcomer may evict them. Within such a class,
+    choose the client with the most idle sessions, and its least recently used session."""
     held = Counter(session.counted_as for session in idle)
     classes: tuple[Callable[[Session], bool], ...] = (
         lambda s: s.principal.is_anonymous and not s.confirmed,

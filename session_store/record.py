@@ -27,8 +27,8 @@ def _decoded(name: str, value: bytes) -> Any:
 
 @functools.lru_cache(maxsize=1_024)
 def _shared(name: str, value: bytes) -> Any:
-    """Decode the value of a field that often has the same value in many sessions. Equal values become one immutable
-    object, to save memory."""
+    """Return the decoded value of the field `name`. Use it for fields that often have the same value in many sessions:
+    equal values become one immutable object, to save memory."""
     return _DECODERS[name].decode(value)
 
 
@@ -38,7 +38,8 @@ def to_fields(session: Session) -> dict[str, bytes]:
 
 
 def from_fields(record: Mapping[str, bytes | msgspec.Raw]) -> Session:
-    """Decode the session in a record. Missing fields have their default. Fields of a later version are ignored.
+    """Return the session that a record contains. Fields that the record lacks get their default. Fields of a later
+    version are ignored.
 
     Raises:
         ValueError: the record is not a session's.

@@ -67,8 +67,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def may_be_secret_name(name: str) -> bool:
-    """Return True if a value with this name may be a credential. Also true of some harmless names: meant for data that
-    is kept for long."""
+    """Return True if a value with this name may be a credential. This is also true of some harmless names, so it is
+    meant for data that is kept for long."""
     return name not in _HARMLESS and _DOUBTFUL_NAME.search(_WORD_BEGINS.sub("_", name)) is not None
 
 
@@ -94,8 +94,9 @@ def _without_forms(text: str) -> str:
 def _without_assigned(
     text: str, names: re.Pattern[str] = _NAME, is_secret: Callable[[str], bool] = is_secret_name
 ) -> str:
-    """Redact what follows the names of credentials, also within the value of another name: `error: password=x` becomes
-    `error: password=[redacted]`."""
+    """Return the text with the values redacted that follow the names of credentials, also within the value of another
+    name: `error: password=x` becomes `error: password=[redacted]`. `names` finds what may be a name, and `is_secret`
+    decides."""
     parts, at = list[str](), 0
     for found in names.finditer(text):
         if found.start() < at or not is_secret(found[found.lastindex or 0]):
@@ -108,13 +109,13 @@ def _without_assigned(
 
 
 def scrubbed_start(text: str, length: int) -> str:
-    """Return the first `length` characters of `scrubbed_text(text)`. Cutting the text first could hide a credential: a
-    URL's password is not recognized if the `@` after it is cut off."""
+    """Return the first `length` characters of `scrubbed_text(text)`, without scanning a long text to its end. Cutting
+    the text first could hide a credential: a URL's password is not recognized if the `@` after it is cut off."""
     return scrubbed_text(text[: length + _BEHIND_CUT])[:length]
 
 
 def secret_values(environment: Mapping[str, str]) -> set[str]:
-    """Return the values of environment variables whose names say that they are secret."""
+    """Return the values of those environment variables whose names say that they are secret."""
     return {value for name, value in environment.items() if _SECRET_NAME.search(name)}
 
 
@@ -143,12 +144,12 @@ def output_scrubber(
 
 
 def values_to_redact(values: Iterable[str]) -> list[str]:
-    """Return the values of at least 6 characters, the longest first, for `without_values`."""
+    """Return those of the values that have at least 6 characters, the longest first, as `without_values` needs them."""
     return sorted({value for value in values if len(value) >= _LEAST_SECRET}, key=len, reverse=True)
 
 
 def without_values(text: str, values: Sequence[str]) -> str:
-    """Redact these values in the text. A value that contains another one must come first."""
+    """Return the text with these values redacted. A value that contains another one must come first in `values`."""
     for value in values:
         text = text.replace(value, REDACTED)
     return text

@@ -47,8 +47,8 @@ def _new_id(size: int) -> str:
 
 
 def origin_of(network: str) -> str:
-    """Return a hash of the client's network, which distinguishes anonymous clients. So records do not reveal the
-    network."""
+    """Return a hash of an anonymous client's network, by which such clients are told apart, so that records do not
+    reveal the network. Empty if the network is."""
     return hashlib.blake2b(network.encode(), digest_size=8).hexdigest() if network else ""
 
 
@@ -80,8 +80,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return json.dumps([self.issuer, self.subject])
 
     def counted_as(self, origin: str) -> str:
-        """Return the key under which rates and quotas count the principal. For an anonymous client it contains the
-        `origin` (`origin_of`)."""
+        """Return the key under which rates and quotas count the principal. For an anonymous client, it contains the
+        client's `origin` (`origin_of`), so that such clients are counted separately."""
         return f"{self.key}@{origin}" if self.is_anonymous and origin else self.key
 
     @property
@@ -124,11 +124,9 @@ class ContextField(msgspec.Struct, frozen=True, cache_hash=True, array_like=True
 class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The facts that tools get about a session, and the source of each fact.
 
-    The client may announce `workspace` and some `fields`. Everything else comes from the operator or the authenticated
-    principal, unless the operator's rules let an announced workspace grant permissions. `fields` inform and never
-    grant. In a `read_only` session there are no tools that write or evaluate. `rights` is a digest of the rights in the
-    client's access token, if servers get tokens in exchange for that token. Each digest has server processes of its
-    own.
+    Everything comes from the operator or the authenticated principal, except what the client may announce: `workspace`
+    and some `fields`. Announced facts grant nothing, unless the operator's rules let an announced workspace grant
+    permissions.
 
     Raises:
         InvalidContext: the workspace is too long or contains control characters.
@@ -138,8 +136,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     trust: str = "direct"
     permissions: tuple[str, ...] = ()
     read_only: bool = False
+    """True: there are no tools for this session that write or evaluate."""
     rights: str = ""
+    """A digest of the rights in the client's access token, if servers get tokens in exchange for that token. Each
+    digest has server processes of its own."""
     fields: tuple[ContextField, ...] = ()
+    """The fields that the operator has added. They inform and never grant."""
     provenance: Provenance = Provenance()
 
     def __post_init__(self) -> None:
@@ -166,16 +168,7 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """The durable record of one session of a client. All times are seconds since the epoch.
-
-    `links` are the upstreams that the session has used, so that a later process can report what was lost. `remote` are
-    its sessions at upstreams that have sessions of their own, which a later process can resume. A session that was
-    opened within another session has that one as its `parent`; the parent lists it in `children`. `origin`
-    distinguishes anonymous clients. `token_hash` is that of the credential that opened the session (`token_hash_of`).
-    `counted` has the counts of earlier owners up to the last hand-over, and `shown` the tools that servers have listed
-    to the session, in formats of their own. The directory sets `owner` and `epoch`. The store sets `version`, which
-    tells whether a copy of the record is current.
-    """
+    """The durable record of one session of a client. All times are seconds since the epoch."""
 
     id: str
     principal: Principal
@@ -187,23 +180,34 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     max_age_s: float
     unconfirmed_ttl_s: float = 60.0
     confirmed: bool = True
+    """False until the client has sent the session's id. Until then, `unconfirmed_ttl_s` limits how long it may be
+    idle."""
     client: ClientFacts = msgspec.field(default_factory=ClientFacts)
     context: Context = msgspec.field(default_factory=Context)
     initialized: bool = False
     log_level: str = ""
     subscriptions: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    """The upstreams that the session has used, so that a later process can report what was lost."""
     remote: tuple[str, ...] = ()
+    """Its sessions at upstreams that have sessions of their own, which a later process can resume."""
     origin: str = ""
+    """Distinguishes anonymous clients (`origin_of`)."""
     parent: str = ""
+    """The session within which this one was opened, or empty. The parent lists it in `children`."""
     children: tuple[str, ...] = ()
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     token_hash: str = ""
+    """`token_hash_of` of the credential that opened the session."""
     counted: str = ""
+    """The counts of earlier owners up to the last hand-over, in a format of their own."""
     shown: str = ""
+    """The tools that servers have listed to the session, in a format of their own."""
     owner: str = ""
+    """The replica that owns the session. The directory sets it, and `epoch`."""
     epoch: int = 0
     version: int = 0
+    """Tells whether a copy of the record is current. The store sets it."""
 
     @property
     def counted_as(self) -> str:
@@ -212,7 +216,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expires_at(self) -> float:
-        """Return the time at which the session expires: idle for too long, or too old, whichever is first."""
+        """Return the time at which the session expires: when it has been idle for too long, or is too old, whichever is
+        first."""
         ttl = self.idle_ttl_s if self.confirmed else min(self.idle_ttl_s, self.unconfirmed_ttl_s)
         return min(self.used_at + ttl, self.created_at + self.max_age_s)
 
@@ -221,13 +226,14 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return now >= self.expires_at
 
     def with_set(self, field: str, *, add: str = "", remove: str = "") -> "Session":
-        """Return a copy of the session with one name added to a field that is a set of names, or removed from it."""
+        """Return a copy of the session with the name `add` added to a field that is a set of names, and the name
+        `remove` removed from it. Empty: none."""
         names = {*getattr(self, field), add} - {remove, ""}
         return msgspec.structs.replace(self, **{field: tuple(sorted(names))})
 
     def used(self, now: float, *, confirm: bool = False) -> "Session":
-        """Return a copy of the session after a use at the time `now`. `confirm`: its client has sent the session's
-        id."""
+        """Return a copy of the session after a use at the time `now`. `confirm`: the client has sent the session's id,
+        so the copy is confirmed."""
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)
 
     def is_but_used(self, earlier: "Session") -> bool:
@@ -236,7 +242,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Check that the changes are text, redact credentials in them, and return them for `SessionStore.annotate`.
+    """Return changes of metadata for `SessionStore.annotate`, with credentials in them redacted. The value None removes
+    an entry.
 
     Raises:
         InvalidMetadata: a name or a value is not text.
@@ -250,7 +257,7 @@ def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]
 
 
 def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return a session's metadata after the changes. The value None removes an entry.
+    """Return a session's metadata `present` with the changes applied. The value None removes an entry.
 
     Raises:
         InvalidMetadata: the result would be larger than `MAX_METADATA_BYTES`.

@@ -58,7 +58,7 @@ def is_canonical(text: str) -> bool:
 
 
 def has_form_of_token(text: str) -> bool:
-    """Return True if the text has the form of a token, with any signature."""
+    """Return True if the text looks like a token. The signature is not checked."""
     return bool(_TOKEN.fullmatch(text))
 
 
@@ -68,7 +68,8 @@ def generate_key() -> str:
 
 
 class KeyRing:
-    """The operator's keys, newest first. Raises `InvalidKeyRing` for no key, a short key or the same key twice."""
+    """The operator's signing keys, newest first. The constructor raises `InvalidKeyRing` for no key, a short key, or
+    the same key twice."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         if not keys:
@@ -115,7 +116,7 @@ class Macs:
 
 
 class TokenCodec:
-    """Sign ids for one purpose as tokens, and verify tokens."""
+    """Sign ids as tokens, for one purpose, and verify such tokens."""
 
     def __init__(self, ring: KeyRing, purpose: Purpose) -> None:
         # itsdangerous signs with the last key of the list and verifies with all of them.
@@ -133,7 +134,8 @@ class TokenCodec:
         self.sign = functools.lru_cache(_VERIFIED_HELD)(lambda session_id: self._signer.sign(session_id).decode())
 
     def verify(self, token: str) -> str | None:
-        """Return the id in a token that a key of this ring has signed, else None. Does not access the store."""
+        """Return the id in a token that a key of this ring has signed for this purpose; None for any other text. Does
+        not access the store."""
         known = self._verified.get(token)
         if known is not None:
             return known

@@ -22,7 +22,8 @@ start in a tenth of the time. A process whose server is an `MCPServer` has alrea
 
 
 class _ReadableByCallers:
-    """Re-raise `InvalidState` and `InvalidMetadata` from a `with` block as errors whose text `MCPServer` passes on."""
+    """Raise `InvalidState` and `InvalidMetadata` of a `with` block again, as errors whose text `MCPServer` passes on to
+    the caller of the tool."""
 
     __slots__ = ()
 
@@ -72,7 +73,7 @@ class NoSession(LookupError):
 
 
 class StatePort(Protocol):
-    """Access the state of one session: `StateStore` without the session id."""
+    """Read and write the state of one session: `StateStore` without the session id."""
 
     async def get(self, key: str) -> bytes | None: ...
 
@@ -121,8 +122,8 @@ class SessionState:
             return await self._port.increment(key, by)
 
     async def compare_and_set(self, key: str, expected: Any, value: Any) -> bool:
-        """Set the key to `value` if its value is `expected`. Return True if it was. As `expected`, `MISSING` means that
-        the key is missing; as `value`, it deletes the key."""
+        """Set the key to `value` if its present value is `expected`. Return True if the key was set. As `expected`,
+        `MISSING` means that the key is missing; as `value`, it deletes the key."""
         with READABLE_BY_CALLERS:
             before = None if expected is MISSING else to_json(key, expected)
             after = None if value is MISSING else to_json(key, value)
@@ -149,16 +150,14 @@ def to_json(key: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSession:
-    """The session that a tool serves. `id` is no credential; `principal` is the authenticated caller.
-
-    `created_at` is in seconds since the epoch. The session ends when it was idle for `idle_ttl_s`, and at the age
-    `max_age_s`. `token_hash` has the first 16 hexadecimal digits of the SHA-256 of the credential that opened the
-    session.
-    """
+    """The session that a tool serves: its facts, its state and its metadata. `current_session` returns it."""
 
     id: str
+    """The session's id, which is no credential."""
     principal: str
+    """The authenticated caller."""
     agent: str
+    """The name of the client."""
     context: Context
     state: SessionState
     read_metadata: Callable[[], Awaitable[Mapping[str, str]]]
@@ -166,9 +165,12 @@ class ToolSession:
     read_last_active: Callable[[], Awaitable[float]] | None = None
     read_correlation: Callable[[], str] = str
     created_at: float = 0.0
+    """In seconds since the epoch."""
     idle_ttl_s: float = 0.0
+    """The session ends when it was idle for this long, and at the age `max_age_s`."""
     max_age_s: float = 0.0
     token_hash: str = ""
+    """The first 16 hexadecimal digits of the SHA-256 of the credential that opened the session."""
 
     @property
     def correlation_id(self) -> str:

@@ -60,7 +60,8 @@ class EmbeddedBackend(ABC):
 
     @abstractmethod
     async def run(self, work: Work[Result]) -> Result:
-        """Call `work` with the records in one transaction, and return its result (see `Transactions.run`)."""
+        """Call `work` with the backend's records in one transaction, and return the result of `work` (see
+        `Transactions.run`)."""
 
     @property
     def needs_keys(self) -> bool:
@@ -76,7 +77,8 @@ class EmbeddedBackend(ABC):
         return KeyRing.ephemeral()
 
     def protect(self, in_use: Callable[[str], bool]) -> None:  # noqa: B027  # optional
-        """Never evict a session for whose id `in_use` returns True. A backend without a limit ignores this."""
+        """Set the function by which the store knows which sessions are in use. A session for whose id `in_use` returns
+        True is never evicted. A backend without a limit of sessions ignores this."""
 
     async def inspect(self) -> Sequence[Observation]:
         return [Observation(subject="store", state="ok", text="ready")]
@@ -95,7 +97,8 @@ class EmbeddedBackend(ABC):
 
 
 class MemoryBus:
-    """Deliver messages to the subscribers in this process, inside the call of `publish`."""
+    """Deliver messages between subscribers in this process. `publish` calls the subscribers itself, before it
+    returns."""
 
     def __init__(self) -> None:
         self._subscribers: defaultdict[str, list[Callable[[bytes | None], None]]] = defaultdict(list)
@@ -127,7 +130,7 @@ class MemoryDirectory:
         self._held: dict[str, tuple[int, float]] = {}
 
     def when_connected(self, callback: Callable[[], None]) -> None:
-        """Do nothing: there is no connection, and no claim is lost."""
+        """Do nothing: there is no connection on which a claim could be lost, so `callback` is never called."""
 
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         self._leases[replica] = (address, self._clock() + lease_s)

@@ -15,8 +15,8 @@ REQUESTS_PART: Final = 4
 
 
 def sequence_of(nonce: str, event_id: str) -> int:
-    """Return the sequence number in an event id. Raises `UnknownEvent` if the id does not begin with the log's
-    nonce."""
+    """Return the number in an event id. `nonce`: the nonce of the session's log, with which ids in this log begin.
+    Raises `UnknownEvent` if the id begins with another one."""
     own, _, number = event_id.partition("-")
     if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 17):
         raise UnknownEvent(event_id)
@@ -25,21 +25,30 @@ def sequence_of(nonce: str, event_id: str) -> int:
 
 @dataclass(slots=True)
 class _Log:
-    """The event log of one session. Its event ids contain its nonce, so ids of other sessions are not found."""
+    """The event log of one session, with all its streams. Its event ids contain its nonce, so ids of other sessions are
+    not found."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     last: int = 0
+    """The highest number that an event has, or that is reserved for one."""
     size: int = 0
+    """The bytes of the frames in `events`."""
     events: deque[tuple[int, str, bytes]] = field(default_factory=deque)
+    """Number, stream and frame of each event, oldest first."""
     counts: dict[str, int] = field(default_factory=dict)  # number of events, by stream
     finished: set[str] = field(default_factory=set)
+    """The streams that have ended."""
     delivered: dict[str, int] = field(default_factory=dict)
+    """The number of the last event that a client received, by stream."""
     requests: dict[str, bytes] = field(default_factory=dict)  # of calls, by stream
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when something has changed; then replaced by a new one."""
     dropped: bool = False
+    """True if the log was deleted, so that its followers end."""
 
     def add(self, number: int, stream: str, frame: bytes, *, max_events: int, max_bytes: int) -> None:
-        """Store a frame, and drop the oldest events beyond the limits."""
+        """Store the frame of an event of `stream` under `number`. Drop the oldest events of the log that are beyond the
+        limits."""
         self.events.append((number, stream, frame))
         self.size += len(frame)
         self.counts[stream] = self.counts.get(stream, 0) + 1
@@ -52,7 +61,8 @@ class _Log:
                 self.finished.discard(oldest)
 
     def keep(self, stream: str, request: bytes, *, max_bytes: int) -> None:
-        """Store the request of a stream, if the limit allows it."""
+        """Store the request of a stream, for repeating the call. Do not store it if the requests of the log would
+        together have more than `max_bytes`, or if the stream has one already."""
         if sum(map(len, self.requests.values())) + len(request) <= max_bytes:
             self.requests.setdefault(stream, request)
 
@@ -70,7 +80,7 @@ class _Log:
 
 
 class MemoryEventLog:
-    """Keep event streams in this process, with limits for each session."""
+    """Keep event streams in the memory of this process. `max_events` and `max_bytes` limit the log of each session."""
 
     def __init__(self, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._max_events = max_events

@@ -10,7 +10,7 @@ _HELD: Final = 20_000
 
 
 class MemoryRates:
-    """Limit rates by the generic cell rate algorithm (GCRA), with one number for each key."""
+    """Limit rates in memory by the generic cell rate algorithm (GCRA), which keeps only one time for each key."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,8 @@ _FORGET_EVERY_S: Final = 10.0
 
 
 class MemoryQuotas:
-    """Limits how many names are held under each key. The names are released when their key expires."""
+    """Limit how many names (of things in use) are held under each key, in memory. When a key expires, its names are
+    released."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

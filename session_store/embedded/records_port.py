@@ -58,7 +58,8 @@ class Records(ABC):
 
     @abstractmethod
     def record_status(self, session_id: str, status: SessionStatus, at: float) -> None:
-        """Record how a removed session ended, and when (`at`, seconds since the epoch). Old entries may be dropped."""
+        """Record that a session was removed at the time `at` (seconds since the epoch), and how it ended (`status`).
+        Old entries may be dropped."""
 
     @abstractmethod
     def status(self, session_id: str) -> SessionStatus:
@@ -72,7 +73,7 @@ class Records(ABC):
         self.write(session)
 
     def size(self, session_id: str, *, without: str = "") -> int:
-        """Return the bytes of all keys and values of the session, except those of the key `without`."""
+        """Return the total bytes of the session's keys and values, leaving out the key `without` and its value."""
         keys = [key for key in self.keys(session_id) if key != without]
         return sum(len(key.encode()) + len(self.value(session_id, key) or b"") for key in keys)
 
@@ -88,7 +89,7 @@ Work = Callable[[Records], Result]
 
 
 class Transactions(Protocol):
-    """Run functions on the records, each in a transaction."""
+    """Run functions on the records, each in a transaction of its own."""
 
     async def run(self, work: Work[Result]) -> Result:
         """Call `work` with the records, and return its result once its changes are stored.

@@ -13,11 +13,11 @@ from session_store.session import Principal, Session, merged_metadata
 
 
 class EmbeddedSessionStore:
-    """Stores sessions in the records of a backend. Decides which sessions are live, what counts as use, and what ends a
-    session.
+    """Store sessions in the records of a backend. This class decides which sessions are live, what counts as use, and
+    what ends a session.
 
-    `of_session` returns an object that runs transactions on one session. Without `of_session`, `transactions` serves
-    all sessions.
+    `of_session` returns an object that runs transactions on the session with a given id. Without `of_session`,
+    `transactions` runs all of them.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class EmbeddedSessionStore:
         return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """Replace the record of a session by `changed(record)` with the next version, and return it. Return None, and
-        write nothing, if the session has ended or `changed` returns None."""
+        """Replace the live session's record by `changed(record)`, with the next version. Return the new record. Return
+        None, and write nothing, if the session is not live or `changed` returns None."""
 
         def work(records: Records) -> Session | None:
             session = live(records, session_id, self._clock())
@@ -141,8 +141,8 @@ class EmbeddedSessionStore:
         return await self._transactions.run(work)
 
     def make_room(self, newcomer: Session) -> None:
-        """Remove a session before `newcomer` is added, in the same transaction, if the store is full. Does nothing by
-        default.
+        """Remove another session if the store is full, so that `newcomer` can be added. Called in the transaction that
+        adds it. Does nothing by default.
 
         Raises:
             StoreFull: every session in the store is in use.
@@ -163,8 +163,8 @@ class EmbeddedSessionStore:
 
 
 class EmbeddedStateStore:
-    """Stores the values that tools keep in their sessions. Checks limits, and refuses operations for a session that is
-    not live. `of_session` returns an object that runs transactions on one session."""
+    """Store the values that tools keep in their sessions. This class checks the limits, and refuses operations for a
+    session that is not live. `of_session` returns an object that runs transactions on the session with a given id."""
 
     def __init__(self, of_session: Callable[[str], Transactions], clock: Callable[[], float]) -> None:
         self._of = of_session

@@ -85,8 +85,8 @@ class MemoryTasks:
         return [task for task in self._tasks.values() if task.session_id == session_id]
 
     def _make_room(self, task: Task, tasks: int, size: int) -> None:
-        """Raise `StoreFull` if `tasks` more tasks with `size` more bytes do not fit, even after expired tasks are
-        removed."""
+        """Check that the store and the task's clients may have `tasks` more tasks, with `size` more bytes. If not,
+        remove expired tasks. Raise `StoreFull` if that does not help."""
         if self._has_room(task, tasks, size):
             return
         self._forget_expired()
@@ -140,8 +140,9 @@ class _Held:
 
 
 def _holders(task: Task) -> list[tuple[str, int]]:
-    """Return the keys under which a task counts (all clients, all anonymous clients, a network), each with a divisor.
-    The most tasks under a key are the most tasks of the store divided by the divisor; likewise their bytes."""
+    """Return the keys under which a task is counted, each with the divisor of its limit. The key of all clients may
+    have all tasks and bytes of the store (divisor 1). That of all anonymous clients may have half of them, that of one
+    network of anonymous clients a quarter."""
     if not task.principal.is_anonymous:
         return [("", 1)]
     everyone = [("", 1), (task.principal.key, _OF_ANONYMOUS)]

@@ -20,44 +20,50 @@ EventName = Literal[StepName, "called", "task", "blocked", "changed"]
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of the audit trail: something that happened to a session or in it.
 
-    `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
-    its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of the client of
-    a call or a refused request. `count` is the number of equal events that this one stands for. The end of a session
-    has the session's age `lasted_s` and the number of `calls` that its last replica answered, None if that replica is
-    not known. `context` has the fields of the session's context, and `arguments` those arguments of a call that the
-    operator has chosen for events, as JSON.
-
-    - `refused`: a request was refused. `reason` is what its client gets as `data.reason`, and `why` is for operators.
-      The `outcome` is `refused`. If an operator or an app is refused, or only a token, `reason` says it in words.
+    - `refused`: a request was refused. `reason` is what its client gets as `data.reason`, and `outcome` is `refused`.
+      If an operator or an app is refused, or only a token, `reason` says it in words.
     - `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
     - `blocked`: a sandbox has refused a server the access in `reason`, or the lock hides what it lists; `tool` is the
       server.
-    - `changed`: a tool has changed since sessions were shown it; `tool` has the server, too.
+    - `changed`: a tool has changed since sessions were shown it.
     - `warned`: a client opens sessions and returns to none of them.
 
     No event is in a reference cycle, so the garbage collector may skip the thousands in memory (`gc=False`).
     """
 
     at: float
+    """Seconds since the epoch."""
     event: EventName
     session: str = ""
+    """The session's id as logs may show it (`session_store.session.redact`)."""
     principal: str = ""
     endpoint: str = ""
     era: str = ""
     reason: str = ""
     correlation: str = ""
     tool: str = ""
+    """The tool that was called or has changed, as `server/name`."""
     outcome: str = ""
+    """Of a call: ok, tool error, or an error code."""
     took_s: float = 0.0
+    """The duration of a call."""
     client: str = ""
+    """The address of the client of a call or of a refused request."""
     count: int = 1
+    """The number of equal events that this one stands for."""
     context: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The fields of the session's context."""
     workspace: str = ""
     trust: str = ""
     lasted_s: float = 0.0
+    """The age of a session that has ended."""
     calls: int | None = None
+    """Of a session that has ended: the number of calls that its last replica answered; None if that
+    replica is not known."""
     arguments: str = ""
+    """Those arguments of a call that the operator has chosen for events, as JSON."""
     why: str = ""
+    """Why a request was refused, for operators."""
 
 
 class AuditTrail(Protocol):
@@ -92,7 +98,8 @@ def part_of(event: AuditEvent) -> Part:
 
 
 def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
-    """Group events by part, without changing their order. Parts without events are left out."""
+    """Return the events by the part of the trail to which they belong, in the order in which they are given. Parts
+    without events are left out."""
     parts: defaultdict[Part, list[AuditEvent]] = defaultdict(list)
     for event in events:
         parts[part_of(event)].append(event)
@@ -100,6 +107,7 @@ def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
 
 
 def newest(parts: Iterable[Sequence[AuditEvent]], limit: int) -> list[AuditEvent]:
-    """Merge parts, each of which is newest first, and return their `limit` newest events, newest first."""
+    """Merge the events of several parts, each sorted with its newest first. Return the `limit` newest events, newest
+    first."""
     placed = ((event, -place) for part in parts for place, event in enumerate(part))
     return [event for event, _ in nlargest(limit, placed, key=lambda pair: (pair[0].at, pair[1]))]

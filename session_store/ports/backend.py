@@ -54,10 +54,11 @@ class Backend(Protocol):
         """
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Never evict a session for whose id `in_use` returns True. A backend without a limit ignores this."""
+        """Set the function by which the store knows which sessions are in use. A session for whose id `in_use` returns
+        True is never evicted. A backend without a limit of sessions ignores this."""
 
     async def inspect(self) -> Sequence[Observation]:
-        """Return what an operator should know about the store, which is open. Raises `StoreError`."""
+        """Return what an operator should know about the store. Called when the store is open. Raises `StoreError`."""
 
     @property
     def sessions(self) -> SessionStore: ...

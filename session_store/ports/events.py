@@ -24,21 +24,24 @@ class Event:
 
 
 class Entry(NamedTuple):
-    """An event to write under a reserved number. `ends`: the stream is finished after this event; if the frame is
-    empty, the entry only marks the end. `nonce` is from `Reserved`: if the store has lost the log, the new log gets
-    this nonce again. `request` is the call of the stream, for a later owner that has to repeat the call. The stored
-    request is deleted at the end of the stream."""
+    """An event to write under a reserved number (`EventLog.reserve`)."""
 
     number: int
     stream: str
     frame: bytes
     ends: bool = False
+    """True: the stream is finished after this event. With an empty frame, the entry is no event, and only marks the
+    end."""
     nonce: str = ""
+    """The nonce from `Reserved`. If the store has lost the log, the new log gets this nonce again."""
     request: bytes = b""
+    """The call that the stream answers, or empty. It is stored for a later owner that has to repeat the call, and
+    deleted at the end of the stream."""
 
 
 class Reserved(NamedTuple):
-    """Reserved event numbers in the log of one session: `first` and those after it. `nonce` is the nonce of the log."""
+    """Reserved event numbers in the log of one session: `first`, and as many as were asked for. `nonce` is the log's
+    nonce."""
 
     nonce: str
     first: int
@@ -50,15 +53,16 @@ def id_of_event(nonce: str, number: int) -> str:
 
 
 def numbers_of(epoch: int) -> tuple[int, int]:
-    """Return two bounds of the event numbers of an epoch: the number before its first one, and its last one. Epochs
-    with equal counts, as after a failover, begin at different numbers, so that no two events have the same id."""
+    """Return the bounds of the event numbers that belong to an epoch: the number before its first one, and its last
+    one. Two epochs can have equal counts after a failover. They begin at different numbers, so that no two events have
+    the same id."""
     first = count_of(epoch) * NUMBERS_OF_AN_EPOCH
     return first + nonce_of(epoch), first + NUMBERS_OF_AN_EPOCH
 
 
 def last_after(last: int, count: int, epoch: int) -> int | None:
-    """Return the last of `count` numbers reserved after `last` in this epoch; None if a later epoch has reserved
-    numbers."""
+    """Return the last of `count` numbers that are reserved in this epoch, after the number `last` of the log. Return
+    None if `last` belongs to a later epoch, or the epoch has no more numbers."""
     below, most = numbers_of(epoch)
     above = max(last, below) + count
     return above if above <= most else None
@@ -84,7 +88,7 @@ class EventStreams(Protocol):
         """
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """Return the id of the stream to which the event belongs.
+        """Return the id of the stream to which the event with this id belongs.
 
         Raises:
             UnwrittenEvent: the event's number was reserved, but no event was written under it.
@@ -92,29 +96,32 @@ class EventStreams(Protocol):
         """
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        """Return the unfinished streams with events in the session's log, sorted by name. The value is True if the
-        stream's request is stored."""
+        """Return the streams that are not finished and have events in the session's log, sorted by name: stream → True
+        if its request is stored."""
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
         """Delete the stored request of a stream, and return it; empty if there is none. If several callers ask, on any
         replicas, only one gets it."""
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
-        """Record that a client received an event. `follow` without an event id continues after it."""
+        """Record that a client has received the event with this id. A later `follow` without an id begins after this
+        event."""
 
     async def drop(self, session_id: str) -> None:
         """Delete the session's streams and end calls of `follow`."""
 
     async def release(self, session_id: str) -> None:
-        """Stop serving the session in this process. Return when the store has all its events, or does not answer."""
+        """Stop recording events of the session in this process, because another process serves the session next. Return
+        when the store has all events of the session, or does not answer."""
 
 
 class EventLog(EventStreams, Protocol):
     """Extend `EventStreams` with methods that write the events of many sessions together."""
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
-        """Reserve `count` numbers for events that are written later. They are higher than all numbers reserved before.
-        `epoch` is the epoch that the session's record got when the caller became the session's owner.
+        """Reserve `count` numbers for events of the session that are written later, and return the first of them. They
+        are higher than all numbers reserved before. `epoch` is the epoch that the session's record got when the caller
+        became the session's owner.
 
         Return None, and change nothing, if an owner of a later epoch has reserved numbers.
         """
@@ -137,5 +144,5 @@ class EventLog(EventStreams, Protocol):
         others answer. A store without parts returns the same value for all sessions."""
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
-        """Return the stored events of a stream after the id `after`, without waiting for more. Raises
-        `UnknownEvent`."""
+        """Return the stored events of a stream that come after the id `after`, without waiting for more. Raises
+        `UnknownEvent` if the id is not of this session."""

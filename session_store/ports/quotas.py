@@ -9,8 +9,8 @@ class Rates(Protocol):
     """Limit the rates of events, for all processes of a store together."""
 
     async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
-        """Count `times` events under `key`. Return the seconds until the last of them may happen; 0 if all may now. If
-        that is more than `within_s`, return it too, but count nothing.
+        """Count `times` events under `key`, and return how many seconds the caller has to wait until the last of them
+        may happen; 0: none. If it has to wait longer than `within_s`, return these seconds, but count nothing.
 
         The rate is `per_s` events a second in the long run, and up to `burst` at once. Events that were counted in
         advance keep their turn: events of later calls come after them.
@@ -21,7 +21,8 @@ class Quotas(Protocol):
     """Limit how many names (of things in use) are held under a key, across all processes of a store."""
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
-        """Hold `name` under `key` and return an empty list. If `most` other names are held, return these instead.
+        """Hold `name` under `key`, and return an empty list. If `most` other names are held under the key, do not hold
+        `name`, and return those names.
 
         Each successful call extends the time for all names of the key to at least `for_s` seconds from now, even if
         `name` is held already. When this time has passed without another call, all names of the key are released.
@@ -52,8 +53,9 @@ class SealedValues(Protocol):
         """Return the value; None if there is none."""
 
     async def replace(self, name: str, before: bytes | None, after: bytes | None, for_s: float = 0.0) -> bool:
-        """If the value is `before` (None: there is none), set it to `after` for `for_s` seconds (None: remove it) and
-        return True. Otherwise return False. Of several concurrent calls, only the first succeeds. No value is empty."""
+        """Replace the value of `name` if it is `before` (None: it has no value). The new value is `after`, kept for
+        `for_s` seconds (None: remove the value). Return True if it was replaced, False if its value was not `before`.
+        Of several concurrent calls, only the first succeeds. No value is empty."""
 
     async def names(self) -> list[str]:
         """Return the names of all values, and perhaps some names whose value has expired or was removed."""

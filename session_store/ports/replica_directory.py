@@ -20,12 +20,13 @@ class Bus(Protocol):
         """Send `data` to every subscriber of the topic, in this process too."""
 
     def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]:
-        """Subscribe to a topic during a `with` block, and call `receive` with each message. `None` means that messages
-        may have been missed."""
+        """Subscribe to a topic during an `async with` block. `receive` is called with the data of each message, and
+        with None if messages may have been missed."""
 
 
 class ConfigurationNumbers(NamedTuple):
-    """The numbers of a replica's `own` and of the `newest` configuration, and the replicas that hold the newest."""
+    """The answer of `Directory.hold_configuration`: the number of the replica's own configuration, the highest number
+    that any replica holds (`newest`), and the names of the replicas that hold it."""
 
     own: int
     newest: int
@@ -38,9 +39,9 @@ class Directory(Protocol):
     async def hold_configuration(
         self, replica: str, digest: str, *, number: int, is_edited: bool, hold_s: float
     ) -> ConfigurationNumbers:
-        """Record for `hold_s` seconds that the replica has the configuration with this digest, and return the numbers.
-        Configurations are numbered in the order in which replicas first had them. `hold_s` 0: the replica no longer
-        holds any; record nothing else.
+        """Record for `hold_s` seconds that the replica has the configuration with this digest. Return the numbers of
+        this and of the newest configuration. Configurations are numbered in the order in which replicas first had them.
+        `hold_s` 0: the replica no longer holds any; record nothing else.
 
         `number` is the replica's present number; 0: it has just started. `is_edited`: its configuration has changed
         since it got that number. A known configuration keeps its number, unless the newest configuration was edited
@@ -53,9 +54,12 @@ class Directory(Protocol):
 
     async def renew_lease(self, replica: str, address: str, lease_s: float, handled: Sequence[str] = ()) -> list[str]:
         """Renew the replica's lease for `lease_s` seconds. Return the ids of sessions that other replicas have claimed
-        from this one. Answers can be lost, so each id is returned until a call has it in `handled`. As `handled`, pass
-        the last answer unchanged, with duplicates. If the call with these ids fails, do not pass them again: the call
-        may have been executed, and the ids would now remove later claims."""
+        from this one. Answers can be lost, so each id is returned again until a call has it in `handled`.
+
+        `handled`: the ids of the last answer, unchanged, with duplicates, when the replica has closed these sessions.
+        If the call fails, do not pass these ids again: the call may have been executed, and the ids would now remove
+        later claims.
+        """
 
     async def end_lease(self, replica: str) -> None:
         """End the replica's lease at once."""
@@ -67,7 +71,7 @@ class Directory(Protocol):
         """Return the seconds until the replica's lease expires; None if it has expired."""
 
     async def last_address(self, replica: str) -> str | None:
-        """Return the last known address of the replica, even if its lease has expired; None if there is none. After an
+        """Return the last known address of the replica, even if its lease has expired; None if none is known. After an
         outage of the store, all leases have expired, but the replicas may still run."""
 
     async def replicas(self) -> dict[str, str]:
@@ -78,18 +82,21 @@ class Directory(Protocol):
         None if the session has another epoch, or is not live."""
 
     async def tell_lost(self, replica: str, session_ids: Sequence[str]) -> None:
-        """Make the replica's next `renew_lease` return these sessions as claimed by others, because the store has lost
-        this information."""
+        """Record that other replicas have claimed these sessions from the replica: its next `renew_lease` returns them.
+        `claim` does this itself; call it if the store may have lost that record."""
 
     async def copied(self, session_id: str) -> bool:
-        """Wait a short while until a copy of the store has the session's last claim, and return True. Return False if
-        no copy has it by then, so that a failover may lose the claim. True also if there are no copies."""
+        """Wait a short while until a copy of the store (a Redis replica) has the session's last claim. Return True if a
+        copy has it, or if the store has no copies. Return False if no copy has it by then, so that a failover may lose
+        the claim."""
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
-        """Return (owner, epoch) of each of these sessions; None for a session that is not live."""
+        """Return for each of these sessions the name of its owner (empty: none) and its epoch, in order; None for a
+        session that is not live."""
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
-        """Return True if the replica has acknowledged (`renew_lease`) that another replica has claimed the session."""
+        """Return True if the replica knows that another replica has claimed the session from it: it has passed the
+        session's id as `handled` of `renew_lease`."""
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
         """Give up the replica's ownership of the session, without changing the epoch. Return False if another replica

@@ -31,44 +31,48 @@ class SessionStore(Protocol):
     """
 
     async def create(self, session: Session, *, alias: str | None = None) -> Session:
-        """Store `session` and return it. If a live session has the alias already, resume and return that session
-        instead.
+        """Store `session`, and return it. If a live session has the alias already, do not store `session`: resume that
+        other session (as `resume` does), and return it.
 
         Raises:
             StoreFull: the store has a limit, and every session in it is in use.
         """
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
-        """Return the live session with this id. Confirm it and restart its idle timer, because its client has sent a
-        request.
+        """Return the live session with this id, because its client has sent a request: mark the session as confirmed,
+        and restart its idle timer.
 
-        Return None for another principal's session too, and do not change it. `known` is the caller's copy of the
-        session: if its `version` is current, the store need not send the record again.
+        Return None, and change nothing, if the session is not live or belongs to another principal. `known` is the
+        caller's copy of the session: if its `version` is current, the store need not send the record again.
         """
 
     async def named(self, alias: str) -> Session | None:
-        """Return the live session with this alias. Does not count as use."""
+        """Return the live session with this alias; None if there is none. This does not restart its idle timer."""
 
     async def resume_alias(self, alias: str) -> Session | None:
-        """Resume the session with this alias, like `resume`. The alias contains the principal, so none is compared."""
+        """Return the live session with this alias, and confirm it and restart its idle timer, as `resume` does; None if
+        there is none. An alias contains the principal, so no principal is compared."""
 
     async def peek(self, session_id: str) -> Session | None:
-        """Return the live session with this id. Does not count as use."""
+        """Return the live session with this id; None if there is none. This does not restart its idle timer."""
 
     async def touch(self, session_id: str) -> bool:
         """Restart the session's idle timer. Return False if the session has ended."""
 
     async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
-        """Set these fields of the record, and return it. Times, metadata, owner and epoch cannot be set here.
+        """Set these fields of the session's record, and return the new record. Times, metadata, owner and epoch cannot
+        be set here.
 
-        Return None, and change nothing, if the session is not live, or if its version differs from `if_version`."""
+        Return None, and change nothing, if the session is not live, or if its version differs from `if_version`.
+        """
 
     async def change_set(self, session_id: str, field: SetField, *, add: str = "", remove: str = "") -> Session | None:
-        """Add one name to a field that is a set of names, or remove one, and return the record. Concurrent changes are
-        not lost."""
+        """Add the name `add` to a field that is a set of names, or remove the name `remove`. Return the new record;
+        None if the session is not live. Concurrent changes are not lost."""
 
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
-        """Set these entries of the metadata, and return the record. The value None removes an entry.
+        """Set these entries of the session's metadata; the value None removes an entry. Return the new record; None if
+        the session is not live.
 
         Raises:
             InvalidMetadata: the metadata would be too large. Nothing changes.
@@ -78,14 +82,15 @@ class SessionStore(Protocol):
         """Delete the session and its state. Return True to the one caller that has ended it, False to all others."""
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
-        """Return live sessions in order of id, starting after the id `after`."""
+        """Return at most `limit` live sessions in order of id, starting after the id `after`."""
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
         """Return those of the given ids that belong to no live session."""
 
     async def status(self, session_id: str) -> SessionStatus:
-        """Return the status of the session with this id. For logs, never for clients."""
+        """Return whether the session with this id is live, or how it ended; `unknown` if the store does not know. For
+        logs, never for clients."""
 
     async def sweep(self) -> list[Gone]:
-        """Delete expired sessions, and return them with the evicted ones. Each is returned exactly once, to one
-        caller."""
+        """Delete expired sessions. Return these and the sessions that were evicted since the last call. Each is
+        returned exactly once, to one caller."""

@@ -19,53 +19,53 @@ OVER: Final[frozenset[TaskStatus]] = frozenset({"completed", "failed", "cancelle
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One task. Times are in seconds since the epoch; `ttl_s` counts from `created_at`.
-
-    `session_id` and `id` name it together. `principal` is the one that made the call: other principals cannot see the
-    task. `origin` distinguishes anonymous clients where tasks are counted (`Session.origin`). `server` and `tool` were
-    called, at the endpoint of that name. `operation` is `read` or `write`, from the tool's annotations. `request` is
-    empty, or a JSON object: the params and the `_meta` of the call if the call may run again, and what a later owner
-    needs to follow the server's own task. `epoch` is the epoch of the owner that runs the task (`Session.epoch`), and
-    `runs` is how often it was started. `upstream_id` is the server's own id of the task, if the server has made one
-    that a later owner can follow.
-
-    `kept_s` is how long the outcome is kept; 0: as long as the gateway keeps outcomes.
-
-    `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` is the number of
-    questions so far. `answers` has the client's answers so far, if the call may run again, as a JSON object by the
-    content of the questions. `result` and `error` have the outcome as JSON. `is_tool_error`: the task is completed, and
-    its result says that the tool has failed (MCP, `isError`); `reason` is the tool's text about it, cut. `version`
-    counts the changes.
-    """
+    """One task. `session_id` and `id` name it together. All times are in seconds since the epoch."""
 
     id: str
     session_id: str
     principal: Principal
+    """The principal that made the call. Other principals cannot see the task."""
     origin: str = ""
+    """Distinguishes anonymous clients where tasks are counted (`Session.origin`)."""
     endpoint: str
     server: str
     tool: str
     operation: str = "write"
+    """`read` or `write`, from the tool's annotations."""
     created_at: float
     updated_at: float
     ttl_s: float
+    """Counts from `created_at`. Then the task expires."""
     kept_s: float = 0.0
+    """How long the outcome is kept; 0: as long as the gateway keeps outcomes."""
     poll_ms: int
     status: TaskStatus = "working"
     message: str = ""
     request: bytes = b""
+    """Empty, or a JSON object with two things: the params and the `_meta` of the call if the call may run again, and
+    what a later owner needs to follow the server's own task."""
     is_repeatable: bool = False
     epoch: int = 0
+    """The epoch of the owner that runs the task (`Session.epoch`)."""
     runs: int = 1
+    """How often the call was started."""
     upstream_id: str = ""
+    """The server's own id of the task, if the server has made one that a later owner can follow."""
     questions: bytes = b""
+    """The open questions to the client, as a JSON object (`inputRequests`)."""
     asked: int = 0
+    """The number of questions so far."""
     answers: bytes = b""
+    """The client's answers so far, if the call may run again: a JSON object by the content of the questions."""
     result: bytes = b""
+    """The outcome as JSON: the result of the call here, or its error in `error`."""
     error: bytes = b""
     is_tool_error: bool = False
+    """The task is completed, and its result says that the tool has failed (MCP, `isError`)."""
     reason: str = ""
+    """The tool's text about `is_tool_error`, cut."""
     version: int = 1
+    """Counts the changes."""
 
     @property
     def is_over(self) -> bool:
@@ -84,12 +84,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> tuple[float, str]:
-        """Return the sort key of the task among those of its session: its age, then its id."""
+        """Return the sort key of the task among the tasks of its session: the time of its creation, then its id."""
         return self.created_at, self.id
 
     @property
     def place_of_all(self) -> tuple[float, str]:
-        """Return the sort key of the task among those of all sessions: its age, then its name."""
+        """Return the sort key of the task among the tasks of all sessions: the time of its creation, then its name."""
         return self.created_at, self.name
 
     @property
@@ -101,8 +101,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 class TaskStore(Protocol):
     """Store tasks by session and id. All methods may raise `StoreUnavailable`.
 
-    Lists have only the heads of tasks: `request`, `questions`, `answers` and `result` are empty, and so is an `error`
-    of more than 4 KiB. A store must not read these for a list: together they may be hundreds of megabytes.
+    Lists have only the heads of tasks (`without_body`): `request`, `questions`, `answers` and `result` are empty, and
+    so is an `error` of more than 4 KiB. A store must not read these for a list: together they may be hundreds of
+    megabytes.
 
     Every task expires, and is then unknown. A task outlives its session if the session expires; `drop_session` is for a
     session that was ended.
@@ -119,8 +120,9 @@ class TaskStore(Protocol):
         """Return the task; None if it is unknown."""
 
     async def replace(self, task: Task) -> bool:
-        """Store a changed copy of a task under the next version. Return False, and change nothing, if the task is
-        unknown, or its stored version is not `task.version`. `created_at`, `principal` and `origin` must not change.
+        """Store a changed copy of a task, under the next version, and return True. Return False, and change nothing, if
+        the task is unknown, or its stored version is not `task.version`. `created_at`, `principal` and `origin` must
+        not change.
 
         Raises:
             StoreFull: the store has a limit, and no room for a larger copy.
@@ -129,16 +131,16 @@ class TaskStore(Protocol):
     async def of_session(
         self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
     ) -> list[Task]:
-        """Return the heads of a session's tasks, in the order of their `place`, starting after the place `after`. There
-        need not be a task at `after`."""
+        """Return at most `limit` tasks of a session, as heads (without the large fields), in the order of their
+        `place`. The list starts after the place `after`, whether or not a task has it."""
 
     async def heads(self, names: Sequence[str]) -> list[Task]:
-        """Return the heads of the tasks with these names (`Task.name`; at most 100 names), in the order of the names.
-        Unknown tasks are left out."""
+        """Return the heads of these tasks (copies without the large fields), in the order of `names` (`Task.name`; at
+        most 100). Unknown tasks are left out."""
 
     async def page(self, *, before: Task | None = None, limit: int = 100) -> list[Task]:
-        """Return the heads of tasks of all sessions, newest first, starting after the task `before`, which may have
-        expired.
+        """Return at most `limit` tasks of all sessions, as heads (without the large fields), newest first. The list
+        starts after the task `before`, which may have expired.
 
         For operators. Some stores list only the newest tasks.
         """
@@ -165,24 +167,24 @@ _MAX_ERROR: Final = 4_096
 
 
 def parts(task: Task) -> tuple[bytes, bytes]:
-    """Return the head of a task (the fields for lists) and the body (the large fields), each encoded with
-    MessagePack."""
+    """Return a task as two encoded parts (MessagePack): its head, which has the fields for lists, and its body, which
+    has the large fields."""
     body = {name: value for name in _in_body(task) if (value := getattr(task, name))}
     return msgspec.msgpack.encode(without_body(task)), msgspec.msgpack.encode(body)
 
 
 def joined(head: bytes, body: bytes) -> Task:
-    """Decode a task from its encoded head and body (see `parts`)."""
+    """Return the task whose encoded head and body are given (`parts`)."""
     return replace(head_of(head), **msgspec.msgpack.decode(body, type=dict[str, bytes]))
 
 
 def head_of(head: bytes) -> Task:
-    """Decode the head of a task, and return it as a task in which the large fields (the body) are empty."""
+    """Return the task whose encoded head is given (`parts`). Its large fields (the body) are empty."""
     return msgspec.msgpack.decode(head, type=Task)
 
 
 def without_body(task: Task) -> Task:
-    """Return the head of a task, for lists: a copy of the task in which the large fields (the body) are empty."""
+    """Return a copy of the task in which the large fields (the body) are empty: the head of the task, for lists."""
     empty: dict[str, Any] = dict.fromkeys(_in_body(task), b"")
     return replace(task, **empty)
 

@@ -26,32 +26,33 @@ took over the session. `refusal`: by the policy or by a sandbox. `session`: it w
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One event of a session, or `count` equal events between `at` and `until` (Unix time).
-
-    `name` is the tool or the method, or the request of a server to its client. `took_s` is the duration of all these
-    events together. `outcome` is empty if there is none. `why` is an error message or a reason. No entry has arguments
-    or results of calls, but a server's own error message may repeat some.
-    """
+    """One event of a session, or several equal ones. No entry has arguments or results of calls, but a server's own
+    error message may repeat some."""
 
     at: float
+    """The time of the event, or of the first of several, in seconds since the epoch."""
     kind: TimelineKind
     server: str = ""
     name: str = ""
+    """The tool or the method, or the request of a server to its client."""
     outcome: str = ""
+    """Empty if there is none."""
     took_s: float = 0.0
+    """The duration of all `count` events together."""
     count: int = 1
+    """The number of equal events, which came between `at` and `until`."""
     until: float = 0.0
     correlation: str = ""
     why: str = ""
+    """An error message or a reason."""
     replica: str = ""
 
 
 class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a timeline about its session. `session` is the start of the session's id, as logs show it. `ended`
-    says how the session ended, at `ended_at`; `ended` is empty while the session lives. `calls` and `failed` count the
-    calls on all replicas."""
+    """The facts of a timeline about its session."""
 
     session: str
+    """The start of the session's id, as logs show it."""
     principal: str = ""
     client: str = ""
     endpoint: str = ""
@@ -60,14 +61,16 @@ class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
     updated_at: float = 0.0
     ended: str = ""
+    """How the session ended, at `ended_at`; empty while it lives."""
     ended_at: float = 0.0
     calls: int = 0
+    """The calls on all replicas; `failed` counts those of them that failed."""
     failed: int = 0
 
 
 class TimelinePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An addition to one timeline. `calls` and `failed` in `head` are added to the stored numbers. If `head` has no
-    principal, the stored facts stay."""
+    """An addition to one timeline: new entries, and facts of the session (`head`). Its `calls` and `failed` are added
+    to the stored numbers. If it has no principal, the stored facts stay."""
 
     head: TimelineHead
     entries: list[TimelineEntry] = []
@@ -88,23 +91,23 @@ class TimelineStore(Protocol):
         """Add entries to timelines. Parts of one session may come from several replicas, in any order."""
 
     async def read(self, session: str) -> Timeline | None:
-        """Return the timeline of that session; None if there is none."""
+        """Return the timeline of the session whose id starts with `session` (8 characters); None if there is none."""
 
     async def names(self, begins: str) -> list[str]:
-        """Return the names of the timelines that begin with `begins`, sorted. The name is the start of a session's
-        id."""
+        """Return the names of those timelines whose name begins with `begins`, sorted. A timeline's name is the start
+        of its session's id."""
 
     async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
-        """Return the heads of the `limit` most recently written timelines, newest first, after skipping `skip` of
-        them."""
+        """Return the facts of the most recently written timelines, newest first: at most `limit` of them, after the
+        first `skip`."""
 
 
 _entries: Final = msgspec.json.Decoder(TimelineEntry)
 
 
 def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> TimelineHead:
-    """Return the head of a timeline after `part` was added at the time `now`. `known` is the stored head, None without
-    one."""
+    """Return the facts of a timeline after `part` was added at the time `now`: the numbers of calls and failures are
+    summed. `known`: the stored facts; None if the timeline is new."""
     new = part.head
     if known is None:
         return replace(new, updated_at=now)
@@ -120,8 +123,8 @@ def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> Timeli
 
 
 def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
-    """Add entries to `known`, the encoded entries of a timeline, one on each line. Return the last ones, encoded in
-    the same way, as many as `MAX_ENTRIES` and `MAX_TIMELINE_BYTES` allow."""
+    """Return the entries of a timeline after `entries` were added, encoded. `known`: the stored entries, encoded in the
+    same way, one on each line. The oldest are dropped beyond `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
     lines = known.split(b"\n") if known else []
     lines += [msgspec.json.encode(entry) for entry in entries]
     lines = lines[-MAX_ENTRIES:]
@@ -134,7 +137,8 @@ def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
 
 
 def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:
-    """Return the timeline with this head and these encoded entries, in order of time."""
+    """Return the timeline with these facts and entries, in order of time. `lines`: the entries, each encoded as
+    JSON."""
     entries = sorted((_entries.decode(line) for line in lines if line), key=lambda entry: entry.at)
     return Timeline(head=head, entries=entries)
 
@@ -158,8 +162,8 @@ class HistoryStore(Protocol):
     Every method may raise `StoreUnavailable`."""
 
     async def write(self, step_s: int, record: HistoryRecord) -> None:
-        """Store a record whose length `step_s` is one of `STEPS`. It replaces the replica's earlier record for that
-        time."""
+        """Store the record of a period of `step_s` seconds, which is one of `STEPS`. It replaces an earlier record of
+        the same replica for that period."""
 
     async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
         """Return the records of all replicas with `since` <= `at` < `until`, in order of time and replica."""

@@ -30,7 +30,7 @@ class Script(NamedTuple):
 
 
 def script(name: str) -> Script:
-    """Load the script of that name from `lua/`, with the common prelude before it."""
+    """Return the script of that name from `lua/`, with the common prelude before it."""
     folder = files(__package__) / "lua"
     source = (folder / "prelude.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
@@ -52,13 +52,14 @@ class Prepared(NamedTuple):
 
 
 def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
-    """Encode a script call, for callers that send the same call many times."""
+    """Return a call of the script with these keys and arguments, encoded, for callers that send the same call many
+    times."""
     return Prepared(encoded("EVALSHA", script.digest, len(keys), *keys, *arguments), keys[0])
 
 
 async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -> list[Result]:
-    """Return the results of `work` for all items, in order. Run at most `_AT_ONCE` at the same time: the commands for
-    thousands, and their replies, would block the event loop."""
+    """Return the results of `work` for all items, in order. `work` runs for at most `_AT_ONCE` items at the same time:
+    the commands for thousands of items, and their replies, would block the event loop."""
     results: list[Result] = []
     for at in range(0, len(items), _AT_ONCE):
         results += await asyncio.gather(*map(work, items[at : at + _AT_ONCE]))
@@ -66,7 +67,8 @@ async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -
 
 
 async def failures_of(replies: Sequence[Awaitable[Any]]) -> list[StoreUnavailable | None]:
-    """Wait for all replies. Return the failure of each command, None for success. Raises other exceptions."""
+    """Wait for the replies to several commands. Return for each, in order, the failure of its command, or None if it
+    succeeded. Exceptions other than `StoreUnavailable` are raised."""
     failures: list[StoreUnavailable | None] = []
     for reply in await asyncio.gather(*replies, return_exceptions=True):
         if isinstance(reply, BaseException) and not isinstance(reply, StoreUnavailable):
@@ -84,7 +86,8 @@ class Commands:
         self._connection = Connection(client, self._connected)
 
     def when_connected(self, callback: Callable[[], None]) -> None:
-        """Call `callback` as `session_store.ports.replica_directory.Directory.when_connected` says."""
+        """Have `callback` called each time a connection to a server has opened, as
+        `session_store.ports.replica_directory.Directory.when_connected` says."""
         self._connected.append(callback)
 
     async def run(self, *command: Any) -> Any:
@@ -113,7 +116,8 @@ class Commands:
     async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
         """Send prepared calls of `script` together, and wait for all replies.
 
-        Return the failure of each call, None for success. Raises `StoreUnavailable` if no call was sent.
+        Return for each call, in order, its failure, or None if it succeeded. Raises `StoreUnavailable` if no call was
+        sent.
         """
         if not self._connection.is_open:
             await self._connection.open()
@@ -125,12 +129,12 @@ class Commands:
         return failures
 
     def node_of(self, key: str) -> Hashable:
-        """Return an identifier of the server that has the key; None if there is only one server. One server may fail
-        while others answer."""
+        """Return an identifier of the server that has the key; None if there is only one server. Callers tell by it
+        which keys a failing server has, while other servers answer."""
         return None
 
     def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Divide keys, in their order, into groups that may be used in one script call."""
+        """Divide the keys into groups, in their order. The keys of one group may be used in one script call."""
         return [keys]
 
     def client_for(self, key: str) -> Redis:
@@ -138,7 +142,7 @@ class Commands:
         return self._client
 
     def client(self) -> Redis:
-        """Return redis-py's client for a server at which topics can be subscribed to."""
+        """Return redis-py's client for a server of the store, for subscriptions to topics."""
         return self._client
 
     async def close(self) -> None:
@@ -169,9 +173,9 @@ Address = tuple[str, int]
 
 
 class ClusterCommands(Commands):
-    """Run commands on the nodes of a cluster: each on the node that serves the slot of its first key, because all keys
-    of one command share a hash tag (`keys.py`). `client_at` makes redis-py's client for one node
-    (docs/adr/0004-redis.md)."""
+    """Run commands on the nodes of a cluster. Each runs on the node that serves the slot of its first key, because all
+    keys of one command share a hash tag (`keys.py`). `seeds`: the nodes of the URL, which are asked for the others.
+    `client_at` makes redis-py's client for one node (docs/adr/0004-redis.md)."""
 
     def __init__(self, seeds: Sequence[Address], client_at: Callable[[Address], Redis]) -> None:
         self._connected: list[Callable[[], None]] = []
@@ -265,7 +269,8 @@ class ClusterCommands(Commands):
         self._is_stale = True
 
     async def _read_again(self, slot: int | None, known: Address | None) -> Address | None:
-        """Read the slot table again, unless it has just been read. Return the node that serves the slot.
+        """Return the node that serves the slot (None: any node), after the slot table was read again. It is not read if
+        it has just been read. `known`: the node according to the present table.
 
         Concurrent callers share one read. Callers whose node is not suspect do not wait for it, so that a dead node
         does not delay the slots of others.
@@ -305,8 +310,8 @@ class ClusterCommands(Commands):
         raise failure
 
     def _serve_from(self, masters: Iterable[Address]) -> None:
-        """Set the nodes that serve slots. A failover makes a copy a master, and breaks no connection to this copy. So
-        an open connection to a new master counts as a new one (`when_connected`)."""
+        """Set the master nodes, which serve the slots. A failover makes a copy a master, and breaks no open connection
+        to this copy. So an open connection to a new master counts as a new one (`when_connected`)."""
         earlier, self._masters = self._masters, list(dict.fromkeys(masters))
         promoted = {*self._masters} - {*earlier} if earlier else set()
         if any(at in self._connections and self._connections[at].is_open for at in promoted):
@@ -324,7 +329,7 @@ class ClusterCommands(Commands):
     # -- connections
 
     def client(self) -> Redis:
-        """Return redis-py's client for the next node, in turn."""
+        """Return redis-py's client for the next node of the cluster, in turn, for subscriptions to topics."""
         return self._client_of(self._any_master() or self._seeds[self._next % len(self._seeds)])
 
     def _client_of(self, address: Address) -> Redis:
@@ -347,6 +352,7 @@ class ClusterCommands(Commands):
 
 
 def _redirected(text: str, sender: Address) -> Address:
-    """Return the address in a redirection. If it has no host, it is another port of the sender's host."""
+    """Return the address of the node to which a redirection (`MOVED`, `ASK`) leads. `text`: HOST:PORT from it. Without
+    a host, it is another port of the sender's host."""
     host, _, port = text.rpartition(":")
     return host or sender[0], int(port)

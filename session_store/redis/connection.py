@@ -18,14 +18,15 @@ from session_store.ports.errors import StoreUnavailable
 
 
 class SharedRun:
-    """Run `work` in a task that concurrent callers share. A cancelled caller does not cancel the task."""
+    """Run `work` in a task that concurrent callers share, instead of one for each. A cancelled caller does not cancel
+    the task."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work
         self._running: asyncio.Task[None] | None = None
 
     async def done(self) -> None:
-        """Wait for the current task; if there is none, start one. Raises the exception of the task."""
+        """Wait until the current task has ended; if none runs, start one. Raises the exception of the task."""
         await asyncio.shield(self.start())
 
     def start(self) -> asyncio.Task[None]:
@@ -161,8 +162,9 @@ class Connection:
         return settings.host, settings.port
 
     async def _greet(self, wire: "_Wire", greeting: Sequence[bytes]) -> None:
-        """Send the first commands (credentials, database), and let others follow when all of them have succeeded: until
-        then they would run as another user, or on another database. Raises `StoreUnavailable`."""
+        """Send the first commands (credentials, database) over the new connection. Open it for other commands when all
+        of these have succeeded: until then, they would run as another user, or on another database. Raises
+        `StoreUnavailable`."""
         if wire is self._wire:
             replies: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in greeting]
             self._unanswered.extend(replies)
@@ -181,7 +183,7 @@ class Connection:
         self._wire = wire
 
     def replied(self, wire: "_Wire", reply: Any) -> None:
-        """Complete the oldest unanswered command with its reply. Ignored if `wire` is not the current one."""
+        """Complete the oldest unanswered command with its reply. Do nothing if `wire` is not the current connection."""
         if wire is not self._wire:
             return
         self._answered += 1
@@ -196,8 +198,9 @@ class Connection:
             waiting.set_result(reply)
 
     def broken(self, wire: "_Wire", reason: str) -> None:
-        """Fail all commands in flight, because the connection of `wire` has ended. Ignored if `wire` is not the current
-        one. Connect again at once, unless the connection was new: the server may have failed over."""
+        """Fail all commands in flight for `reason`, because the connection of `wire` has ended. Then connect again at
+        once, because the server may have failed over; but not if the connection was new. Do nothing if `wire` is not
+        the current connection."""
         if wire is self._wire:
             self._fail(reason)
             if asyncio.get_running_loop().time() - self._greeted_at >= _LASTING_S:
@@ -265,8 +268,8 @@ class _Wire(asyncio.Protocol):
 
 
 def _greeting(settings: Any) -> list[tuple[Any, ...]]:
-    """Return the first commands on a connection, which send the credentials and select the database. A server that is
-    loading its data refuses the last one, and only that."""
+    """Return the first commands for a new connection: they send the credentials and select the database. A server that
+    is loading its data refuses only the last of them."""
     provider = settings.credential_provider
     credentials = (
         provider.get_credentials() if provider else tuple(filter(None, (settings.username, settings.password)))

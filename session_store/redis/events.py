@@ -33,7 +33,7 @@ _POLL_S: Final = 5.0
 
 
 class RedisEventLog:
-    """Store event streams, with limits for each session."""
+    """Store event streams in Redis. `max_events` and `max_bytes` limit the log of each session."""
 
     def __init__(
         self, commands: Commands, bus: Bus, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES
@@ -57,8 +57,8 @@ class RedisEventLog:
         return str(appended.decode())
 
     def _about(self, session_id: str, nonce: str) -> tuple[int, int, str, int, str]:
-        """Return the first arguments of each Lua script that adds events to a session's log. `nonce` becomes that of
-        the log if the session has no log yet."""
+        """Return the first arguments of the Lua scripts that add events to a session's log. If the session has no log
+        yet, the new log gets `nonce`."""
         return self._max_events, self._max_bytes, nonce, _ORPHAN_MS, _topic(session_id)
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
@@ -120,9 +120,9 @@ class RedisEventLog:
                         await news.wait()
 
     async def _read_before(self, session_id: str, stream: str, position: int) -> int:
-        """Return the number after which a follower begins to read. If the stream has an event at `position`, the
-        follower reads that event again, to see whether it ended the stream. Otherwise return 0: a client chose
-        `position`, so the end of the stream may be anywhere."""
+        """Return the number in the log after which a follower of the stream begins to read. If the stream has an event
+        at `position`, the follower reads that event again, to see whether it ended the stream. Otherwise return 0: a
+        client chose `position`, so the end of the stream may be anywhere."""
         events = keys.of_session(session_id)[2]
         for found in await self._commands.run("XRANGE", events, f"{position}-0", f"{position}-0"):
             if _entry(*found).stream == stream:
@@ -190,7 +190,8 @@ class RedisEventLog:
 
 
 class _Logged(NamedTuple):
-    """An entry of the log. `ends` is `_END` or `_LAST_EVENT` if it ends its stream."""
+    """An entry of a session's log in Redis. `ends`: `_END` or `_LAST_EVENT` if the entry ends its stream; otherwise
+    neither of them."""
 
     number: int
     stream: str

@@ -30,7 +30,7 @@ READY: Final = "mcp:ready"
 
 
 def of_session(session_id: str) -> tuple[str, str, str, str]:
-    """Return the keys of a session's record, state, events and log."""
+    """Return the four keys that have a session's record, state, events and log."""
     tag = f"mcp:{{{session_id}}}:"
     return tag + "session", tag + "state", tag + "events", tag + "log"
 
@@ -46,19 +46,20 @@ def last_status(session_id: str) -> str:
 
 
 def shard(number: int) -> tuple[str, str, str]:
-    """Return the keys of one shard of the index: deadlines, ids and statuses."""
+    """Return the keys of one of the `SHARDS` shards of the session index: of its deadlines, its ids, and the statuses
+    of ended sessions."""
     tag = f"mcp:{{index-{number}}}:"
     return tag + "deadlines", tag + "ids", tag + "fates"
 
 
 def shard_of(session_id: str) -> tuple[str, str, str]:
-    """Return the keys (as `shard` does) of the index shard that contains the session."""
+    """Return the keys, as `shard` does, of that shard of the session index to which the session belongs."""
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 
 
 def hashed(kind: Literal["alias", "rate", "quota", "mark", "sealed"], name: str) -> str:
-    """Return the key for a name of this kind. The name is hashed, because it may contain a principal. `mark`: an
-    expiring flag."""
+    """Return the key under which something of this kind is stored by a name. The name is hashed, because it may contain
+    a principal. `mark`: an expiring flag."""
     return f"mcp:{{{kind}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
@@ -89,12 +90,13 @@ def tasks_of(session_id: str) -> str:
 
 
 def timeline(session: str) -> tuple[str, str]:
-    """Return the keys of a timeline's facts (its head) and entries. `session` is the start of the session's id."""
+    """Return the keys of a timeline: of its facts (`TimelineHead`), and of its entries. `session` is the start of the
+    session's id."""
     tag = f"mcp:{{timeline-{session}}}:"
     return tag + "facts", tag + "entries"
 
 
 def history(step_s: int, stretch: int) -> str:
-    """Return the key of the history records whose length is `step_s`. One key has the records of a stretch of many
-    steps; `stretch` is the number of this stretch (`RedisHistory`)."""
+    """Return the key of the history records for periods of `step_s` seconds. One key has the records of a stretch of
+    many periods; `stretch` is the number of this stretch (`RedisHistory`)."""
     return f"mcp:{{history-{step_s}-{stretch}}}"

@@ -12,7 +12,7 @@ _RATE: Final = script("rate")
 
 
 class RedisRates:
-    """Limit rates. Each key has one number, which a Lua script reads and changes."""
+    """Limit rates for all replicas. Each key has one number, which a Lua script reads and changes."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
@@ -28,7 +28,8 @@ _HOLD: Final = script("hold")
 
 
 class RedisQuotas(RedisPart):
-    """Limits how many names are held under each key. The names of a key are in one Redis set."""
+    """Limit how many names (of things in use) are held under each key, for all replicas. The names of a key are in one
+    Redis set, which expires."""
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
         reply = await self._commands.call(_HOLD, [keys.hashed("quota", key)], name, most, math.ceil(for_s * 1_000))

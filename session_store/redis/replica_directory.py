@@ -43,8 +43,8 @@ class _Copies:
 
     async def have(self, mark: str) -> bool:
         """Return True if a copy has everything that was written before this call, or if the server has no copies.
-        Return False if no copy confirms it in time, and at once for `_AGAIN_S` seconds after that. `mark` is a key on
-        the server, which may be overwritten.
+        Return False if no copy confirms it in time; for `_AGAIN_S` seconds after that, return False without waiting.
+        `mark` is a key on the server, which is overwritten for this.
 
         A `WAIT` that already runs may not cover the latest writes. So all callers share the next one, and continue in
         the same turn of the event loop. With a lock, one caller would continue in each turn, and turns are long while
@@ -181,7 +181,8 @@ _RETRY_S: Final = 0.2
 
 
 class RedisBus:
-    """Receive the messages of all topics of this process over one subscription connection."""
+    """Send messages between replicas by Redis pub/sub. One connection receives the messages of all topics of this
+    process."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -230,8 +231,8 @@ class RedisBus:
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
     def _leave_node(self) -> None:
-        """Subscribe at another node of a cluster, because the connection to a node that does not answer can stay open
-        for hours."""
+        """Have this process subscribe at another node of a cluster, if there is one. Called when a node does not
+        answer, because the connection to it can stay open for hours."""
         client = self._commands.client()
         if client is not self._client:
             if self._reader is not None:
@@ -267,7 +268,8 @@ class RedisBus:
                 await asyncio.sleep(_RETRY_S)
 
     async def _move(self, client: Redis) -> None:
-        """Subscribe at another node of a cluster. (redis-py itself would reconnect to the same server.)"""
+        """Subscribe to all topics at the server of `client`, another node of a cluster. Do nothing if it is the present
+        one. (redis-py itself would reconnect to the same server.)"""
         if client is self._client or self._pubsub is None:
             return
         async with asyncio.timeout(TIMEOUT_S), self._lock:
@@ -286,7 +288,8 @@ class RedisBus:
 
     @staticmethod
     def _notify(listeners: Iterable[Callable[[bytes | None], None]], data: bytes | None) -> None:
-        """Call each listener. If one fails, log the error, and go on with the others."""
+        """Call each listener with `data` (None: messages may have been missed). If a listener fails, log the error, and
+        go on with the others."""
         for receive in tuple(listeners):
             try:
                 receive(data)

@@ -52,7 +52,8 @@ _ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
 
 @functools.lru_cache(maxsize=4_096)
 def _resuming(session_id: str, now: str, version: int) -> Prepared:
-    """Return the encoded `resume` call of a session, which stays the same until the record changes."""
+    """Return the encoded `resume` call of a session, at the time `now`, by a caller whose copy of the record has this
+    `version`. It is cached, because with the server's clock it is the same until the record changes."""
     return prepared(_RESUME, keys.of_session(session_id), now, "", version)
 
 
@@ -80,7 +81,8 @@ class RedisSessionStore:
         return self._clock is None
 
     def now(self) -> str:
-        """Return the first argument of every script: the time, or an empty text for the Redis server's clock."""
+        """Return the time as the first argument of scripts; an empty text if the script is to use the clock of the
+        Redis server."""
         return "" if self._clock is None else repr(self._clock())
 
     async def on_record(self, script: Script, session_id: str, *arguments: Any) -> Any:
@@ -188,7 +190,8 @@ class RedisSessionStore:
         return bool(ended)
 
     async def _unindex(self, session_id: str, status: str) -> bool:
-        """Remove an ended session from the index, and record its status there. Return True to one caller only."""
+        """Remove an ended session from the index, and record there how it ended (`status`). Of several callers, return
+        True only to the one that has removed it."""
         facts = (session_id, self.now(), status, _STATUSES_HELD, STATUS_KEPT_S)
         return bool(await self._commands.call(_UNINDEX, keys.shard_of(session_id), *facts))
 
@@ -207,8 +210,8 @@ class RedisSessionStore:
         return sorted(await self._of_shards("ZRANGEBYLEX", 1, lowest, "+", "LIMIT", 0, limit))[:limit]
 
     async def _of_shards(self, command: str, place: int, *arguments: Any) -> list[str]:
-        """Run a command on one key of each shard of the index, and return the ids that the command finds. `place` is
-        the place of the key in the result of `keys.shard`."""
+        """Run a command on each shard of the index, on one key of it. Return the ids that the command finds in all
+        shards. `place`: which of the keys that `keys.shard` returns."""
         shards = (self._commands.run(command, keys.shard(n)[place], *arguments) for n in range(keys.SHARDS))
         return [name.decode() for part in await asyncio.gather(*shards) for name in part]
 
@@ -217,7 +220,8 @@ class RedisSessionStore:
         return [session_id for session_id, owner in zip(session_ids, found, strict=True) if not owner]
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
-        """Return (owner, epoch) of each of these sessions; None for a session that is not live."""
+        """Return for each of these sessions the name of its owner (empty: none) and its epoch, in order; None for a
+        session that is not live."""
         found = await self._owners(session_ids)
         return [(msgspec.json.decode(owner[1], type=str), int(owner[0])) if owner else None for owner in found]
 
@@ -257,8 +261,8 @@ class RedisSessionStore:
         return [gone for gone in settled if gone is not None]
 
     async def _settle(self, session_id: str) -> Gone | None:
-        """Handle a deadline in the index that has passed: correct it if the session was used since, else end the
-        session. Return `Gone` if it has expired, to one caller only; otherwise None."""
+        """Handle a session whose deadline in the index has passed. If it was used since, write its new deadline into
+        the index. Otherwise end it. Return `Gone` to one caller if it has expired, None in all other cases."""
         outcome = await self._commands.call(
             _SETTLE, [keys.last_status(session_id), *keys.of_session(session_id)], self.now(), _STATUS_PENDING_MS
         )
@@ -280,7 +284,7 @@ _STATE: Final = script("state")
 
 
 class RedisStateStore:
-    """Store state by session and key."""
+    """Store the state of sessions in Redis: values by session and key."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
@@ -320,7 +324,8 @@ class RedisStateStore:
         return int(await self._call(session_id, "size"))
 
     async def _call(self, session_id: str, operation: str, key: bytes = b"", *arguments: Any) -> Any:
-        """Run an operation, and return its result. `key` is empty for an operation on all keys.
+        """Run an operation on the state of a session, and return its result. `operation`: its name in the Lua script.
+        `key` is empty for an operation on all keys.
 
         Raises:
             SessionGone: the session is not live.

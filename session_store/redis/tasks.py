@@ -22,7 +22,8 @@ MAX_NAMES: Final = 100_000
 
 
 class RedisTasks(RedisPart):
-    """Store tasks by session and id. The lists of names, of one session and of all, may have names of expired tasks.
+    """Store tasks in Redis by session and id. The lists of tasks, that of a session and that of all, may have names of
+    tasks that have expired.
 
     A task and the list of its session's tasks are in one slot of a cluster, and change together.
     """
@@ -93,7 +94,8 @@ class RedisTasks(RedisPart):
         return [task for head in await self._heads(names) if (task := self._read(head)) is not None]
 
     async def _heads(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the encoded heads of these tasks, None for an unknown task. The commands are pipelined."""
+        """Return the encoded heads of these tasks (`session_store.ports.tasks.parts`), in order; None for an unknown
+        task. The commands are sent together."""
         places = [keys.task(*ids_of(name)) for name in names]
         heads: list[bytes | None] = await asyncio.gather(
             *(self._commands.run("HGET", place, "head") for place in places)

@@ -64,8 +64,8 @@ _AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOI
 
 
 def audit_table(part: Part) -> str:
-    """Return the table of one part of the audit trail. The table of `sessions` has the name that earlier versions used
-    for the whole trail."""
+    """Return the name of the table for one part of the audit trail. That of `sessions` is the one that earlier versions
+    used for the whole trail."""
     return "audit" if part == "sessions" else f"audit_{part}"
 
 
@@ -105,7 +105,7 @@ class Database:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self, *, exclusive: bool) -> None:
-        """Open or create the file. `exclusive` locks it: only one gateway process may use a file.
+        """Open the file, or create it. `exclusive`: lock it, because only one gateway process may use a file.
 
         Raises:
             StoreError: the file cannot be opened, is another program's, has another format, or another gateway has
@@ -257,7 +257,8 @@ def transaction(
 
 
 def check_is_ours(path: Path) -> None:
-    """Refuse a file of another program or another version, before files are made beside it. Raises `StoreError`."""
+    """Raise `StoreError` if the file belongs to another program or another version. Call this before files are made
+    beside it. A missing file is no error."""
     if not path.is_file():
         return  # `Database.open` makes it, or says why it cannot
     try:
@@ -270,8 +271,8 @@ def check_is_ours(path: Path) -> None:
 
 
 def _check_is_ours(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `StoreError` unless the file is empty, or has this format and the table that every version creates
-    first."""
+    """Raise `StoreError` unless the database is empty, or has the present format and the table that every version of
+    the gateway creates first."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     columns = {row[1] for row in connection.execute("PRAGMA table_info(sessions)")}
     is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None

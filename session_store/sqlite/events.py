@@ -17,7 +17,7 @@ _ROWS_AT_ONCE: Final = (64, 8, 1)
 
 
 class SqliteEventLog(Tables):
-    """Store event streams, with limits for each session."""
+    """Store event streams in SQLite. `max_events` and `max_bytes` limit the log of each session."""
 
     def __init__(
         self,
@@ -170,7 +170,8 @@ class SqliteEventLog(Tables):
 
     @transaction
     def _begin(self, db: sqlite3.Connection, session_id: str, stream: str) -> tuple[str, int]:
-        """Return the nonce of the session's log, and the number of the stream's last delivered event."""
+        """Return the nonce of the session's log, and the number of the stream's last delivered event (0: none). Create
+        the log if it is missing."""
         query = "SELECT delivered FROM streams WHERE session = ? AND stream = ?"
         row = db.execute(query, (session_id, stream)).fetchone()
         return self._nonce(db, session_id), 0 if row is None else row[0]
@@ -179,7 +180,8 @@ class SqliteEventLog(Tables):
     def _read(
         self, db: sqlite3.Connection, session_id: str, stream: str, position: int
     ) -> tuple[list[tuple[int, bytes]], bool]:
-        """Return the events of a stream after a number, and True if the stream is finished."""
+        """Return the number and frame of each event of the stream after the number `position`. Return as well whether
+        the stream is finished."""
         query = "SELECT 1 FROM streams WHERE session = ? AND stream = ? AND finished"
         finished = db.execute(query, (session_id, stream)).fetchone() is not None
         return db.execute(_AFTER, (session_id, stream, position)).fetchall(), finished

@@ -7,8 +7,8 @@ from session_store.sqlite.database import Tables, transaction
 
 
 class SqliteQuotas(Tables):
-    """Limits how many names are held under each key. Stores these names, and when the key expires. Each `hold` deletes
-    expired keys."""
+    """Limit how many names (of things in use) are held under each key, in SQLite tables. When a key expires, its names
+    are released: each `hold` deletes expired keys."""
 
     @transaction
     def hold(self, db: sqlite3.Connection, key: str, name: str, most: int, *, for_s: float) -> list[str]:

@@ -14,7 +14,7 @@ class EventLogContract:
 
     @pytest.fixture
     def log(self) -> EventLog:
-        """Return a log of at most 16 events and 1,000 bytes per session."""
+        """Return the log to test. Its limits are 16 events and 1,000 bytes for each session."""
         raise NotImplementedError
 
     @staticmethod

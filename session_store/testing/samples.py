@@ -24,7 +24,7 @@ class FakeClock:
 
 
 def a_session(clock: FakeClock, **fields: Any) -> Session:
-    """Return a session opened now, with a value in most fields. `fields` replaces some of the values."""
+    """Return a session for a test: opened now, with a value in most fields. `fields` replaces some of the values."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "principal": ALICE,
@@ -41,7 +41,7 @@ def a_session(clock: FakeClock, **fields: Any) -> Session:
 
 
 def a_task(clock: FakeClock, **fields: Any) -> Task:
-    """Return a task created now, with a value in most fields. `fields` replaces some of the values."""
+    """Return a task for a test: created now, with a value in most fields. `fields` replaces some of the values."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "session_id": new_session_id(),
