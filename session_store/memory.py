@@ -104,8 +104,8 @@ class MemorySessionStore(EmbeddedSessionStore):
         self._evicted: list[Gone] = []
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Set the function by which the store knows which sessions are in use. A session for whose id `in_use` returns
-        True is never evicted. It has an exchange in flight or an open stream."""
+        """Set the function by which the store knows which sessions are in use: those with an exchange in flight or an
+        open stream. A session for whose id `in_use` returns True is never evicted."""
         self._in_use = in_use
 
     async def sweep(self) -> list[Gone]:

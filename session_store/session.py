@@ -29,13 +29,13 @@ class InvalidMetadata(ValueError):
 
 
 def new_session_id() -> str:
-    """Return a new session id with 144 random bits (0.02 less: `_new_id` skips some values). Clients never choose
-    ids."""
+    """Return a new session id with 144 random bits (0.02 bits less, because `_new_id` skips some values). Clients never
+    choose ids."""
     return _new_id(18)
 
 
 def new_task_id() -> str:
-    """Return a new task id with 128 random bits (0.02 less: `_new_id` skips some values)."""
+    """Return a new task id with 128 random bits (0.02 bits less, because `_new_id` skips some values)."""
     return _new_id(16)
 
 

@@ -28,7 +28,8 @@ class InvalidKeyRing(ValueError):
 
 
 class Purpose(StrEnum):
-    """The purpose of a signed value. The name is part of the derived key: never rename one."""
+    """The purpose of a signed value. Each purpose has keys of its own, which are derived with the text below: never
+    change one."""
 
     TOKEN = "session-token"
     COOKIE = "session-cookie"

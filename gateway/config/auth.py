@@ -134,14 +134,16 @@ class AuthSettings(Frozen):
 
 
 def _one_or_several(keys: Any) -> Any:
-    """Return lists of digests by key name. A single digest need not be in a list."""
+    """Return the digests by key name, with a tuple also for a key that the file gives a single digest as text. Return a
+    value that is not an object unchanged."""
     if not isinstance(keys, dict):
         return keys
     return {name: (given,) if isinstance(given, str) else given for name, given in keys.items()}
 
 
 def _digests(keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the digests by key name. Raises `ValueError` if a value is not a digest: it may be the key itself."""
+    """Check the digests of keys, and return them unchanged. Raises `ValueError` if a value is not a digest: it may be
+    the key itself."""
     for name, given in keys.items():
         if not given or not all(_SHA256.fullmatch(digest) for digest in given):
             raise ValueError(f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself")

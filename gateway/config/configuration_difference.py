@@ -60,8 +60,8 @@ class Difference:
 
 
 def difference(old: Settings, new: Settings, restart: Set[str] = KEPT) -> Difference:
-    """Return what the configuration `new` changes in a gateway that runs with `old`. `restart`: paths of settings that
-    need a restart in this gateway, although `_RELOADED` has them or their object."""
+    """Return what the configuration `new` changes in a gateway that runs with `old`. `restart`: the paths of settings
+    that only a restart of this gateway applies, although they, or the objects around them, are in `_RELOADED`."""
     found = [*_changed(old.gateway, new.gateway)]
     before, after = old.mcpServers, new.mcpServers
     secrets = {

@@ -22,8 +22,9 @@ class ServerFault(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A part of the configuration that has no effect, or is dangerous. `level` is `warning` if the gateway does less
-    than the file asks for, or more than is safe. `do`: the advice; empty: correct or remove that part."""
+    """A part of the configuration that has no effect, or is dangerous. `level`: `warning` if the gateway does less than
+    the file asks for, or more than is safe; otherwise `ignored`. `do`: the advice; empty: correct or remove that
+    part."""
 
     level: Literal["ignored", "warning"]
     text: str

@@ -39,7 +39,7 @@ class EffectiveSetting:
 
     @property
     def is_set(self) -> bool:
-        """Return True if something gives the setting, so that its value is not the default."""
+        """Return True if the file, a variable or an option gives the setting; False if it has its default."""
         return self.origin != DEFAULT
 
 

@@ -19,7 +19,8 @@ request have a third of it, from its first byte or from the start of the connect
 
 
 def _null(value: Any) -> Any:
-    """Return None for the text `null`, by which environment variables express it."""
+    """Return None for the text `null`, because environment variables can only give text. Return other values
+    unchanged."""
     return None if value == "null" else value
 
 

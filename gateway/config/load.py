@@ -97,7 +97,8 @@ OTHER_NAMES: Final = frozenset(
 
 
 def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[list[str], tuple[Note, ...]]:
-    """Return faults for variables whose names are similar to a setting of `model`, and notes for other unknown ones.
+    """Check the names in `environ` that begin with `MCP_GATEWAY_`. Return faults for those that are similar to a
+    setting of `model`, and notes for the other unknown ones.
 
     Other programs also use the prefix: Kubernetes sets `MCP_GATEWAY_SERVICE_HOST` for a service named `mcp-gateway`. A
     similar name is a fault, because its value would silently have no effect.
@@ -234,8 +235,8 @@ def _has(given: Any, setting: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The merged document of all places, not validated yet. `origins`: which place gave what. `notes`: what has no
-    effect. `faulty`: the servers' entries that are known to be unusable."""
+    """The document that is merged from file, environment and command line, not validated yet. `origins`: which of these
+    places gave what. `notes`: what has no effect. `faulty`: the servers' entries that are known to be unusable."""
 
     document: dict[str, Any]
     origins: Origins
@@ -244,7 +245,8 @@ class Gathered:
 
 
 def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel]) -> Gathered:
-    """Merge file, environment and command line into one document.
+    """Return one document, merged from the file at `path`, the environment and `overrides` (the settings of the command
+    line).
 
     `model` has the settings of `gateway`, which give the variables their names.
 
@@ -314,7 +316,8 @@ def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) 
 
 
 def fault_lines(error: ValidationError, origins: Origins, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yield for each fault the name of its server (empty: the fault is not of one server), and the line for people."""
+    """Yield a pair for each fault of a failed validation: the name of its server (empty: the fault is not of one
+    server), and the line about it for people. `model` is the model of the whole document."""
     for fault in error.errors(include_url=False, include_input=False):
         where = origins.in_words(fault["loc"])
         what = fault["msg"].removeprefix("Value error, ")

@@ -81,7 +81,7 @@ class RateSettings(Frozen):
 
 
 def _off(value: Any) -> Any:
-    """Return None for 0, "off" and an empty text, which switch a limit off."""
+    """Return None for 0, "off" and an empty text, which switch a limit off. Return other values unchanged."""
     return None if value in (0, "0", "off", "") else value
 
 

@@ -74,7 +74,7 @@ class _Log:
         self.finished.add(stream)
 
     def wake(self) -> None:
-        """Wake the followers, which then look for new events."""
+        """Wake the calls of `follow` that wait for news of this log. They then look for new events."""
         self.news.set()
         self.news = asyncio.Event()
 

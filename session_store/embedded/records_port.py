@@ -89,7 +89,7 @@ Work = Callable[[Records], Result]
 
 
 class Transactions(Protocol):
-    """Run functions on the records, each in a transaction of its own."""
+    """Run functions on the records, each in a transaction."""
 
     async def run(self, work: Work[Result]) -> Result:
         """Call `work` with the records, and return its result once its changes are stored.

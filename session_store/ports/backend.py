@@ -17,10 +17,10 @@ from session_store.token_signing import KeyRing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A fact about a store that an operator should know.
+    """A fact about a store that an operator should know, such as a finding of `Backend.inspect`.
 
-    `state` is `ok`, `warning` (works now, will fail under load or after a restart) or `error`. `advice` is empty for
-    `ok`.
+    `state` is `ok`, `warning` (the store works now, but will fail under load or after a restart) or `error`. `advice`
+    says what to do; empty for `ok`.
     """
 
     subject: str

@@ -20,7 +20,8 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer in time. The session may still exist: do not tell its client that it has ended."""
+    """The store did not answer in time, or could not execute the operation. The session may still exist: do not tell
+    its client that it has ended."""
 
 
 class StoreMissing(StoreError):
@@ -39,8 +40,8 @@ class UnknownEvent(LookupError):
 
 
 class UnwrittenEvent(UnknownEvent):
-    """The event id was reserved, but no event was written under it: the process that sent the id to a client died
-    before."""
+    """The event id was reserved, but no event was written under it. The process that sent the id to a client died
+    before it wrote the event."""
 
 
 class SessionGone(LookupError):

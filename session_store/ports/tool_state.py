@@ -15,7 +15,7 @@ class InvalidState(ValueError):
 
 
 def check_key(key: str) -> bytes:
-    """Return the key in UTF-8, as it is counted and stored.
+    """Check a key of the state, and return it in UTF-8, as it is counted and stored.
 
     Raises:
         InvalidState: the key is empty, too long, or not text.
@@ -39,7 +39,8 @@ def check_value(key: str, value: bytes) -> bytes:
 
 
 def check_total(key: str, size: int) -> None:
-    """Raise `InvalidState` if a state of `size` bytes, after the change of `key`, exceeds `MAX_STATE_BYTES`."""
+    """Raise `InvalidState` if the state of a session would be larger than `MAX_STATE_BYTES`. `size`: the bytes that it
+    would have after a change of `key`, which the message names."""
     if size > MAX_STATE_BYTES:
         raise InvalidState(f"with {key!r} the session's state would be {size} bytes, more than {MAX_STATE_BYTES}")
 

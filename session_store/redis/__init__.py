@@ -56,7 +56,8 @@ class RedisAuditTrail(RedisPart):
 
 
 class RedisBackend:
-    """Serve `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` and `rediss+cluster://` URLs."""
+    """Keep everything in Redis, for many replicas: the backend of `redis://`, `rediss://`, `redis+sentinel://`,
+    `redis+cluster://` and `rediss+cluster://` URLs."""
 
     is_durable = True
     is_shared = True

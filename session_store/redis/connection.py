@@ -209,7 +209,8 @@ class Connection:
     # -- failing
 
     def _check_timeout(self, since: float) -> None:
-        """Fail the connection if commands that were in flight at the time `since` are unanswered after `TIMEOUT_S`."""
+        """Fail the connection if commands that were in flight at the time `since` are still unanswered after
+        `TIMEOUT_S`. Otherwise set the timer again that calls this, as long as commands are in flight."""
         self._timer = None
         if not self._unanswered:
             return

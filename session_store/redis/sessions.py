@@ -58,7 +58,8 @@ def _resuming(session_id: str, now: str, version: int) -> Prepared:
 
 
 def _size_of(session: Session) -> int:
-    """Return the approximate bytes that a record takes in memory. Clients choose the length of some fields."""
+    """Return the approximate bytes that a session takes in memory, for the limit of the cache of sessions. Clients
+    choose the length of some fields."""
     texts = (*session.subscriptions, *session.remote, *session.metadata.values(), session.shown)
     return 2_048 + len(session.client.initialize_params) + sum(map(len, texts))
 

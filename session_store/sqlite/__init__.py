@@ -127,7 +127,8 @@ class SqliteAuditTrail(Tables):
 
 
 class SqliteBackend(EmbeddedBackend):
-    """Serve `sqlite:///path` URLs. Bus, leases, rates and flags are in memory, because one process uses the file."""
+    """Keep sessions and their data in a SQLite file: the backend of `sqlite:///path` URLs. Bus, leases, rates and flags
+    are in memory, because one process uses the file."""
 
     is_durable = True
     needs_keys = False  # they are in a file beside the database

@@ -245,9 +245,9 @@ Owner = TypeVar("Owner", bound=Tables)
 def transaction(
     work: Callable[Concatenate[Owner, sqlite3.Connection, Given], Result],
 ) -> Callable[Concatenate[Owner, Given], Coroutine[Any, Any, Result]]:
-    """Turn a method that takes the connection into an asynchronous one. It runs in a transaction, in the thread of the
-    database (`Database.run`). The method has to encode values before its first statement, because only an error of
-    SQLite undoes statements."""
+    """Return an asynchronous method made of `work`, a method that takes the connection. It runs `work` in a
+    transaction, in the thread of the database (`Database.run`). `work` has to encode values before its first statement,
+    because only an error of SQLite undoes statements."""
 
     @functools.wraps(work)
     async def method(part: Owner, /, *arguments: Given.args, **named: Given.kwargs) -> Result:

@@ -67,7 +67,8 @@ class SqliteTasks(Tables):
     def _heads(
         self, db: sqlite3.Connection, where: str, values: Sequence[str | float], order: str, limit: int
     ) -> list[Task]:
-        """Return the heads of the tasks that match the SQL condition `where` and have not expired. `where` and `order`
-        come from this module only."""
+        """Return at most `limit` tasks that match the SQL condition `where` and have not expired, as heads (without the
+        large fields), in the order `order`. `values`: the parameters of `where`. `where` and `order` come from this
+        module only."""
         query = f"SELECT head FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order} LIMIT ?"
         return [head_of(row[0]) for row in db.execute(query, (self.clock(), *values, limit))]

@@ -204,7 +204,7 @@ def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> N
 
 
 def _inputs(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the default values of VS Code's input variables, by id."""
+    """Return the default values that the file gives VS Code's input variables (`${input:ID}`), by id."""
     inputs, within = given.get("inputs"), given.get("mcp")
     if inputs is None and isinstance(within, dict):
         inputs = within.get("inputs")
