@@ -178,10 +178,10 @@ def why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
 async def until_fetched(
     gateway: "Gateway", start_timeout_s: float, within_s: float = _FETCHED_WITHIN_S, quiet_s: float = _QUIET_S
 ) -> dict[str, str]:
-    """Wait for the first answer of each server. Then wait at most `within_s` seconds until all packages that are being
-    fetched for servers are there, and their servers have answered. Without this, the fetches would end with this
-    process. Return the packages that were not fetched in time, by server; empty if there are none. Servers that have
-    not answered after `quiet_s` seconds are named on stderr."""
+    """Wait until each server has answered or failed. Then wait at most `within_s` seconds until all packages that are
+    being fetched for servers are there, and these servers have answered or failed. Without this, the fetches would end
+    with this process, and begin anew in the next one. Return the packages that were not fetched in time, by server;
+    empty if there are none. Servers that have not answered after `quiet_s` seconds are named on stderr."""
     packages = gateway.parts.servers.packages
     told = await _first_answers(gateway, start_timeout_s, quiet_s)
     with contextlib.suppress(TimeoutError):

@@ -116,9 +116,9 @@ def _claims(file: Path | None) -> Mapping[str, Any]:
 
 async def explanation(settings: Settings, caller: Caller, *, tool: str = "", offline: bool = False) -> dict[str, Any]:
     """Return what the caller sees, as a JSON object: context, fields, lifetimes and servers. For each server it says
-    whether the server is visible and why, and has its tools, prompts, resources, patterns of methods, and variables.
-    With `tool` (`server__name`), the servers have only this tool. `offline`: no server is started or contacted, so
-    lists are missing.
+    whether the server is visible, and if not, why; and has its tools, prompts, resources, patterns of methods, and
+    variables. With `tool` (`server__name`), servers without this tool are left out, and no other tool is explained.
+    `offline`: no server is started or contacted, so lists are missing.
 
     Raises:
         ConfigurationError: `context_of` fails; there is no such tool; or the settings cannot be served.
@@ -220,8 +220,8 @@ class _Servers:
         return found
 
     async def with_lists(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Return what `server` returns, and an explanation of each tool, prompt and resource that the server lists,
-        which is asked for its lists. If the server does not answer, the reason is in `failed`."""
+        """Request the server's lists. Return what `server` returns, and an explanation of each tool, prompt and
+        resource in these lists. If the server does not answer, the reason is in `failed`."""
         found, facts = self.server(upstream), await upstream.facts()
         found.pop("tools", None)
         if upstream.is_left_out:
@@ -273,8 +273,8 @@ class _Servers:
         return [{"name": pattern, "visible": not why, "why": why} for pattern, why in reasons.items()]
 
     def _named(self, upstream: ConfiguredUpstream) -> str:
-        """Return the name of the tool to explain (`--tool`) without its prefix, as this server lists it; empty if the
-        prefix is another server's."""
+        """Return the name of the tool to explain (`--tool`) without its prefix, as this server lists it; empty if it
+        does not begin with this server's prefix. Without `__` in it, it needs no prefix if there is only one server."""
         if len(self._gateway.upstreams) == 1 and "__" not in self._tool:
             return self._tool
         return self._tool.removeprefix(f"{upstream.name}__") if self._tool.startswith(f"{upstream.name}__") else ""
@@ -296,8 +296,9 @@ class _Servers:
         return found
 
     def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
-        """Return the environment variables that the server gets. Each has the field of the context that gives its value
-        (and the value, if it is known already), or the setting that sets it."""
+        """Return the environment variables of the server whose values come from the context or from settings. Each has
+        the field of the context that gives its value (and the value, if it is known already), or the setting that sets
+        it."""
         session, facts = self._session(upstream), self._gateway.parts.foundation.facts
         found: dict[str, dict[str, str]] = {}
         for variable, value in self._settings.environment_of(upstream.settings).items():

@@ -146,6 +146,6 @@ def _welcome(options: GatewaySettings, config: Path | None, *, workers: int, ver
 
 
 def _log(notes: Iterable[Note]) -> None:
-    """Log notes about the configuration when `run` or `stdio` starts. `check` and `doctor` print the same notes."""
+    """Log the notes about a configuration that `run` or `stdio` has read. `check` and `doctor` print such notes."""
     for note in notes:
         logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.line)

@@ -31,7 +31,7 @@ def path_of(server: str) -> str:
 
 def unserved(path: str) -> str:
     """Return the endpoint that answers a request to `path` if no server has the name in it, as `/servers/*/mcp`
-    (`NOWHERE`). Return an empty string if `path` does not begin with `/servers/NAME/`, or the name is invalid: the page
+    (`NOWHERE`). Return an empty string if `path` does not begin with `/servers/NAME`, or the name is invalid: the page
     for people would repeat an invalid name in commands to copy."""
     name, _, rest = path.removeprefix(_SERVERS).partition("/")
     return f"{_SERVERS}*/{rest}" if path.startswith(_SERVERS) and is_server_name(name) else ""

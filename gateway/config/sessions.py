@@ -261,7 +261,7 @@ def is_usable_workspace(workspace: str) -> bool:
 
 
 def environment_of(everywhere: EnvironmentMap | None, own: EnvironmentMap | None) -> Mapping[str, EnvironmentValue]:
-    """Return the environment variables that a server gets, each with its field of the context. `everywhere` are those
+    """Return the variables with fields of the context that a server gets, each with its field. `everywhere` are those
     for all servers (`gateway.context.env`), `own` those in the server's `context_env`. `own` changes single ones of
     `everywhere`; without `everywhere`, it replaces the default variables."""
     defaults = {

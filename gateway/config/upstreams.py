@@ -24,8 +24,8 @@ _VISIBILITY: Final = ("direct_only", "permissions")
 
 
 def _text(value: Any) -> Any:
-    """Return a number or a boolean as text, because arguments, variables and headers are text and people write all of
-    these into files. Return other values unchanged."""
+    """Return a number or a boolean as text: people write both into files as values of arguments, variables and headers,
+    which are text. Return other values unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value

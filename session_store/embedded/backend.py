@@ -97,7 +97,7 @@ class EmbeddedBackend(ABC):
 
 
 class MemoryBus:
-    """Deliver messages between subscribers in this process. `publish` calls the subscribers itself, before it
+    """Deliver messages to the subscribers in this process. `publish` calls the subscribers itself, before it
     returns."""
 
     def __init__(self) -> None:

@@ -40,8 +40,8 @@ class Entry(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Reserved event numbers in the log of one session: `first`, and as many as were asked for. `nonce` is the log's
-    nonce."""
+    """Reserved event numbers in the log of one session: `first` and those after it, as many in all as were asked for.
+    `nonce` is the log's nonce."""
 
     nonce: str
     first: int

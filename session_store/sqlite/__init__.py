@@ -177,8 +177,8 @@ class SqliteBackend(EmbeddedBackend):
 
 
 def keys_beside(path: Path) -> KeyRing:
-    """Return the signing keys from a file beside the database `path`, which only its owner can read. They are used if
-    the operator configures no keys. The first call creates the file.
+    """Return the signing keys from a file beside the database `path`. Only the owner of this file can read it. The keys
+    are used if the operator configures none. The first call creates the file.
 
     Raises:
         StoreError: the file cannot be read or created, or other users can read it; the database is another program's.

@@ -58,7 +58,7 @@ class FoundServers:
 def found_servers(project: Path, home: Path, environ: Mapping[str, str]) -> FoundServers:
     """Return the servers that hosts have for the folder `project`, and for the user whose home is `home`. If several
     servers have one name, the first one is used; those of the project come first. `environ`: the variables by which
-    placeholders in entries are replaced."""
+    placeholders are replaced to check the entries; the entries that are returned keep their placeholders."""
     found = FoundServers()
     apps = home / ("Library/Application Support" if sys.platform == "darwin" else ".config")
     files = [*(project / name for name in _IN_PROJECT), *(apps / name for name in _OF_APPS)]

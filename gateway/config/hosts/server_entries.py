@@ -71,8 +71,8 @@ class Findings:
 
 
 def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Findings) -> dict[str, Any] | None:
-    """Return a host's entry for a server in the fields of `mcpServers`. Return None, and add a note to `found`, if the
-    server is not served. `where`: the path of the entry in the file, for notes and faults.
+    """Return a host's entry for a server in the fields of `mcpServers`; None if the server is not served. Notes and
+    faults, and the reason for None, are added to `found`. `where`: the path of the entry in the file, for these.
 
     Values of a wrong type stay unchanged; validation reports them later.
     """
@@ -144,7 +144,7 @@ def _is_reachable(where: str, given: Mapping[str, Any], found: Findings) -> bool
 
 def _flatten_command(entry: dict[str, Any]) -> None:
     """Replace a `command` that is a list (opencode), or an object with path, args and env (Zed until 2025), by separate
-    fields. Remove fields that are null."""
+    fields. Remove `args`, `env`, `headers`, `url` and `cwd` where they are null."""
     command = entry.get("command")
     if isinstance(command, list) and command:
         entry["command"], entry["args"] = command[0], [*command[1:], *(entry.get("args") or [])]
