@@ -78,7 +78,7 @@ class GatewayApp(_App):
 
 
 def _closing(send: Send) -> Send:
-    """Return a `send` that adds `Connection: close` to the response."""
+    """Return an ASGI `send` that calls `send`, and adds `Connection: close` to the headers of the response."""
 
     async def sending(event: MutableMapping[str, Any]) -> None:
         if event["type"] == "http.response.start":
@@ -108,7 +108,8 @@ def _health(gateway: Gateway, *, names_servers: bool) -> list[BaseRoute]:
 
 
 def operators_app(gateway: Gateway) -> Starlette:
-    """Return the app of the operators' own listener (`gateway.admin.listen`)."""
+    """Return the ASGI app of the operators' own listener (`gateway.admin.listen`). It serves the probes, the console,
+    the REST interface and metrics."""
     return _App([*_health(gateway, names_servers=True), *gateway.operator_routes])
 
 

@@ -95,8 +95,11 @@ class Resolution:
 
 
 class TaskParts:
-    """The parts for tasks that the gateway makes of calls. If `gateway.tasks.enabled` is off, `maker` is None: no tasks
-    are made, and the other parts still answer requests about earlier tasks."""
+    """The parts for tasks that the gateway makes of calls.
+
+    If `gateway.tasks.enabled` is off, `maker` is None, and no call becomes a task. The other parts still answer
+    requests about earlier tasks.
+    """
 
     def __init__(
         self, base: Foundation, sessions: SessionParts, servers: Servers, resolution: Resolution, intake: Intake
@@ -155,7 +158,7 @@ class TaskParts:
 class Http:
     """The endpoints of clients and of other replicas, the parts that serve their requests, and the tasks of clients.
 
-    `endpoints`: the MCP endpoints, by path. `served`: all endpoints, by path.
+    `endpoints`: the MCP endpoints, by path. `served`: the MCP endpoints and those of HTTP+SSE, by path.
     """
 
     def __init__(
@@ -205,8 +208,8 @@ class Http:
             self.add(path)
 
     def add(self, path: str) -> None:
-        """Serve another path of `Servers.endpoints` as an MCP endpoint, and by HTTP+SSE (the transport of 2024-11-05)
-        if the settings ask for that."""
+        """Serve the servers of `Servers.endpoints[path]` as an MCP endpoint at `path`. If the settings ask for it, also
+        serve them by HTTP+SSE (the transport of 2024-11-05), below a path of its own."""
         base, limits = self._base, self._base.settings.gateway.limits
         self.endpoints[path] = self.served[path] = endpoint = StreamableHttp(
             self._handler,

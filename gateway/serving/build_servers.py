@@ -113,8 +113,8 @@ class Servers:
     def make(
         self, entries: Mapping[str, UpstreamSettings], sandboxes: Mapping[str, SandboxesByTrust]
     ) -> dict[str, ConfiguredUpstream]:
-        """Make the servers of these entries, and return them by name. `sandboxes`: the sandboxes of each, by its name.
-        A server that cannot be served is made, too, but its links fail with the error that it is left out."""
+        """Make the servers of the settings `entries`, and return them by name. `sandboxes`: their sandboxes, by name.
+        A server that cannot be served is returned, too: each attempt to open a link to it fails with the reason."""
         factory, made = self._factory(sandboxes), {}
         for name, entry in entries.items():
             try:
@@ -172,7 +172,8 @@ class Servers:
         )
 
     def _tool_changed(self, live: LiveSession, server: str, name: str) -> None:
-        """Tell a session's client and timeline that a tool has changed since the session was shown the tool."""
+        """Notify a session's client that its tools have changed, and add to the session's timeline that the tool `name`
+        of `server` has changed since the session was shown it."""
         self.late.changed(live, ("tools",))
         why = f"tool {name} has changed since the session was shown it"
         self._sessions.records.happened(
@@ -180,7 +181,7 @@ class Servers:
         )
 
     def _forget(self, live: LiveSession) -> None:
-        """Forget a session that this replica has closed."""
+        """Have all parts drop what they hold in this process of a session. Called when this replica has closed it."""
         self.prestarted.forget(live.session.id)
         self.refused.forget(redact(live.session.id))
         self.link_resources.folders.forget(live.session.id)
@@ -201,7 +202,7 @@ def sandboxes_by_name(entries: Mapping[str, UpstreamSettings], options: GatewayS
 
 
 def any_is_required(sandboxes: Iterable[SandboxesByTrust]) -> bool:
-    """Return True if one of these sandboxes must be enforced completely."""
+    """Return True if the settings of at least one sandbox demand that it is enforced completely (`required`)."""
     return any(each.sandbox(trust).required for each in sandboxes for trust in TRUSTS)
 
 

@@ -174,8 +174,8 @@ class Parts:
         self.http = Http(base, callers.guard, callers.senders, sessions, servers, self.resolution)
 
         def can_answer() -> bool:
-            """Return True once a configured server has answered, or if there is no server at all. If the
-            configuration has no servers, the server objects count instead, such as the gateway's own tools."""
+            """Return True once a server of the configuration has answered. If the configuration has no servers, one
+            of the server objects has to answer, such as the gateway's own tools. Without any server, return True."""
             configured = [upstream for upstream in servers.upstreams if upstream.settings is not OBJECT]
             counted = configured or servers.upstreams
             return not counted or any(upstream.has_answered for upstream in counted)

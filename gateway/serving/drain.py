@@ -95,7 +95,7 @@ class Drain:
             await asyncio.sleep(0.05)
 
     def hurry(self) -> None:
-        """Stop waiting for calls and tasks."""
+        """End the wait of `drain` for calls, and that of `tasks_end` for tasks."""
         self._until = asyncio.get_running_loop().time()
 
     def admit(self) -> None:
@@ -111,8 +111,8 @@ class Drain:
             self._last_answers = None
 
     def _answer_waiting(self) -> None:
-        """Answer with an error all requests that wait for the result of a made task, and all calls that were sent to a
-        server."""
+        """Answer with an error the requests that wait for the result of a made task, and the calls to which no server
+        has answered yet. Called shortly before the end of the drain. Calls that can become tasks are left alone."""
         for exchange in [each for live in self.live for each in live.exchanges]:
             if exchange.conversation is None or exchange.is_subscription:
                 continue

@@ -24,7 +24,7 @@ class GuardedLoop(uvloop.Loop):
     """An event loop that survives a lack of epoll watches. For Linux only."""
 
     def __new__(cls) -> Self:
-        """Make the loop, and find the epoll descriptor that it opens."""
+        """Return a new loop. It keeps a duplicate of its epoll descriptor, in which `reserve` reserves watches."""
         before = _epolls()
         loop = super().__new__(cls)
         loop._own = [select.epoll.fromfd(os.dup(fd)) for fd in _epolls() - before]
@@ -37,7 +37,8 @@ class GuardedLoop(uvloop.Loop):
         self._told_at = -_TOLD_EVERY_S
 
     def reserve(self, fd: int) -> bool:
-        """Reserve the epoll watch of a new connection, for uvloop to use. Return False if the kernel has none left."""
+        """Reserve an epoll watch for the new connection with the descriptor `fd`, so that uvloop gets it later. Return
+        False if the kernel has no watch left; the caller then has to close the connection."""
         try:
             for own in self._own:
                 with contextlib.suppress(FileExistsError):

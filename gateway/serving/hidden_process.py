@@ -52,8 +52,8 @@ def _prctl(option: int) -> int:
 
 
 def visible_environment(environment: Mapping[str, str], kept_in: int) -> dict[str, str]:
-    """Return the few variables with which a worker is started. `kept_in`: the descriptor of the file with all
-    variables."""
+    """Return the environment with which a worker is started: those variables of `environment` that a program needs to
+    start, and one that holds `kept_in`, the descriptor that `keep_environment` returned."""
     needed = {k: v for k, v in environment.items() if k in _NEEDED or k.startswith(_NEEDED_PREFIXES)}
     return {**needed, _VARIABLE: str(kept_in)}
 

@@ -41,8 +41,11 @@ _PROBED_WITHIN_S: Final = 10.0
 
 
 class StoreWatch:
-    """Remember whether the store at `url` answers, and log when that changes. `fault`: why the store does not answer;
-    empty if it does. `place`: in words, where the store is, and if its file was new before the store was opened."""
+    """Remember whether the store at `url` answers, and log when that changes.
+
+    `fault`: why the store does not answer; empty if it does. `place`: a text that says where the store is, and of a
+    file, whether the file was new before the store was opened.
+    """
 
     def __init__(self, backend: Backend, url: str) -> None:
         self._backend = backend
@@ -51,13 +54,13 @@ class StoreWatch:
         self.fault = ""
 
     def opened(self) -> None:
-        """Log the path of an SQLite store's file. The same relative URL means another file, often a new one, if the
-        gateway is started in another folder."""
+        """Log the path of the store's file, if the store is SQLite. Called once the store is open. The path matters: if
+        the gateway is started in another folder, the same relative URL means another file."""
         if self.place != self._url:
             logger.info("sessions are kept in %s", self.place)
 
     async def look(self) -> None:
-        """Ping the store, and record the result."""
+        """Ping the store, and record in `fault` whether it answers."""
         try:
             await self._backend.ping()
             self.answers()
@@ -70,7 +73,8 @@ class StoreWatch:
         self.fault = ""
 
     def is_away(self, error: StoreUnavailable) -> None:
-        """Record that the store did not answer."""
+        """Set `fault` to the text of `error`, because the store has not answered. Log the error unless `fault` was set
+        already."""
         if not self.fault:
             logger.warning(
                 "the session store %s does not answer: %s; clients get 503 with Retry-After until it does",
@@ -168,8 +172,8 @@ class Lifecycle:
                     await flush()
 
     async def _first_answers(self, probes: Mapping[str, asyncio.Task[ServerFacts]]) -> None:
-        """Wait for the first answers of servers, as long as a client's discovery would. If a pattern of the policy that
-        matches nothing stops the start, wait longer for the servers that such patterns name."""
+        """Wait until the probes have ended, `limits.list_timeout_s` or 10 s at most. If the settings refuse patterns of
+        the policy that match nothing, wait up to 10 s in all for the servers whose lists are compared with patterns."""
         options, servers = self._parts.foundation.settings.gateway, self._parts.servers.upstreams
         soon_s = min(options.limits.list_timeout_s, _PROBED_WITHIN_S)
         if probes:
@@ -206,8 +210,8 @@ class Lifecycle:
         return tasks
 
     async def _end_unused_grants(self) -> None:
-        """Remove the grants that no session can use under the present configuration. Do nothing if another replica has
-        a newer configuration, because people may have consented under the newer one."""
+        """Remove the stored consents of people that no session can use under the present configuration. Do nothing if
+        another replica has a newer configuration, because people may have consented under the newer one."""
         base = self._parts.foundation
         if base.cluster is None or not base.cluster.configuration.is_outdated:
             secrets, rights = base.settings.gateway.secrets, self._parts.http.tasks.rights
@@ -272,7 +276,7 @@ class Lifecycle:
                 self.store.is_away(error)
 
     async def _end_seconds(self) -> None:
-        """End the current interval of metrics, request log and activity each second."""
+        """Run forever: once a second, have metrics, request log and activity sum up the second that has passed."""
         loop, base = asyncio.get_running_loop(), self._parts.foundation
         while True:
             began = loop.time()

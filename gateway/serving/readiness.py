@@ -32,13 +32,13 @@ class ServingState:
         self.is_running = False
 
     def start_draining(self) -> None:
-        """Begin the drain: claim no session from now on."""
+        """Begin the drain: from now on, this process takes no new requests, and claims no session."""
         self.is_draining = True
         if self._cluster is not None:
             self._cluster.start_leaving()
 
     def stop_draining(self) -> None:
-        """End the drain: claim sessions without an owner again."""
+        """End the drain: this process takes new requests again, and claims sessions that have no owner."""
         self.is_draining = False
         if self._cluster is not None:
             self._cluster.stop_leaving()

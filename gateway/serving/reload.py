@@ -134,8 +134,8 @@ class Reload:
         return sorted(name for name in kept if sandboxes[name].opens(private))
 
     async def _accept(self, settings: Settings, new: Settings) -> None:
-        """Find the grants of all sandboxes again. Record in the store that this replica now has the configuration
-        `settings`. `new` is the part of `settings` that a reload can apply."""
+        """Compute again which files each sandbox opens. Record in the store that this replica now has the configuration
+        `settings`. `new`: the present settings with those changes from `settings` that a reload can apply."""
         for each in self._parts.servers.sandboxes.values():
             await asyncio.to_thread(each.find_again, own_files(new.gateway))
         cluster = self._parts.foundation.cluster
@@ -145,8 +145,9 @@ class Reload:
                 await cluster.renew_configuration()
 
     def _sandboxes(self, fresh: Mapping[str, UpstreamSettings], new: Settings) -> dict[str, SandboxesByTrust]:
-        """Return the sandboxes of new servers. Raises `ConfigurationError` if a required sandbox does not hold, or if a
-        sandbox opens private files or lets a server write the packages from which other processes start."""
+        """Return the sandboxes of the new and changed servers `fresh`, by name. Raises `ConfigurationError` if one that
+        is required does not hold, or if a sandbox (under the settings `new` also of another server) opens private
+        files or lets a server write the packages from which other processes start."""
         made = sandboxes_by_name(fresh, new.gateway)
         walled = {name: made[name] for name, entry in fresh.items() if entry.kind == "command"}
         delegation = self._parts.servers.fork_server.delegation()
@@ -160,8 +161,9 @@ class Reload:
         return made
 
     async def _ask(self, made: Mapping[str, ConfiguredUpstream], new: Settings) -> None:
-        """Wait for the first answers of new servers. Compare the lists of all servers with the patterns in the
-        settings. Raises `ConfigurationError` if a pattern matches nothing, and the settings refuse that."""
+        """Probe the new servers `made`, and wait for their first answers for some seconds. Then compare the lists of
+        all servers with the patterns in the settings `new`. Raises `ConfigurationError` if a pattern matches nothing
+        and these settings refuse such patterns."""
         for upstream in made.values():
             upstream.log_first_answer()
         probes = [upstream.start_probe() for upstream in made.values() if not upstream.is_left_out]
@@ -171,7 +173,8 @@ class Reload:
         await compare([*kept, *made.values()], new.gateway, self._calls(new))
 
     def _calls(self, new: Settings) -> ToolCalls:
-        """Return the checks of tools by a configuration that is not yet in effect."""
+        """Return the object that checks calls of tools by the settings `new`, which are not in effect yet. With it,
+        `_ask` compares patterns with lists."""
         base, policy = self._parts.foundation, new.gateway.policy
         decisions = Policy(policy, with_objects(new.mcpServers, self._objects))
         unapproved = self._parts.servers.tool_calls.unapproved  # it tells of what is in effect
@@ -251,8 +254,9 @@ class Reload:
     def _replace_servers(
         self, new: Settings, known: Mapping[str, ConfiguredUpstream], sandboxes: Mapping[str, SandboxesByTrust]
     ) -> None:
-        """Serve the servers of the configuration in its order. Keep the path of each removed server, with no server
-        behind it, because requests to this path may be under way."""
+        """Put the servers of the configuration `new`, in its order, behind their paths. `known`: the earlier and the
+        new servers, by name. `sandboxes`: those of the new servers. The path of a removed server stays, with no
+        server behind it, because requests to this path may be under way."""
         servers, http = self._parts.servers, self._parts.http
         objects = [each for each in servers.upstreams if each.settings is OBJECT]
         servers.upstreams[:] = [*(known[name] for name in new.mcpServers), *objects]
@@ -268,7 +272,8 @@ class Reload:
             http.add(path)
 
     def _end_streams(self, names: Iterable[str]) -> None:
-        """End the event streams of principals that have lost a key, because the key may have opened them."""
+        """End the event streams and subscriptions of the principals `names`, which have lost an API key: a client with
+        the lost key may have opened them."""
         for live in self._parts.foundation.live:
             principal = live.session.principal
             if principal.issuer != API_KEY_ISSUER or principal.subject not in names:
@@ -348,7 +353,8 @@ class ReloadTriggers:
         self._is_wanted = True
 
     def start(self) -> None:
-        """Reload from now on, in the running event loop; at once if the signal has already come."""
+        """Begin to watch the files and to handle SIGHUP, in the running event loop. If SIGHUP has come since this
+        object was made, start a reload at once."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
         if self._file is not None:
             self._tasks.spawn(self._watch())

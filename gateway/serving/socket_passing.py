@@ -43,7 +43,8 @@ class Inboxes:
             self._open = stack.pop_all()
 
     def for_worker(self, number: int) -> tuple[dict[str, str], list[int]]:
-        """Return the environment variables and the descriptors with which the parent has to start a worker."""
+        """Return the environment variables and the descriptors with which the parent has to start the worker with the
+        number `number`."""
         descriptors = [self._table.fileno(), self._pairs[number][1].fileno()]
         descriptors += [outer.fileno() for outer, _ in self._pairs]
         return {_VARIABLE: ",".join(map(str, [number, *descriptors]))}, descriptors
@@ -54,25 +55,28 @@ class Inboxes:
 
 
 class Received(NamedTuple):
-    """A connection from another worker. `moves`: how often it was handed over, this time included."""
+    """A connection that another worker has handed over to this one."""
 
     connection: socket.socket
     sender: int
+    """The number of the worker that has sent it."""
     moves: int
+    """How often the connection was handed over, this time included."""
 
 
 @dataclass(eq=False, repr=False)
 class SiblingWorkers:
-    """Send connections from this worker to the other workers, and receive theirs.
-
-    `counts`: the number of connections that were handed over, by outcome.
-    """
+    """Send connections from this worker to the other workers, and receive theirs."""
 
     number: int
+    """This worker's number."""
     table: int
+    """The descriptor of the table that says which worker is which replica."""
     inbox: socket.socket
     outlets: Sequence[socket.socket]
+    """The sockets by which to send to each worker's inbox, in the order of the workers' numbers."""
     counts: Counter[str]
+    """The number of connections that were handed over, by outcome."""
 
     def close(self) -> None:
         """Close this worker's descriptors of the inboxes and the table."""
@@ -81,7 +85,7 @@ class SiblingWorkers:
             end.close()
 
     def join(self, replica: str) -> None:
-        """Write the name of this worker's replica into the table."""
+        """Write into the table that this worker is the replica `replica`, so that the others find it (`place_of`)."""
         row = replica.encode().ljust(_ROW_BYTES, b"\0")
         assert len(row) == _ROW_BYTES, replica
         os.pwrite(self.table, row, self.number * _ROW_BYTES)
@@ -97,14 +101,15 @@ class SiblingWorkers:
         return None
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
-        """Send a connected socket to the worker with the number `place`. Return False if its inbox is full."""
+        """Send a connected socket to the worker with the number `place`. `moves`: how often its connection was handed
+        over, this time included. Return False if that worker's inbox is full, so that the caller keeps the socket."""
         is_sent = self._send(descriptor, place, moves)
         self.counts[GIVEN if is_sent else KEPT] += 1
         return is_sent
 
     def give_back(self, received: Received, moves: int) -> bool:
-        """Send a connection back to its sender, and close it here. `moves`: how often it was handed over, for the
-        receiver. Return False if the sender's inbox is full."""
+        """Send a connection back to its sender, and close it in this process. `moves`: how often it was handed over, as
+        the sender is told. Return False if the sender's inbox is full: the connection then stays open here."""
         is_sent = self._send(received.connection.fileno(), received.sender, moves)
         if is_sent:
             received.connection.close()

@@ -24,10 +24,10 @@ _CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxi
 
 
 class Welcome:
-    """Show the start and the end of a gateway. This class prints lines for programs: `ready URL`, and before that
-    `serving URL` if the gateway serves before it is ready.
+    """Show the start and the end of a gateway to whoever has started it.
 
-    `link`: a one-time sign-in to the console; None: there is none.
+    This class prints lines for programs: `ready URL`, and before that `serving URL` if the gateway serves before it is
+    ready. A subclass can show more. `link`: a one-time sign-in to the console; None: there is none.
     """
 
     link: SignInLink | None = None
@@ -51,38 +51,45 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLine:
-    """One server in the greeting. `tools`: how many it lists; None: unknown. `about`: the era (legacy or modern MCP)
-    that it speaks, or why it cannot be used. `sandbox`: the profiles of its sandboxes; empty if it has no process."""
+    """The line of one server in the greeting."""
 
     name: str
     state: Literal["ok", "starting", "failing"]
     tools: int | None
+    """How many tools it lists; None: unknown."""
     about: str
+    """The revision of MCP that it speaks; if its state is not `ok`, what it waits for, or why it cannot be used."""
     sandbox: str
+    """The profiles of its sandboxes; empty if it has no process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """The facts that the greeting shows.
-
-    `is_ready`: `/readyz` answers 200.
-    `console`: its URL; empty: none. `has_link`: the URL signs in, once. `is_announced`: other commands of this user
-    find the gateway. `store_fault`: why the store does not answer; empty: it does. `gaps`: the number of servers whose
-    sandbox does not hold completely on this machine.
-    """
+    """The facts that the greeting shows."""
 
     url: str
+    """The URL of the endpoint for all servers."""
     is_ready: bool
+    """True: `/readyz` answers 200."""
     scope: str
+    """Says that the gateway listens on every address of the machine; empty: it does not."""
     console: str
+    """The URL of the console; empty: there is no console, or its port is unknown."""
     has_link: bool
+    """True: the URL in `console` signs in, once."""
     is_announced: bool
+    """True: other commands of this user find the gateway."""
     servers: tuple[ServerLine, ...]
     store: str
+    """Says where sessions are kept."""
     store_fault: str
+    """Why the store does not answer; empty: it does."""
     callers: str
+    """Says who may call, and with which kinds of credentials."""
     needs_token: bool
+    """True: clients need a credential."""
     gaps: int
+    """The number of servers whose sandbox does not hold completely on this machine."""
 
 
 def link_for(options: GatewaySettings) -> SignInLink | None:
@@ -95,8 +102,11 @@ def link_for(options: GatewaySettings) -> SignInLink | None:
 def local_gateway(
     gateway: Gateway, url: str, link: SignInLink | None, folder: Path, config: Path | None = None
 ) -> LocalGateway | None:
-    """Return the entry by which other commands of this user find the gateway, with its configuration file. Return None
-    if there is no `link`, or if a server could read `folder`, where the entry is stored."""
+    """Return the entry by which other commands of this user find the gateway and its configuration file `config`.
+
+    Return None if there is no `link`, if the port for operators is unknown, or if a server could read `folder`, where
+    the caller stores the entry.
+    """
     options = gateway.parts.foundation.settings.gateway
     operators = "" if link is None else _operators(options, url)
     if link is None or not operators or not all(_is_closed(one, folder) for one in sandboxes_at(gateway)):
@@ -106,7 +116,7 @@ def local_gateway(
 
 
 def _is_closed(one: ServerSandbox, folder: Path) -> bool:
-    """Return True if a sandbox keeps its processes from reading the folder."""
+    """Return True if a sandbox has walls, holds completely on this machine, and does not open the folder."""
     return one.sandbox.has_walls and not one.missing and not one.opens([folder])
 
 
@@ -118,7 +128,8 @@ def sandboxes_at(gateway: Gateway) -> list[ServerSandbox]:
 def greeting_of(
     gateway: Gateway, url: str, link: SignInLink | None, *, is_ready: bool = True, is_announced: bool = False
 ) -> Greeting:
-    """Return the greeting of a gateway that serves at `url`, which ends with `/mcp`."""
+    """Return the greeting of a gateway that serves at `url`, which ends with `/mcp`. `link`: the one-time sign-in to
+    its console; None: there is none. `is_ready` and `is_announced` are passed on to the greeting."""
     options = gateway.parts.foundation.settings.gateway
     everywhere = options.host in _EVERY_ADDRESS
     if everywhere:
@@ -141,7 +152,8 @@ def greeting_of(
 
 
 def server_lines(gateway: Gateway, found: list[ServerSandbox] | None = None) -> tuple[ServerLine, ...]:
-    """Return a line for each server, in the order of the configuration. `found`: the sandboxes to show."""
+    """Return a line for each server, in the order of the configuration. `found`: the sandboxes whose profiles the lines
+    show; None: the lines show no profiles."""
     profiles: dict[str, list[str]] = {}
     for one in found or ():
         profile = f"{one.sandbox.profile}{f' ({one.trusts[0]})' if one.trusts else ''}"
@@ -172,7 +184,8 @@ def _console(options: GatewaySettings, url: str, link: SignInLink | None) -> str
 
 
 def _operators(options: GatewaySettings, url: str) -> str:
-    """Return the base URL for operators; empty if the kernel chooses the port, which only the log shows."""
+    """Return the base URL at which operators are served: that of `admin.listen`, or else that of `url`, the endpoint.
+    Return an empty text if the kernel chooses the port of `admin.listen`: only the log shows that port."""
     listen = options.admin.listen
     if listen:
         return "" if listen.endswith(":0") else f"http://{listen}"

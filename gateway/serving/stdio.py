@@ -103,8 +103,9 @@ def _lasting(options: GatewaySettings) -> GatewaySettings:
 
 
 def _with_fields(settings: Settings) -> tuple[Settings, dict[str, str]]:
-    """Change fields of the context that come from environment variables to come from headers. Return the changed
-    settings, which also have a header for the session key, and the headers with the values of the variables."""
+    """Return changed settings, and headers for all requests of the client. In these settings, each field of the context
+    that came from an environment variable comes from a header, and there is a header for the session key. The returned
+    headers have the values of the variables."""
     options, headers, fields = settings.gateway, {}, dict(settings.gateway.context.fields)
     for number, (name, field) in enumerate(fields.items()):
         if field.variable:
@@ -141,8 +142,8 @@ async def _caller(gateway: Gateway, headers: Mapping[str, str]) -> Authenticated
 
 
 async def _variable(gateway: Gateway) -> tuple[str, bool]:
-    """Return the name of the environment variable that names the session, and True if its value is a token. The name is
-    empty if no variable names a session."""
+    """Return the name of the environment variable that says which session to use; empty if no variable does. With it,
+    return True if the value of the variable is a session token (or an id), and False if it is a session key."""
     if os.environ.get(SESSION_TOKEN_VARIABLE):
         return SESSION_TOKEN_VARIABLE, True
     # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
@@ -179,7 +180,7 @@ def _key(gateway: Gateway, who: Authenticated, name: str) -> str:
 
 
 async def _token(gateway: Gateway, who: Authenticated, name: str) -> str:
-    """Return the token in the variable `name`.
+    """Return the session token in the environment variable `name`. A refused token is audited.
 
     Raises:
         ConfigurationError: the token is invalid, its session has ended, or belongs to another principal.
@@ -212,7 +213,8 @@ async def _token(gateway: Gateway, who: Authenticated, name: str) -> str:
 
 
 async def _found(gateway: Gateway, name: str, session_id: str) -> Session | None:
-    """Return the session with that id; None if there is none. Errors name the variable `name`."""
+    """Return the session with that id; None if there is none. Raises `ConfigurationError` if the store does not answer.
+    `name`: the environment variable that the id came from, for the text of the error."""
     try:
         return await gateway.parts.foundation.backend.sessions.peek(session_id)
     except StoreUnavailable as error:
@@ -220,7 +222,8 @@ async def _found(gateway: Gateway, name: str, session_id: str) -> Session | None
 
 
 async def _lines_of(stream: TextIO) -> Callable[[], Awaitable[bytes]]:
-    """Return a function that returns the next line of a stream, or empty bytes at its end."""
+    """Return a function. Each call of it waits for the next line of `stream`, and returns the line; empty bytes at the
+    end of the stream."""
     kind = os.fstat(stream.fileno()).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stream.isatty():
         reader = asyncio.StreamReader(limit=_LONGEST_LINE)

@@ -93,7 +93,8 @@ class HandedConnections:
         self._server: uvicorn.Server | None = None
 
     def start(self, server: uvicorn.Server, replica: str) -> None:
-        """Begin to receive connections for a started server. `replica`: the name of this process."""
+        """Begin to receive connections, which `server` serves; called once it has started. `replica`: this worker's
+        name among the replicas, by which other workers find it."""
         self._server = server
         self._siblings.join(replica)
         self._wait()
@@ -160,7 +161,8 @@ class _Config(uvicorn.Config):
 
 
 class _Beside(uvicorn.Server):
-    """Serve a further listener in this process, and leave signals to the main server."""
+    """Serve the operators' own listener beside that of clients. Signals are left to the server of clients. `serves` is
+    set once this server listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -242,10 +244,16 @@ def serve(
     read_from: tuple[int, ...] = (),
     strict: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `welcome` shows the start; if it is None, a line says when the gateway is ready.
-    `read` returns the settings, read again. It is called on SIGHUP, at an operator's request, and when `file` or the
-    lock file has changed. `read_from` is the state of `file` (`state_of`) before the start read it. With `strict`,
-    refuse to start if a server cannot be used.
+    """Serve a gateway until SIGTERM or SIGINT.
+
+    Args:
+        settings: the settings to start with.
+        welcome: shows the start to the user. None: lines for programs say when the gateway serves and is ready.
+        read: reads the settings again, and returns them. It is called for each reload: on SIGHUP, at an operator's
+            request, and when `file` or the lock file has changed.
+        file: the configuration's file; None: no configuration file is watched.
+        read_from: the state of `file` (`state_of`) before `settings` were read from it; empty: unknown.
+        strict: if True, refuse to start if a server cannot be used.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -285,7 +293,8 @@ def serve(
 
 
 async def _tell(gateway: Gateway, welcome: Welcome, url: str) -> None:
-    """Show that clients are served at `url`, and once `/readyz` agrees, that the gateway is ready."""
+    """Show that clients are served at `url`. Wait until the gateway is ready, and show that, too. A worker does not
+    show either: it reports both to its parent."""
     is_ready = await gateway.is_ready()
     if not report(SERVES, *([IS_READY] if is_ready else [])):
         welcome.serves(gateway, url, is_ready=is_ready)
@@ -379,8 +388,8 @@ def _settle_interpreter() -> None:
 
 
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
-    """Wrap the app: append a `ConfigurationError` of its start to `refused`, which the caller reports. Log any other
-    error."""
+    """Return an ASGI app that serves `app`. If the start of `app` raises `ConfigurationError`, the error is appended to
+    `refused`, for the caller to report. Any other error of its start or end is logged."""
 
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         async def telling(message: Any) -> None:
@@ -414,8 +423,8 @@ def _memory(gateway: Gateway) -> ConnectionMemory:
 
 
 def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:
-    """Return the counter of a listener's connections, with their limits. `other`: limits that replace those of
-    clients."""
+    """Return the object that counts the connections of a listener and refuses those above its limits. The limits are
+    those of the clients' listener, except for the ones in `other`."""
     trusted = gateway.identity.proxies
     # A reverse proxy connects for many clients. If none is configured, a process on this machine may be one.
     stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__

@@ -90,8 +90,8 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
 
 
 def _hang_up(workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event, *, had_terminal: bool) -> None:
-    """Have all workers load the configuration again. If this process had a terminal that is gone, set `stopping`
-    instead."""
+    """Handle SIGHUP: have all workers load the configuration again. If the terminal is gone instead, set `stopping`, so
+    that the workers stop. `had_terminal`: this process had a terminal when it started."""
     if had_terminal and not has_terminal():
         stopping.set()
         return
@@ -129,8 +129,8 @@ def _tend(
     reports: Reports,
     url: str,
 ) -> None:
-    """Announce that the workers serve, unless all of them are ready already. Announce once that all are ready. Replace
-    each worker that dies, until `stopping` is set."""
+    """Announce that all workers serve, or at once that all are ready. Then, until `stopping` is set, replace each
+    worker that dies, and announce once that all are ready. `start(number)` starts the worker with that number."""
     is_ready = reports.all_have(IS_READY)
     announce(url, is_ready=is_ready)
     while not stopping.wait(_AGAIN_S):
@@ -146,7 +146,8 @@ def _tend(
 
 
 def _all_serve(reports: Reports, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
-    """Wait until all workers serve. Return False if one has ended, if `stopping` is set, or after `_READY_WITHIN_S`."""
+    """Wait until all workers serve, and return True. Return False if a worker ends before that, if `stopping` is set,
+    or if `_READY_WITHIN_S` seconds pass."""
     deadline = time.monotonic() + _READY_WITHIN_S
     while not reports.all_have(SERVES):
         if stopping.wait(0.02) or time.monotonic() > deadline or any(worker.poll() is not None for worker in workers):

@@ -47,8 +47,11 @@ _OLD: Final = "This link is not valid any more. Repeat the request in your clien
 
 @dataclass(eq=False, repr=False)
 class ConsentPages:
-    """Serve the pages on which people let the gateway use their account at a server (OAuth). `credentials` has the
-    secrets that are configured now. `is_known` returns True for a principal that is configured now."""
+    """Serve the pages on which people let the gateway use their account at a server (OAuth).
+
+    `credentials` holds the configured secrets, and `is_known` returns True if a principal is configured. Both follow
+    a reload of the configuration.
+    """
 
     tokens: ConsentedTokens
     credentials: PrincipalSecrets
@@ -67,7 +70,7 @@ class ConsentPages:
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """Return the routes for Starlette. None exists unless a secret has `consent`."""
+        """Return the routes of the pages for Starlette. They answer 404 as long as no secret has `consent`."""
         return [
             Route("/oauth/connect/{link}", self._checked(self._connect), methods=["GET", "POST"]),
             Route("/oauth/callback/{secret}", self._checked(self._callback), methods=["GET"]),
@@ -89,7 +92,8 @@ class ConsentPages:
     def _checked(
         self, page: Callable[[Request, dict[str, str]], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint that checks headers and rate first, as for clients without a credential."""
+        """Return an endpoint that serves `page`. Before that, it checks the headers and counts the request against the
+        rate limit of clients without a credential. It turns errors into pages. Without consent settings: 404."""
 
         async def answer(request: Request) -> Response:
             if not self.credentials.asks_for_consent() or request.method == "HEAD":
@@ -146,7 +150,8 @@ class ConsentPages:
 
         Raises:
             Refused: the request proves no identity.
-            TooManyAttempts: the credential is wrong, after too many others. A right one is always accepted.
+            TooManyAttempts: the credential is wrong, and too many wrong ones came before it. A right one is always
+                accepted.
         """
         peer = peer_of(request.scope)
         try:
@@ -199,11 +204,13 @@ class ConsentPages:
         return response
 
     def _known_settings(self, secret: str, principal: Principal) -> ConsentSettings | None:
-        """Return the settings by which a principal consents; None if there are none, or no such principal."""
+        """Return the settings by which `principal` consents to the use of `secret`. Return None if the secret has none
+        for this principal, or if the principal is not configured."""
         return self.credentials.consent_of(secret, principal) if self.is_known(principal) else None
 
     async def _client(self, request: Request, headers: dict[str, str]) -> Response:
-        """Answer authorization servers that read the gateway's metadata (OAuth Client ID Metadata Document)."""
+        """Return the document that tells an authorization server who the gateway is (OAuth Client ID Metadata
+        Document); 404 if the secret in the path has no `consent`."""
         from gateway.context.consent_flow import client_metadata, client_url
 
         base, secret = self.tokens.base, request.path_params["secret"]
@@ -212,14 +219,15 @@ class ConsentPages:
         return JSONResponse({"client_id": client_url(base, secret), **client_metadata(base, secret)})
 
     def _cookie(self, state: str) -> str:
-        """Return the name of the cookie for one request. With TLS, no other host can set it (RFC 6265bis
-        §4.1.3.2)."""
+        """Return the name of the cookie that ties one consent to a browser. `state`: the OAuth `state` of this consent.
+        With TLS, the name has the prefix `__Host-`: no other host can set the cookie (RFC 6265bis §4.1.3.2)."""
         digest = hashlib.sha256(state.encode("utf-8", "replace")).hexdigest()[:_STATE_CHARS]
         return f"{'__Host-' if self._is_secure else ''}mcp_gateway_consent_{digest}"
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises `Refused` (400, 413)."""
+    """Read a POST body, and return the fields of its form. Raises `Refused`: 400 if the body is incomplete or has too
+    many fields, 413 if it is too large."""
     data = await read_body(request.receive, request.headers, _MOST_BYTES)
     if data is None:
         raise Refused(400, INVALID_REQUEST, "The request ended before its form did.")

@@ -54,8 +54,8 @@ class HomePage:
         self._html = functools.lru_cache(maxsize=_CACHED)(self._rendered)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, *, serves: bool, as_text: bool = False) -> None:
-        """Answer a request for `/` or an endpoint with the page or the text. `serves`: whether the gateway takes
-        requests."""
+        """Answer a request for `/` or an endpoint with the page, or with the text if `as_text`. `serves`: whether the
+        gateway takes new requests now, which both say."""
         await (await self._answer(scope, serves, self._text if as_text else self._page))(scope, receive, send)
 
     async def _answer(self, scope: Scope, serves: bool, answer: Callable[[str, str, str, bool], Response]) -> Response:
@@ -96,7 +96,8 @@ class HomePage:
         return PlainTextResponse("\n".join(lines) + "\n", headers=headers)
 
     def _base(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Return the base URL that the browser used. The page shows it, so `HOST` replaces an invalid host."""
+        """Return the base URL that the request was sent to, from its `Host` header. The page shows the URL: a missing
+        or invalid host is replaced by the word `HOST`."""
         host = headers.get("host", "")
         if not host or len(host) > _MOST_HOST or not _HOST_CHARACTERS.issuperset(host):
             host = "HOST"

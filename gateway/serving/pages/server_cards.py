@@ -83,8 +83,8 @@ def card_routes(cards: Mapping[str, CardSettings], base: str, rates: RateLimits,
 
 
 def _names(sent: str, tag: str) -> bool:
-    """Return whether the header `If-None-Match` contains the tag, also as a weak one (RFC 9110 §13.1.2): proxies that
-    compress make tags weak."""
+    """Return whether `sent`, the value of `If-None-Match`, matches the ETag `tag` (RFC 9110 §13.1.2): it contains the
+    tag, also as a weak one, or `*`. Proxies that compress make tags weak."""
     return any(each.strip().removeprefix("W/") in (tag, "*") for each in sent[:4_096].split(","))
 
 
