@@ -100,9 +100,9 @@ class Announcements:
         return self._id_of(announced) if announced else ""
 
     def agreed(self, meta: Object, context: Context) -> Object:
-        """Return the `_meta` to send to servers. Leave out the workspace that the client announces if it differs from
-        the session's (`context`): a server could read it and work in the wrong workspace. If the session has no
-        workspace, nothing is removed."""
+        """Return the client's `_meta` as servers may get it. A workspace in it that is not the session's (in `context`)
+        is left out: a server could read it and work in the wrong workspace. Nothing is left out if the session has no
+        workspace because the client has announced none."""
         if not context.workspace and context.provenance.workspace == "announced":
             return meta
         return self._path.without(meta, lambda said: bool(said) and not self._is_of(context, said))

@@ -92,7 +92,8 @@ class Given(msgspec.Struct):
         return self.error if self.error and _CODE.fullmatch(self.error) else "unknown error"
 
     def is_of(self, wanted: str) -> bool:
-        """Return True if the answer has a token of the type `wanted`, made of characters that a header may contain."""
+        """Return True if the answer has a token of the type `wanted` (`ID_JAG`, or else an access token for a server),
+        and the token has only characters that a header may contain."""
         is_text, kind = _TOKEN.fullmatch(self.access_token) is not None, self.token_type.lower()
         if wanted != ID_JAG:
             return is_text and kind == "bearer" and self.issued_token_type not in _NO_ACCESS
@@ -102,7 +103,8 @@ class Given(msgspec.Struct):
 
     @property
     def lives_s(self) -> float:
-        """Return the seconds for which the token is valid."""
+        """Return the seconds for which the token counts as valid: what the answer says, within limits, or a default if
+        it says nothing."""
         lives_s = _UNSAID_S if self.expires_in is None or not isfinite(self.expires_in) else self.expires_in
         return min(max(lives_s, _SHORTEST_S), _LONGEST_S)
 
@@ -149,8 +151,9 @@ class AuthorizationServerClient:
         return httpx2.Response(response.status_code, headers=headers, content=data, request=request)
 
     async def token(self, named_by: str, endpoint: str, form: dict[str, str], headers: dict[str, str]) -> Given:
-        """Request a token, and return the endpoint's answer. `named_by` is the setting with the endpoint, for log
-        lines. Raises `NoToken`."""
+        """Send a token request with `form` and `headers`, and return the endpoint's answer, which has a token.
+        `named_by`: the name of the setting that has the endpoint, for log lines. Raises `NoToken` if the endpoint
+        refuses, does not answer in time, or answers wrongly; each is logged."""
         where = f"{named_by}: the token endpoint of {urlsplit(endpoint).hostname}"
         why, code = "the authorization server does not answer", ""
         try:
@@ -198,8 +201,9 @@ async def _limited(response: httpx2.Response) -> bytes:
 
 
 def client_headers(named_by: str, settings: TokenEndpoint | ConsentSettings) -> dict[str, str]:
-    """Return the headers by which a client authenticates with its secret (RFC 6749 §2.3.1); none if it has no secret.
-    `named_by` is the setting that has these settings. Raises `NoToken`: the secret cannot be read."""
+    """Return the headers by which the gateway, as a client, authenticates with its client secret (RFC 6749 §2.3.1);
+    empty if `settings` have no secret. `named_by`: the name of these settings in the configuration, for the log.
+    Raises `NoToken` if the secret cannot be read."""
     if settings.client_secret_file is None:
         return {}
     try:

@@ -76,8 +76,8 @@ class ChildEnvironment:
         return {name: value.default or "" for name, value in self.names.items() if value.default or name not in always}
 
     def overriding(self, session: Session) -> frozenset[str]:
-        """Return the names of the variables in the server's own `env` that get other values for the session, by other
-        settings."""
+        """Return the names of those variables in the server's own `env` for which another setting, such as a rule of
+        the policy, gives this session another value."""
         if not self.own:
             return frozenset()
         configured, own = self._configured(session), own_setting(self.server)

@@ -51,13 +51,16 @@ class ConsentFailed(Exception):
 
 
 class _Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with which a browser was sent to an authorization server. The browser has not come back yet. `browser`:
-    the digest of the browser's cookie."""
+    """A stored request for consent: its browser was sent to an authorization server, and has not come back yet."""
 
     grant: Grant
+    """The grant that the consent will make, still without a token."""
     browser: str
+    """The digest of the cookie with which the browser must come back."""
     verifier: str
+    """The code verifier of PKCE, to be sent with the token request."""
     metadata: str
+    """The metadata of the authorization server, as JSON."""
     redirect_uri: str
 
     __repr__ = object.__repr__
@@ -96,8 +99,8 @@ class ConsentFlow:
     async def begin(
         self, secret: str, settings: ConsentSettings, principal: Principal, browser: str
     ) -> tuple[str, str]:
-        """Return the URL at which the principal consents, and its parameter `state`. `browser`: the value of the cookie
-        with which the browser must come back.
+        """Store a request for consent. Return the URL of the authorization server at which the principal consents, and
+        the parameter `state` in that URL. `browser`: the value of the cookie with which the browser must come back.
 
         Raises:
             ConsentFailed: no authorization server was found, or it cannot be used.
@@ -208,7 +211,8 @@ class ConsentFlow:
     # -- discovery
 
     async def _discovered(self, settings: ConsentSettings) -> "_Found":
-        """Find a server's authorization server (RFC 9728, RFC 8414). Raises `ConsentFailed`."""
+        """Ask a server for its authorization server (RFC 9728), and return the metadata of both (RFC 8414) and the
+        scopes. Raises `ConsentFailed` if no authorization server is found, or if the gateway may not use it."""
         answer = await self._answer(httpx2.Request("GET", settings.resource, headers=_ACCEPT), head_only=True)
         named = None if answer is None else sdk.extract_resource_metadata_from_www_auth(answer)
         resource = None
@@ -264,8 +268,9 @@ class ConsentFlow:
     async def _client(
         self, secret: str, found: "_Found", settings: ConsentSettings
     ) -> tuple[OAuthClientInformationFull, str]:
-        """Return the gateway as a client of the authorization server, and the name of the stored registration; empty if
-        the gateway did not have to register. Raises `ConsentFailed`, `StoreUnavailable`."""
+        """Return what identifies the gateway as a client of the authorization server. If it has no client id and no
+        usable metadata URL there, register it first, once. Also return the name of the stored registration; empty if
+        there is none. Raises `ConsentFailed` if the server does not register it, and `StoreUnavailable`."""
         metadata = found.metadata
         if settings.client_id:
             return OAuthClientInformationFull(client_id=settings.client_id, token_endpoint_auth_method="none"), ""
@@ -299,12 +304,14 @@ class ConsentFlow:
 
 
 def client_url(base: str, secret: str) -> str:
-    """Return the URL of the gateway's metadata as a client (OAuth Client ID Metadata Document)."""
+    """Return the URL at which authorization servers read the gateway's client metadata for a secret (OAuth Client ID
+    Metadata Document). `base`: the gateway's URL for browsers. `secret`: the secret's name."""
     return f"{base}{CLIENT}{secret}.json"
 
 
 def client_metadata(base: str, secret: str) -> dict[str, Any]:
-    """Return the metadata of the gateway as a client (RFC 7591 §2). `base`: its URL for browsers."""
+    """Return the gateway's client metadata for a secret (RFC 7591 §2). `base`: the gateway's URL for browsers.
+    `secret`: the secret's name, which is in the redirect URI."""
     return {
         "client_name": "MCP Session Gateway",
         "redirect_uris": [base + CALLBACK + secret],

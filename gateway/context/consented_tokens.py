@@ -72,8 +72,8 @@ class Sealed:
             return None
 
     async def read(self, name: str, kind: type[T]) -> tuple[bytes | None, T | None]:
-        """Return the text that is stored under a name, and the record in it. The text is None if nothing is stored. The
-        record is None then, too, and if the text cannot be opened. Raises `StoreUnavailable`."""
+        """Return the encrypted text that is stored under a name, and the record in this text. If nothing is stored,
+        both are None. If the text cannot be opened (`open`), only the record is None. Raises `StoreUnavailable`."""
         text = await self.store.get(name)
         return text, None if text is None else self.open(name, text, kind)
 
@@ -88,31 +88,37 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a principal has allowed: the tokens, and how to refresh them.
-
-    `form` and `headers` are in each request for a token. `registration` is the name of the client's stored
-    `Registration`; empty if there is none. `until`: the Unix time from which the token is replaced; `expires`: when it
-    is not valid any more. `refreshes`: the Unix time until which no other refresh begins, because a replica refreshes
-    the token, or because the last refresh has failed (`fault`). `is_rejected`: the server has not accepted this token,
-    or the token that was replaced by this one.
-    """
+    """The stored consent of a principal to the use of a secret: its tokens, and how to refresh them. Times are Unix
+    times."""
 
     name: str
+    """The name under which it is stored (`grant_name`)."""
     issuer: str
     subject: str
     secret: str
     token: str
     until: float
+    """When the token is replaced: a little before `expires`."""
     expires: float
+    """When the token is not valid any more."""
     since: float
+    """When the consent began."""
     refresh: str = ""
+    """The refresh token; empty if there is none."""
     endpoint: str = ""
+    """The token endpoint of the authorization server."""
     form: dict[str, str] = {}
+    """Form fields of each request for a token."""
     headers: dict[str, str] = {}
+    """Headers of each request for a token."""
     registration: str = ""
+    """The name of the stored `Registration` of the client; empty if there is none."""
     refreshes: float = 0.0
+    """Until when no other refresh begins: a replica refreshes the token now, or the last refresh has failed."""
     fault: str = ""
+    """Why the last refresh has failed; empty if it has not."""
     is_rejected: bool = False
+    """True: the server has not accepted this token, or the one before it."""
 
     __repr__ = object.__repr__
 
@@ -123,23 +129,26 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A client that the gateway has registered, as the authorization server has answered."""
+    """A stored registration of the gateway as a client of an authorization server."""
 
     client: str
+    """The answer of the authorization server to the registration, as JSON."""
 
     __repr__ = object.__repr__
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """A connected account: a principal, and the secret and the server that the principal has consented to. The present
-    token `expires` at a Unix time, and is refreshed if `is_refreshed`."""
+    """A connected account, for operators: what a principal has consented to. Times are Unix times."""
 
     principal: str
     secret: str
     resource: str
+    """The URL of the server."""
     since: float
     expires: float
+    """When the present token is not valid any more."""
     is_refreshed: bool
+    """True: a new token follows, because there is a refresh token."""
 
 
 class ConsentedTokens:
@@ -154,7 +163,7 @@ class ConsentedTokens:
 
     @property
     def requests(self) -> "AuthorizationServerClient":
-        """Return the sender of requests to authorization servers, which is made at its first use."""
+        """Return the client that sends requests to authorization servers. It is made when it is first needed."""
         if self._made is None:
             from gateway.context.authorization_server_client import AuthorizationServerClient  # loads an HTTP client
 
@@ -162,7 +171,8 @@ class ConsentedTokens:
         return self._made
 
     async def token_for(self, secret: str, settings: ConsentSettings, principal: Principal) -> Grant:
-        """Return what a principal has consented to for a secret. Its token can be used now: it is refreshed if needed.
+        """Return the grant by which a principal has consented to the use of a secret. Its token is valid now: an old
+        token is refreshed first.
 
         Raises:
             ConsentNeeded: the principal has not consented, or not any more.
@@ -197,14 +207,16 @@ class ConsentedTokens:
             raise UpstreamUnavailable(f"there is no credential {secret!r} now: the store does not answer") from None
 
     def link_in(self, text: str) -> Link | None:
-        """Return the link that a person opens; None if it is not this gateway's, or has expired."""
+        """Return what the encrypted `text` of a link says (the last part of the URL that a person opens). Return None
+        if the text is not this gateway's, or if the link has expired."""
         link = self.sealed.open("link", text.encode("utf-8", "replace"), Link)
         return link if link is not None and self.clock() < link.until else None
 
     # -- refreshing
 
     async def _refreshed(self, name: str, settings: ConsentSettings, text: bytes, grant: Grant) -> None:
-        """Refresh a token, and store the outcome. Do nothing if another replica refreshes it already."""
+        """Refresh the token of a grant, and store the outcome. `text`: the grant as it is stored under `name` now. Do
+        nothing if the stored text has changed, as when another replica refreshes the token already."""
         claimed = replace(grant, refreshes=self.clock() + _REFRESH_S, fault="")
         mark = self.sealed.seal(name, claimed)
         if not await self.sealed.store.replace(name, text, mark, self._kept_s(grant)):
@@ -229,7 +241,8 @@ class ConsentedTokens:
         await self._tasks.settled()
 
     async def _after_refresh(self, settings: ConsentSettings, grant: Grant) -> Grant | None:
-        """Ask for a new token. Return the grant with it, or with the fault; None if the grant has ended."""
+        """Ask the authorization server for a new token. Return the grant with this token. If there is none now, return
+        the grant with the reason in `fault`. If the server says that the grant has ended, return None."""
         from gateway.context.authorization_server_client import ASKED_AGAIN_S, NoToken, client_headers
 
         form = {**grant.form, "grant_type": "refresh_token", "refresh_token": grant.refresh}
@@ -244,9 +257,9 @@ class ConsentedTokens:
         return with_token(grant, given, self.clock())
 
     async def forget_client(self, grant: Grant, code: str) -> bool:
-        """Remove the registration of a grant's client, so that the next consent registers the gateway anew. Do nothing
-        and return False if the client was not registered, or if the error `code` does not say that the authorization
-        server has forgotten it. Raises `StoreUnavailable`."""
+        """Handle the error `code` with which an authorization server has refused a token. If it says that the server
+        has forgotten the client that the gateway registered for this grant, remove the stored registration and return
+        True: the next consent registers anew. Otherwise return False. Raises `StoreUnavailable`."""
         if not grant.registration or code not in _LOST:
             return False
         text, found = await self.sealed.read(grant.registration, Registration)
@@ -282,7 +295,7 @@ class ConsentedTokens:
     # -- keeping
 
     async def keep(self, name: str, grant: Grant) -> None:
-        """Store a new grant in place of an earlier one. Raises `StoreUnavailable`."""
+        """Store a grant under `name`, in place of an earlier one if there is one. Raises `StoreUnavailable`."""
         text = self.sealed.seal(name, grant)
         for _ in range(_MOST_TRIES):
             if await self.sealed.store.replace(name, await self.sealed.store.get(name), text, self._kept_s(grant)):

@@ -54,13 +54,14 @@ def without_templates(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def secrets_in_files(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the secrets of the placeholders `${secret_file:NAME}` in the values, each with the placeholder
-    `${secret:NAME}`."""
+    """Return, by name, the secrets that `${secret_file:NAME}` in the values names. Each has the text
+    `${secret:NAME}`, from which `PrincipalSecrets.current` makes the content of its file."""
     return {name: f"${{secret:{name}}}" for name in secrets_in(*values.values(), kind=_FILE)}
 
 
 def with_paths(values: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the values, with the placeholders of files replaced by their paths. Raises `UpstreamUnavailable`."""
+    """Return the values, with each `${secret_file:NAME}` replaced by the path of its file. `paths`: the paths by the
+    secret's name. Raises `UpstreamUnavailable` if a path is missing."""
     if missing := secrets_in_files(values).keys() - paths:
         # A reload has removed a rule that gave the variable another value, after the files were made.
         raise UpstreamUnavailable(f"there is no file of credential {min(missing)!r} yet: send the request again")
@@ -92,8 +93,8 @@ class PrincipalSecrets:
         self._exchanges: dict[str, TokenExchange] = {}
 
     def sources(self, values: Mapping[str, str]) -> list[ExchangeSettings | ConsentSettings | None]:
-        """Return an item for each secret that the values name: the settings by which its token is obtained, or None if
-        the secret is no token."""
+        """Return an item for each secret whose placeholder is in the values: the settings by which its token is
+        obtained (exchange or consent), or None if the secret is no token of an authorization server."""
         named = map(self._secrets.get, secrets_in(*values.values()))
         return [None if settings is None else settings.tokens for settings in named]
 
@@ -110,7 +111,7 @@ class PrincipalSecrets:
     async def current(
         self, values: Mapping[str, str], principal: Principal, token: CallerToken | None = None
     ) -> CurrentSecrets:
-        """Return the values, with their placeholders replaced by the principal's secrets, and the time from which the
+        """Return the values, with each `${secret:NAME}` replaced by the principal's secret, and the time from which the
         tokens in them have to be renewed. `token`: the access token of the principal; None if there is none.
 
         Raises:
@@ -127,15 +128,17 @@ class PrincipalSecrets:
         return CurrentSecrets({name: PLACEHOLDER.sub(filled, value) for name, value in values.items()}, until)
 
     async def reject(self, values: Mapping[str, str], principal: Principal, sent: Collection[str]) -> None:
-        """Replace the principal's consented tokens that a server has not accepted. `sent`: the values that were sent to
-        the server, which may be older than the present ones."""
+        """Have the principal's consented tokens replaced that a server has not accepted (`ConsentedTokens.reject`).
+        `values`: the values with their placeholders. `sent`: the values as they were sent to the server, with tokens
+        that may be older than the present ones."""
         for name in secrets_in(*values.values()):
             settings = self.consent_of(name, principal)
             if settings is not None and self._consented is not None:
                 await self._consented.reject(name, settings, principal, sent)
 
     async def _secret(self, name: str, principal: Principal, token: CallerToken | None) -> tuple[str, float]:
-        """Return a secret, and the Unix time from which it has to be renewed."""
+        """Return the value of the secret `name` for a principal, and the Unix time from which it has to be renewed:
+        infinity if it is no token. Raises `UpstreamUnavailable` if the principal has no value."""
         settings = self._secrets.get(name)
         if settings is None or not self._is_for(settings, principal):
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
@@ -180,8 +183,8 @@ class PrincipalSecrets:
         return held.token, held.until
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
-        """Return True if a principal may use a secret. If the secret's source contains the subject, it must be safe to
-        insert there, and unique among the issuers."""
+        """Return True if a principal may use a secret. If the source of the secret contains the principal's subject,
+        the subject must be safe to insert there, and no other issuer may be able to have the same subject."""
         if settings.issuer and settings.issuer != principal.issuer:
             return False
         if not settings.is_personal:

@@ -39,10 +39,12 @@ class CurrentSecrets:
 
 
 class SecretFiles:
-    """The files of one process. `paths` has the path of each, by the secret's name. `first` has their first values.
-    `renewed` are the names of the secrets that are renewed: `read` returns their present values, and a file whose value
-    it leaves out stays as it is. Raises `OSError` if no folder can be made, and `UpstreamUnavailable` if a file cannot
-    be written.
+    """The files of one process's secrets: they are written at once, and removed by `close`.
+
+    `first`: the values of all files, by the secret's name. `renewed`: the names of the secrets that are renewed.
+    `read` returns the present values of these; a file without a value in its result stays as it is. `paths`: the paths
+    of the files, by the secret's name. Raises `OSError` if no folder can be made, and `UpstreamUnavailable` if a file
+    cannot be written.
 
     Files are written below an open descriptor of the folder, each under a new name that then replaces the old one. So
     a symlink that the process has put there leads nowhere.
@@ -78,7 +80,8 @@ class SecretFiles:
             raise
 
     def hide(self, text: str) -> str:
-        """Return a text that the process has written, with the values of its files redacted."""
+        """Return `text`, with the present and the latest earlier values of the files redacted. Used on what the process
+        writes."""
         return without_values(text, self.known)
 
     async def renew(self) -> None:
@@ -107,8 +110,8 @@ class SecretFiles:
             self._start_timer()
 
     def renew_while(self, is_needed: Callable[[], bool]) -> None:
-        """Renew the files of renewed secrets in time. If `is_needed` returns False when a renewal is due, remove them
-        instead."""
+        """From now on, renew the files of renewed secrets whenever a renewal is due. If `is_needed` returns False at
+        that time, remove these files instead: the next `renew` writes them again."""
         self._is_needed = is_needed
         self._start_timer()
 

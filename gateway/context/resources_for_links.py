@@ -21,13 +21,16 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkResources:
-    """The resources of one link. `files` are the files of its secrets; None if it has none. `close` releases all when
-    the link ends."""
+    """The resources of one link."""
 
     given: ConnectOptions = field(default_factory=ConnectOptions)
+    """What to give to the transport that opens the link, such as environment variables."""
     session: ToolSession | None = None
+    """The session object for tools, if the server is an object in this process."""
     files: SecretFiles | None = None
+    """The files of its secrets; None if it has none."""
     close: Callable[[], None] = lambda: None
+    """Releases all resources; called when the link ends."""
 
     @property
     def file_values(self) -> set[str]:
@@ -106,9 +109,10 @@ class LinkResourceProvider:
         """Return the resources of a link to a child process, with a socket of its own to the session's state. Create
         the session's folder if a variable or the launcher contains its path.
 
-        `launcher`: the command that starts the child; its placeholders are filled in here. It can get the names of the
-        child's variables (those in `env`, and further ones in `named`), but never their values. `files`: the files of
-        the child's secrets.
+        `facts`: the facts of the session, which the child gets as JSON. `env`: the child's variables. `launcher`: the
+        command that starts the child; its placeholders are filled in here. It can get the names of the child's
+        variables (those in `env`, and further ones in `named`), but never their values. `files`: the files of the
+        child's secrets; None if it has none.
 
         Raises:
             UpstreamUnavailable: the socket or the folder cannot be made, or the launcher names a folder of files that
@@ -143,8 +147,9 @@ class LinkResourceProvider:
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of a launcher's command with placeholders replaced. A part with `{variable}` is repeated for the
-    name of each variable. It never gets their values, because lists of processes would show these."""
+    """Yield the parts of a launcher's command. Each placeholder in `values` is replaced by its value. A part with
+    `{variable}` is repeated for each name in `variables`. The command never contains values of variables, because
+    lists of processes would show them."""
     for part in launcher:
         for placeholder, value in values.items():
             part = part.replace(placeholder, value)

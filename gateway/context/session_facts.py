@@ -144,7 +144,8 @@ class SessionFacts:
         return self._added(session, name, field)[0]
 
     def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
-        """Return the value of a field that the operator has defined, and the value's source."""
+        """Return the value of a field that the operator has defined, and the source of the value (such as announced or
+        configured). The value is empty if the session has none."""
         if field.metadata:
             found = session.metadata.get(field.metadata, "")[:FIELD_CHARS]
             template = self._templates.get(field.metadata, "")

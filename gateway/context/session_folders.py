@@ -66,7 +66,8 @@ class SessionFolders:
         return self._folder
 
     def _take(self, root: Path, name: str) -> bool:
-        """Create and lock the folder of this process. Return False if another process has locked it to remove folders.
+        """Create the folder `name` in `root`, and lock it as the folder of this process. Return False if another
+        process, which removes old folders, has the lock: the caller then tries another name.
 
         The lock is taken first, because other processes remove a folder whose lock is free.
         """
@@ -171,7 +172,7 @@ class SessionFolders:
             os.close(self._lock)
 
     async def clean(self) -> None:
-        """Remove the folders of processes that were killed."""
+        """Remove the folders of earlier gateway processes of this user that were killed."""
         await asyncio.to_thread(self._clean)
 
     def _clean(self) -> None:

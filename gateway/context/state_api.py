@@ -75,8 +75,9 @@ Allowing = Callable[[Request], Awaitable[StateAccess]]
 
 
 async def by_connection(request: Request) -> StateAccess:
-    """Return the session of the socket on which the request arrived. Raises `HTTPException`: 401 if the request lacks
-    the socket's secret, 403 if it comes from a process that does not belong to the socket's server."""
+    """Return the access to the session that the socket of this connection belongs to. Raises `HTTPException`: 401 if
+    the request lacks the socket's secret, 403 if it comes from a process that does not belong to the socket's
+    server."""
     access: StateAccess = request.scope["state"][OF_SOCKET]()
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
@@ -88,7 +89,8 @@ async def by_connection(request: Request) -> StateAccess:
 
 
 def state_api(allowing: Allowing) -> Starlette:
-    """Return the ASGI application for the state. Values are JSON, errors are `{"error": "…"}` with an HTTP status."""
+    """Return the ASGI application that serves the state of sessions. `allowing` returns the session that a request may
+    access. Values are JSON, errors are `{"error": "…"}` with an HTTP status."""
     key = "/v1/state/{key:path}"
     return Starlette(
         routes=[
@@ -208,8 +210,8 @@ async def _increment(request: Request, access: StateAccess) -> Response:
 
 
 async def _compare_and_set(request: Request, access: StateAccess) -> Response:
-    """Set a key to `value` if it has the value `expected`. Without `expected`, the key must not exist; without `value`,
-    the key is deleted."""
+    """Set a key to `value` if it has the value `expected`; both are in the body. Without `expected`, the key must not
+    exist; without `value`, the key is deleted. The answer says in `swapped` whether the key was changed."""
     key = request.path_params["key"]
     change = _object(await _body(request), "expected", "value")
     expected, value = (to_json(key, change[n]) if n in change else None for n in ("expected", "value"))

@@ -37,12 +37,13 @@ _ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 class HeldToken(msgspec.Struct, frozen=True):
-    """A cached token, or the reason (`fault`) why there is none, and the Unix time from which a new one is
-    requested."""
+    """The cached outcome of an exchange: a token, or the reason why there is none."""
 
     token: str
     until: float
+    """The Unix time from which another exchange is made."""
     fault: str = ""
+    """Why there is no token; empty if there is one."""
 
     __repr__ = object.__repr__
 
@@ -79,8 +80,8 @@ class TokenExchange:
         return held
 
     async def _exchanged(self, key: bytes, caller: CallerToken) -> HeldToken:
-        """Exchange a caller's token, and return the result. Cache it before this task ends, so that a later caller does
-        not start another exchange."""
+        """Exchange a caller's token. Return the outcome, which is a token or the reason why there is none. The outcome
+        is cached under `key` before this task ends, so that no later request starts another exchange."""
         try:
             given = await self._ask(caller)
             held = HeldToken(given.access_token, min(self._clock() + given.used_s, caller.expires))
