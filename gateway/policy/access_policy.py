@@ -31,22 +31,24 @@ _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy's decision on one tool for sessions with one context.
-
-    `server` and `tool` name the tool; `tool` is empty if the server does not list it. `reason` says why the tool is not
-    allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` has
-    expressions that must not match the arguments. `bind` has pairs of an argument and the session's field that fills
-    it. `slow_s` is the seconds after which a call counts as slow."""
+    """The policy's decision whether sessions with one context may call one tool, and by which rules."""
 
     allowed: bool
     server: str = ""
     tool: str = ""
+    """The tool's name; empty if the server does not list the tool."""
     reason: str = ""
+    """Why the tool is not allowed; empty if it is."""
     operation: str = ""
+    """`read`, `write` or `eval`."""
     operation_from: str = ""
+    """Where `operation` is set: the name of a setting, or the tool's annotations."""
     blocked: tuple[Any, ...] = ()
+    """Expressions that must not match the arguments of a call."""
     bind: tuple[tuple[str, str], ...] = ()
+    """Pairs: an argument, and the field of the session that fills it in."""
     slow_s: float = 10.0
+    """The seconds after which a call counts as slow."""
 
 
 class Policy:
@@ -101,7 +103,8 @@ class Policy:
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
     def restricts(self, server: str) -> frozenset[str]:
-        """Return the kinds of a server's items (`tools`, `prompts`, `resources`) of which some may be hidden."""
+        """Return those kinds of a server's items (`tools`, `prompts`, `resources`) of which the settings may hide some
+        items from some session. Of an unknown server, these are all kinds."""
         return self._restricted.get(server, _KINDS)
 
     def _entry(self, server: str) -> UpstreamSettings:
@@ -110,9 +113,9 @@ class Policy:
         return self._servers.get(server, _REMOVED)
 
     def cache_key_context(self, context: Context) -> Context:
-        """Return the part of a context on which decisions depend, as a key for caches. Its fields are left out, and so
-        is an announced workspace that grants nothing. So sessions share cached decisions, and clients cannot fill the
-        caches with values of their choice."""
+        """Return a copy of a context that has only what decisions depend on, as a key for caches. The operator's fields
+        and an announced workspace that grants nothing are left out. So sessions share cached decisions, and clients
+        cannot fill the caches with values of their choice."""
         is_ignored = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
         if not context.fields and not (is_ignored and context.workspace):
             return context
@@ -167,13 +170,16 @@ class Policy:
         return self._decided(self.cache_key_context(context), server, tool, annotated, digest)
 
     def decide_listed(self, context: Context, server: str, tools: Tools, name: str) -> Decision:
-        """Decide, as `decide` does, on a tool in a server's list. All tools that are not listed are decided under the
-        name `""`, so that clients cannot fill the cache."""
+        """Return the decision (`decide`) on the tool `name` of a server. `tools`: the server's list, from which the
+        annotated operation and the digest are taken. All tools that are not in the list are decided under the name
+        `""`, so that clients cannot fill the cache."""
         digest = tools.digest(name) if server in self._locked else ""
         return self.decide(context, server, name if name in tools else "", tools.operation(name), digest)
 
     def decide_approved(self, context: Context, server: str, tool: str, operation: str) -> Decision:
-        """Decide, as `decide` does, on a tool that the lock file does not hide, or did not hide when it was called."""
+        """Return the decision (`decide`) on a tool as if the server listed it in the form that the lock file approves.
+        For tools that the lock file does not hide, or did not hide when they were called. `operation`: that in the
+        tool's annotations."""
         lock = self._settings.lock
         digest = "" if lock is None else lock.digest_of_tool(server, tool)
         return self.decide(context, server, tool, operation, digest)
@@ -290,7 +296,8 @@ class Policy:
         return [pattern for pattern, _ in self._entries(context) if pattern is not None]
 
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
-        """Return the reason why the context's workspace does not include all of `names`; empty if it does."""
+        """Return the reason why the context's workspace does not include all items `names`; empty if it does. `kind`:
+        the part of the workspace's entry that lists such items, such as `tools` or `servers`."""
         for pattern, entry in self._entries(context):
             if not all(any_matches(getattr(entry, kind), name) for name in names):
                 if pattern is None:
@@ -320,8 +327,8 @@ class Policy:
 
 
 def _left_out(rules: UpstreamSettings, names: Iterable[str], where: str) -> str:
-    """Return the reason why a server's settings exclude a tool for all sessions; empty if they do not. `names` has all
-    spellings of the tool's name."""
+    """Return the reason why a server's settings (`rules`) exclude a tool for all sessions; empty if they do not.
+    `names` has all spellings of the tool's name. `where`: the path of these settings, for the reason."""
     for name in names:
         if any_matches(rules.hidden_tools, name):
             return f"it is hidden from everyone ({where}.hidden_tools)"
@@ -337,7 +344,8 @@ def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule
 
 def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings | UpstreamSettings]) -> str:
     """Return the reason why an item or a server is hidden from sessions with this context; empty if it is visible.
-    `found` has the settings whose patterns match the item, by pattern; or those of the server, by its name."""
+    `found`: of an item, the settings whose patterns match it, by pattern; of a server, its settings, by its name.
+    `where`: the path at which these settings are, for the reason."""
     for pattern, item in found.items():
         if item.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.{pattern}.direct_only)"

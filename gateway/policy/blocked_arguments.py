@@ -96,9 +96,8 @@ def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
 
 @functools.lru_cache(maxsize=_NAMES)
 def _in_name(name: str, expressions: tuple[Any, ...]) -> bool | None:
-    """Return True if an expression matches an argument's name; None if the name may have another normal form, which
-    must be searched separately. Cached, because all calls of a tool repeat the names of its arguments. A search takes
-    0.7 µs."""
+    """Return whether an expression matches the name of an argument. Return None if the name may have another normal
+    form: the caller then has to search both. Cached, because all calls of a tool repeat the names of its arguments."""
     if name.isascii() and name.isprintable():
         return _matches(name, expressions)
     return None
@@ -142,8 +141,9 @@ def _number(value: float) -> Iterator[str]:
 
 
 def _spelled(text: str, plain: str) -> Iterator[str]:
-    """Yield, as text, the number or truth value that a server may read from a string. The rules are Python's and
-    JavaScript's, which accept more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
+    """Yield the texts, other than `text` itself, of the number or truth value that a server may read from the string
+    `text`. `plain`: that string without spaces around it. The rules are Python's and JavaScript's, which accept more
+    than JSON: signs, leading zeros, `1_000`, `0x10`, `True`."""
     if plain.lower() in ("true", "false"):
         yield plain.lower()
     for read in _READS:

@@ -48,9 +48,12 @@ class ShownSession(Protocol):
 
 
 class ChangedTools:
-    """Compare listed tools with those that a session's client has seen. `counted` has the number of changed tools for
-    each value of the setting `policy.changed_tools`. `happened` is called with a session, the server and the name of a
-    tool that has changed in the session. `remember` writes the tools that a session was shown into its record."""
+    """Compare the tools that servers list now with those that a session's client has seen.
+
+    `counted`: where changed tools are counted, by the value of the setting `policy.changed_tools`. `happened` is called
+    with a session, a server and the name of a tool that has changed in the session. `remember` is called with a
+    session, and writes the tools that it was shown into its record.
+    """
 
     def __init__(
         self,
@@ -90,9 +93,11 @@ class ChangedTools:
     def called(
         self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
     ) -> Note | Literal["same", "unknown"]:
-        """Decide on a call of a tool, by the server's list. Return "same" if the tool is unchanged or new, or a
-        function that adds a note to the call's result if it has changed. `is_own`: the session's own process or
-        connection has sent the list. Any other list does not prove a change: then return "unknown".
+        """Decide on a call of a tool by comparing `tools`, the server's list, with what the session was shown.
+
+        If the tool is unchanged or new, or if the settings allow changes, return "same". If it has changed, return a
+        function that adds a note to the call's result. `is_own`: the session's own process or connection has sent the
+        list. A difference to any other list does not prove a change: then return "unknown".
 
         Raises:
             Refused: the tool has changed, and such calls are refused.
@@ -114,9 +119,9 @@ class ChangedTools:
     def _refused_if_changed(
         self, live: ShownSession, server: str, tools: Tools, name: str, *, is_own: bool
     ) -> Literal["same", "unknown"]:
-        """Decide as `called`, if calls of changed tools are refused. If the session was shown no tool of the server,
-        the present list counts as shown: modern clients list tools before they have a session, and would otherwise see
-        a list only after a change. Raises `Refused`."""
+        """Decide as `called` under the setting that refuses calls of changed tools: raise `Refused` if the tool has
+        changed. If the session was shown no tool of the server, the present list counts as shown: modern clients list
+        tools before they have a session, and would otherwise see a list only after a change."""
         form = tools.form(name)
         if form != b"" and live.shown.has_list_of(server) and live.shown.form(server, name) is None:
             return "same"  # a new tool
@@ -144,8 +149,9 @@ class ChangedTools:
         return with_meta(of_one_session(result), {CHANGED_KEY: _NOTE})
 
     def _accept(self, live: ShownSession, server: str, name: str, form: bytes) -> None:
-        """Record the changed tool as shown to the session. A tool that is listed in two forms (hashes) cannot be
-        recorded, so the next result has the note again."""
+        """Record that the session was shown a changed tool in its present `form` (the hash of its content). A tool that
+        the server lists in two forms has an empty `form`, and cannot be recorded: the next result has the note
+        again."""
         if not form:
             return
         self._show(live, live.shown.with_tool(server, name, form))

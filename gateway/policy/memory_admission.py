@@ -130,8 +130,8 @@ class ServerMemory:
     # -- what there is
 
     def bytes_of(self, process: ServerProcess) -> int:
-        """Return the bytes that are counted for a process: those that were last read. Until it was read after it had
-        grown, at least those that are expected."""
+        """Return the bytes that are counted for a process: those that were last read. As long as it was not read after
+        it had grown, it counts at least as much as a new process of its server (`expected`)."""
         if process.is_grown:
             return process.read_bytes or 0
         return max(process.read_bytes or 0, self.expected(process.server))
@@ -187,7 +187,8 @@ class ServerMemory:
     # -- processes come and go
 
     def begin(self, server: str, session_id: str) -> ServerProcess:
-        """Count a process that is about to start.
+        """Count a process that is about to start, and return the object that stands for it. The caller reports the
+        start (`started`) and the end (`ended`) of the process to that object.
 
         Raises:
             Refused: 503, too little memory is free for the process.
@@ -266,8 +267,8 @@ class ServerMemory:
         self._judge(self.state())
 
     def _judge(self, state: MemoryState) -> None:
-        """Set `is_short`: True if less than a tenth of the memory is free, if two processes of the largest running
-        server have no room, or if a process was refused. Log each change."""
+        """Set `is_short` by the present memory `state`. Memory is short if less than a tenth is free, if two processes
+        of the largest running server have no room, or if a process was refused. Log each change of `is_short`."""
         largest = max(self._typical.values(), default=0)
         spare = (state.most - state.own) * _MOST_SPARE
         enough = max(state.most * _SHORT, min(2 * largest, spare))

@@ -16,7 +16,8 @@ Key = tuple[str, str, str]
 
 
 class ToldOnce:
-    """Record about which items of servers operators were told. A server with many items does not fill the log."""
+    """Remember of which items of servers the log has spoken, so that each item is logged once, and a server with many
+    items does not fill the log."""
 
     def __init__(self) -> None:
         # For each server, so that none hides what others list.
@@ -24,15 +25,15 @@ class ToldOnce:
         self._recent: dict[str, TTLCache[Key, None]] = {}
 
     def is_new(self, server: str, key: Key) -> bool:
-        """Return True if this is the first call with this server and key."""
+        """Return True if this method was not called with this server and `key` before."""
         told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
         is_new = key not in told
         told[key] = None
         return is_new
 
     def has_room(self, server: str, key: Key) -> bool:
-        """Return True if a line about this new item may be logged, because few were logged in the last minute. Count
-        the line."""
+        """Return True if the caller may log a line about this item, because few lines about the server's items were
+        logged in the last minute. The line then counts as logged."""
         recent = self._recent.setdefault(server, TTLCache(_MOST_IN_A_MINUTE, 60.0))
         has_room = len(recent) < _MOST_IN_A_MINUTE
         if has_room:

@@ -158,4 +158,4 @@ def _named(session: Session) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing at the end of a process: without a quota, processes are not counted."""
+    """Do nothing. `hold_process` returns this function if there is no quota of processes: then none is counted."""

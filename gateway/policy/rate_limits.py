@@ -53,12 +53,13 @@ _NEVER: Final = -math.inf
 
 
 class _Account:
-    """The tokens that this replica has for one key. `left` is the number of unspent tokens from the store; negative if
-    tokens were spent in advance.
+    """The tokens that this replica has taken from the store for one session, address or principal, for its messages.
 
-    Beyond the rate, the store grants tokens that become valid later: one every `every` seconds, the last at `last_at`.
-    `queue` has the messages without a token. `waiting` is the number of messages whose token is not valid yet. All
-    times are of the monotonic clock.
+    `left`: the number of unspent tokens; negative if tokens were spent before they were taken.
+    `queue`: a future for each message that has no token yet.
+    `waiting`: the number of messages that have a token which is not valid yet.
+    `every`, `last_at`: beyond the rate, the store grants tokens that become valid later: one every `every` seconds, the
+    last one at `last_at` (by the monotonic clock).
     """
 
     __slots__ = ("ahead", "credit", "every", "key", "kind", "last_at", "left", "low", "queue", "until", "waiting")
@@ -195,9 +196,10 @@ class RateLimits:
         await self._count(self._openings, session.counted_as)
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
-        """Count a call against all rates without waiting and without asking the store. Return False, and count nothing,
-        if that is impossible. `principal` is None if the replica that forwarded the call has counted it as a message.
-        `session_id` is empty if the session's owner counts the call."""
+        """Count a call against the rates of its sender and its session, with tokens that this replica has at hand.
+        Never wait for the store: if a token is missing, return False and count nothing. `principal` is None if the
+        replica that forwarded the call has counted the sender. `session_id` is empty if the session's owner counts the
+        call."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         sender = None if senders is None or whose is None else senders[whose]
         session = None if self._sessions is None or not session_id else self._sessions[session_id]
@@ -271,8 +273,8 @@ class RateLimits:
         self._tasks.start(account, lambda: self._refill(account))
 
     async def _refill(self, account: _Account) -> None:
-        """Take tokens from the store: for those spent in advance, for the messages in the queue, and for the next
-        calls."""
+        """Take tokens from the store, and serve the queue with them, until no message is left in it. Tokens are also
+        taken for those that were spent in advance, and for the next calls."""
         while True:
             try:
                 wait = await self._take(account)
@@ -298,8 +300,9 @@ class RateLimits:
         return wait
 
     async def _ask(self, account: _Account, tokens: int) -> float:
-        """Take tokens from the store. Return the seconds until the last one may be spent; above `_LONGEST_WAIT_S`, no
-        token was taken. If the store is unreachable, let all waiting messages continue and return 0."""
+        """Take `tokens` tokens from the store. Return the seconds until the last of them may be spent. If these are
+        more than `_LONGEST_WAIT_S`, no token was taken. If the store is unreachable, let all waiting messages continue
+        and return 0."""
         rate = account.kind.rate
         try:
             return await self._rates.take(account.key, rate.per_s, rate.at_once, tokens, _LONGEST_WAIT_S)

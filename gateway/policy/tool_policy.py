@@ -46,7 +46,8 @@ _UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
 
 
 class ToolCalls:
-    """Apply the policy to the tools of servers."""
+    """Apply the policy to the tools of servers: which tools a session sees, which it may call, and with which
+    arguments."""
 
     def __init__(
         self,
@@ -98,7 +99,8 @@ class ToolCalls:
         return [item for item, digest in digests if not self.unapproved.is_hidden(server, kind, item, digest)]
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """Return the reasons why schemas of these tools cannot be used, by the tool's name. Log each tool once."""
+        """Return those of these tools whose input schemas cannot be used, each name with the reason. Each of them is
+        logged once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -121,7 +123,8 @@ class ToolCalls:
         return faults
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-        """Return the regular expressions in the tools' schemas that are not checked, by the tool's name."""
+        """Return, by the tool's name, the regular expressions in input schemas that the gateway does not check. Tools
+        without such expressions are left out."""
         found: dict[str, tuple[str, ...]] = {}
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -231,9 +234,9 @@ class ToolCalls:
         return params
 
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
-        """Return the arguments of a call. If the client has left out an argument that the policy binds to a fact of the
-        session, fill it in. Skip bound arguments that the tool's schema does not have, because a pattern may match
-        several tools."""
+        """Fill in the arguments that the policy binds to facts of the session and that the client has left out. Return
+        the arguments. Arguments that the tool's schema does not have are not filled in, because a pattern may match
+        several tools. `note` is called if the client has sent another value than the session's, which stays."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()
@@ -281,8 +284,9 @@ def _is_left_out(given: Any) -> bool:
 
 
 def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
-    """Fill in bound arguments that the client has left out. Raises `ValueError` if `checked` would refuse or log the
-    call: a value is missing, or the client's value differs from the session's."""
+    """Set the bound arguments in `arguments`. `bound`: pairs of an argument and its value from the session. Raises
+    `ValueError` if the call has to go the general way (`checked`), which refuses or logs it: a value is missing, or the
+    client's value differs from the session's."""
     if not isinstance(arguments, dict):
         raise ValueError("no object")
     for name, value in bound:
@@ -305,6 +309,7 @@ def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a value for a log line: cut, and without text that looks like a credential."""
+    """Return the value of the argument or field `name` for a log line: cut, and without text that looks like a
+    credential."""
     text = value if isinstance(value, str) else str(value)
     return repr((scrubbed({name: text[:_MAX_SCRUBBED]})[name] or "")[:_MAX_SHOWN])

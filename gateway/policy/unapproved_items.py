@@ -24,18 +24,20 @@ TITLES: Final = {"tools": "tool", "prompts": "prompt", "templates": "resource te
 
 
 class Unapproved(msgspec.Struct, frozen=True, kw_only=True):
-    """A listed item that is hidden because the lock file does not approve it, with the `reason`. `item` is the part
-    of the item that its digest covers; of a very large item, only the name. `digest` is the digest of the item; empty
-    if the item cannot be approved. `approved` is the item that the lock file approves under this name; None if
-    there is none."""
+    """An item that a server lists and that is hidden, because the lock file does not approve it."""
 
     server: str
     kind: str
+    """One of `gateway.config.tools_lock.KINDS`."""
     name: str
     digest: str
+    """The digest of the item; empty if the item cannot be approved."""
     item: dict[str, Any]
+    """The part of the item that the digest covers; of a very large item, only the name."""
     reason: str
+    """Why the lock file does not approve it."""
     approved: Mapping[str, Any] | None
+    """What the lock file approves under this name; None: nothing."""
 
 
 class UnapprovedItems:
@@ -51,8 +53,8 @@ class UnapprovedItems:
         self._found: dict[str, LRUCache[Key, tuple[int, dict[str, Any]]]] = {}
 
     def is_hidden(self, server: str, kind: str, item: Mapping[str, Any], digest: str) -> bool:
-        """Return True if the lock file hides this item of the server. If it does, tell operators of the item. `digest`
-        is the item's. Must be called only if `Policy.locks` is True for the server."""
+        """Return True if the lock file hides this item of the server. A hidden item is kept for `of`, and logged and
+        audited once. `digest` is the item's. Must be called only if `Policy.locks` is True for the server."""
         name = item[_NAMES_OF[kind]]
         reason = self._policy.why_unapproved(server, kind, name, digest)
         if reason:
