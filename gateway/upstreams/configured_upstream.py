@@ -210,8 +210,9 @@ class ConfiguredUpstream:
         return self.conversation(live, era, call.correlation, call.exchange.caller)
 
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
-        """Return the era in which to send the requests of a session's client to the server. If the server refuses the
-        gateway's own requests, first ask the server for its era with the session's credentials."""
+        """Return the era in which to send requests of a session's client to the server. `client`: the client's era. If
+        the server refuses requests without a session's credentials, it is first asked for its era with those of this
+        session. `correlation`: the correlation id of the request, for the log of the link that this may open."""
         era = await self.era_for(client)
         if not self._facts.needs_credentials or self.settings.shared:
             return era
@@ -222,9 +223,9 @@ class ConfiguredUpstream:
         return await self.era_for(client)
 
     def conversation_at_hand(self, exchange: Exchange, client: Era) -> Conversation | None:
-        """Return the conversation in which a client's call would be sent, without waiting. If there is none yet, or its
-        era is unknown, return None. For a tool call alone, return any other conversation of the session with the server
-        in that case, because the list of tools in that conversation is valid for the call."""
+        """Return the present conversation in which a client's request would be sent; never wait or create one. If it
+        does not exist yet, or the era is unknown, return for a tool call any conversation of the session with the
+        server (its list of tools is valid for the call), and None for any other request."""
         live, era = live_session_of(exchange), self.era_now(client)
         if live is None:
             return None
@@ -235,7 +236,8 @@ class ConfiguredUpstream:
         return self.open_with(live) if held is None and exchange.method == "tools/call" else held
 
     def _key(self, era: Era, caller: ClientDeclaration | None) -> Key:
-        """Return the key under which a session stores its conversation with this server, for an era and a client."""
+        """Return the key under which a session stores its conversation with this server in `era`. With a legacy server,
+        each set of capabilities of a modern client (`caller`) has a key of its own."""
         declaring = caller if era is LEGACY else None
         return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
 
@@ -289,8 +291,9 @@ class ConfiguredUpstream:
         return conversation
 
     async def try_handshake(self, live: LiveSession, correlation: str) -> None:
-        """Test if a modern server also accepts a handshake, unless that is known. The test uses the session's own
-        process: starting another one would double the wait of the first legacy client."""
+        """Find out if a modern server also accepts a handshake, unless that is known. The test makes a handshake with
+        the session's own process: another process would double the wait of the first legacy client. The result is
+        stored for `era_now` and `era_for`."""
         await self.era_in(live, MODERN, correlation)
         if not self.settings.shared:
             await self._try_own_handshake(live, correlation)
@@ -312,7 +315,7 @@ class ConfiguredUpstream:
         return await self._links.resources.prestart(session, cast("StdioUpstream", self._upstream))
 
     def limit(self, limits: LimitSettings) -> None:
-        """Apply these limits from now on, also to calls that are in flight."""
+        """Apply the time limits for start, silence and calls in `limits` from now on, also to calls in flight."""
         self._deadlines.replace(limits.start_timeout_s, limits.noise_timeout_s, limits.call_timeout_s)
 
     # -- its end
@@ -334,8 +337,8 @@ class ConfiguredUpstream:
             self.restarts[Loss.CONFIGURED] += 1
 
     async def leave(self, live: LiveSession, conversation: Conversation, reason: str) -> None:
-        """Close a session's conversation with this server, whose configuration has changed. Calls in flight fail with
-        `reason`."""
+        """Close a session's conversation with this server, because the server's configuration has changed. Calls in
+        flight fail with `reason`. MCP session ids at the server's URL are removed from the session's record."""
         await live.replace_server(conversation, reason)
         with contextlib.suppress(StoreUnavailable):
             # Another URL does not know the MCP session ids of the former one.

@@ -50,15 +50,18 @@ _REFUSED: Final = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The `era` that an answer to `server/discover` proves; None if it proves none. `result` is the answer of a usable
-    modern server. `reason` says why the server cannot be used, or why no era is proved. `retry` is the protocol version
-    to ask again with. `is_refused`: the HTTP status asks for credentials."""
+    """What the answer of a server to `server/discover` proves."""
 
     era: Era | None
+    """The era of the server; None if the answer proves none."""
     result: bytes | None = None
+    """The result in the answer; only of a modern server that can be used."""
     reason: str = ""
+    """Why the server cannot be used, or why no era is proved."""
     retry: str = ""
+    """The protocol version with which to ask again; empty: none."""
     is_refused: bool = False
+    """True: the HTTP status asks for credentials."""
 
 
 async def ask_discovery(conversation: Conversation, *, within_s: float, is_remote: bool) -> Discovery:
@@ -119,7 +122,8 @@ def meaning_of(error: msgspec.Raw) -> Discovery:
 
 
 def _of_versions(data: dict[str, Any]) -> Discovery:
-    """Return the era that the supported versions in an `UnsupportedProtocolVersionError` prove."""
+    """Return the era that the supported versions in the `data` of an `UnsupportedProtocolVersionError` prove. If one of
+    them is a modern version that the gateway speaks, ask again with it (`retry`)."""
     supported = [version for version in data["supported"] if isinstance(version, str)]
     common = [version for version in MODERN_VERSIONS if version in supported]
     if common:
@@ -163,9 +167,9 @@ class SessionDiscovery:
         return now >= self._legacy_until and now >= self._again_at.get(live, now)
 
     async def ask(self, live: LiveSession, conversation: Conversation) -> None:
-        """Ask the server for its era in a conversation of the session. Close the conversation if the server is not
-        modern. Concurrent callers share one request, which a cancelled caller does not cancel. A failure raises
-        nothing: the era stays unknown."""
+        """Ask the server for its era in a conversation of the session, and pass what is found to `learn`. Close the
+        conversation unless the server is modern. Concurrent callers share one request, which goes on if a caller is
+        cancelled. If asking fails, nothing is raised, and the era stays unknown."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share(conversation, lambda: self._ask(live, conversation))
 

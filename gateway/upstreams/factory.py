@@ -57,18 +57,20 @@ _GATEWAY_AWAY: Final = ". Start the gateway at {url} (`mcp-session-gateway run`)
 
 @dataclass(eq=False, repr=False)
 class UpstreamFactory:
-    """Build the `ConfiguredUpstream` of each server. `gateway` is the name of this gateway in the `Via` header of
-    requests to URLs. `resources` builds the `SessionResources` of one server. `permits` returns those of a server's
-    resource URIs to which sessions with a context may subscribe. For `has_lock`, see `ServerLists`."""
+    """Build the `ConfiguredUpstream` of each server."""
 
     limits: LimitSettings
     fork_server: ForkServer
     _: KW_ONLY
     gateway: str = ""
+    """The name of this gateway in the `Via` header of requests to URLs."""
     resources: Callable[[str, UpstreamSettings], SessionResources]
+    """Builds the `SessionResources` of the server with this name and these settings."""
     records: SessionRecorder
     permits: Callable[[Context, str, frozenset[str]], frozenset[str]]
+    """Gets a context, a server's name and resource URIs, and returns those to which such sessions may subscribe."""
     has_lock: bool = False
+    """True: the operator has a lock file of approved items."""
 
     def of_entry(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
         """Return the upstream of an entry of the configuration.

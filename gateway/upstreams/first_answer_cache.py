@@ -33,7 +33,8 @@ class FirstAnswers:
     def cache_key(
         self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context
     ) -> CacheKey | None:
-        """Return the cache key for a request of a legacy client; None if its result must not be cached."""
+        """Return the cache key for a request of a legacy client. It is the same for sessions to which the server would
+        give the same answer. Return None if the result must not be cached."""
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
         session = live.session
@@ -64,8 +65,9 @@ class FirstAnswers:
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
-    """Return True if a session has called no server, and the session's process has got no answer of the client to a
-    question, and has not notified of a change of the list `method`."""
+    """Return True if answers to `method` may come from the cache, or be cached: the session has called no server, its
+    process (if it has one) has got no answer of the client to a question, and the process has not notified of a change
+    of the list `method`."""
     if live.session.links or live.ended:
         return False
     if conversation is None:

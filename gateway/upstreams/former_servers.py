@@ -38,13 +38,15 @@ def _has_calls(live: LiveSession) -> bool:
 
 @dataclass(eq=False, repr=False)
 class _Former:
-    """A server with a former configuration. `used` has, for each conversation, the number of the last request in it,
-    and the monotonic time since which no later request was seen."""
+    """A server with a former configuration, and how sessions use it."""
 
     upstream: ConfiguredUpstream
     is_removed: bool
+    """True: the new configuration has no server of this name."""
     at: float
+    """The monotonic time at which its configuration was replaced."""
     used: WeakKeyDictionary[Conversation, tuple[int, float]] = field(default_factory=WeakKeyDictionary)
+    """For each conversation: the number of its last request, and the monotonic time since which there was no other."""
 
     @property
     def reason(self) -> str:
@@ -55,13 +57,14 @@ class _Former:
         return now - self.at >= KEPT_S
 
     def is_done(self, now: float) -> bool:
-        """Return True if the server's conversations that belong to no session may be closed."""
+        """Return True if the server may be closed, with its conversations that belong to no session: they have no calls
+        and a few seconds have passed, or the deadline has passed. `now`: monotonic time."""
         is_unused = all(conversation.is_unused for conversation in self.upstream.shared)
         return self.is_over(now) or (is_unused and now - self.at >= _GRACE_S)
 
     def may_leave(self, live: LiveSession, conversation: Conversation, now: float) -> bool:
-        """Return True if the session must leave its conversation with the server now, or can leave it without losing a
-        call."""
+        """Return True if the session has to leave its conversation with the server, because the deadline has passed, or
+        can leave it: the session has no calls, and has not called the server for a while."""
         if self.is_over(now):
             return True
         if live.has_suspended or not conversation.is_unused or _has_calls(live):
@@ -94,7 +97,8 @@ class FormerServers:
             successor.succeed(upstream)
 
     async def sweep(self) -> None:
-        """Let sessions leave servers that they no longer need, and close servers that no session uses."""
+        """Close the conversations of sessions that have to or can leave a former server. Then close the former servers
+        that no session uses. Called each second."""
         if not self._former:
             return
         now, used, leaving = monotonic(), set[_Former](), []

@@ -78,8 +78,9 @@ class SessionResources:
         self._secrets = headers if self.settings.is_remote else secrets_in_files(self.settings.env)
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
-        """Return the resources of a session's next link to the server. `context` has the session's rights. `resume` is
-        the MCP session id from an earlier link to a URL.
+        """Return the resources of a session's next link to the server. `context` has the rights that the link gets.
+        `correlation`: the correlation id of the request that needs the link. `resume`: the MCP session id that an
+        earlier link to a URL has got from the server; empty if there is none.
 
         Raises:
             UpstreamUnavailable: a secret is missing, or the process's walls, folder or socket cannot be made.
@@ -151,11 +152,13 @@ class SessionResources:
             raise no_folder(error) from error
 
     def _renewed(self, *, is_same: bool) -> dict[str, str]:
-        """Return the secrets whose tokens are requested again before each request. `is_same`: the session still has the
-        context of the link. If it has a later context, the link only finishes calls in flight: return only secrets with
-        tokens to which a person has consented, because other tokens have other rights. If a later configuration takes
-        the tokens from other sources, return none, or raise `UpstreamUnavailable` if one of the first sources needs
-        consent."""
+        """Return those headers or files with secrets that a running link renews before each request; empty if none of
+        them has a token.
+
+        `is_same`: the session still has the context of the link. With a later context, the link only finishes calls in
+        flight: return only those with tokens to which a person has consented, because new tokens of other kinds have
+        other rights. If a later configuration takes tokens from other sources, return none, or raise
+        `UpstreamUnavailable` if one of the first sources needs consent."""
         if not any(self._sources or ()):
             return {}
         values, is_same_source = self._secrets, self._is_as_at_first()
@@ -174,7 +177,8 @@ class SessionResources:
         return await self.credentials.current(values, live.session.principal, _token(live, context))
 
     def _is_as_at_first(self) -> bool:
-        """Return True if the tokens in headers or files come from the same sources as for the first link."""
+        """Return True if the present configuration takes the tokens in headers or files from the same sources as when
+        this method was called first, for the first link."""
         found = self.credentials.sources(self._secrets)
         if self._sources is None:
             self._sources = found
@@ -236,8 +240,9 @@ def _is_consent(source: ExchangeSettings | ConsentSettings | None) -> bool:
 
 
 def _token(live: LiveSession, context: Context) -> CallerToken | None:
-    """Return the access token of a session's caller. Return None if the session has another context (rights) than
-    `context` by now: links that finish calls of an earlier context get no later token."""
+    """Return the access token of a session's caller for a link with the rights in `context`; None if the caller has
+    none. Also return None if the session has another context by now: a link that only finishes calls of an earlier
+    context gets no later token."""
     return live.token if context == live.session.context else None
 
 

@@ -61,20 +61,24 @@ class SessionRecorder(Protocol):
 
 @dataclass(eq=False, repr=False)
 class UpstreamLinks:
-    """The common part of all links to one server. `restarts` counts replaced links by reason, `starts` counts opened
-    and failed links. `start_times_s` has the seconds that opening each of the last links took.
+    """Open the links to one server, and count and record them. `SharedLinks` and `SessionLinks` use it.
 
-    `records` writes to the record of a session. `permits` returns the resource URIs that a context may subscribe to.
-    `known` has the facts from the gateway's last probe of the server."""
+    `restarts` counts replaced links by reason, `starts` counts opened and failed links. `start_times_s` has the seconds
+    that opening each of the last links took.
+    """
 
     name: str
     upstream: Upstream
+    """The transport that opens a link to the server."""
     resources: SessionResources
     _: KW_ONLY
     settings: UpstreamSettings
     records: SessionRecorder
+    """Writes to the record of a session."""
     permits: Permits
+    """Returns those resource URIs to which sessions with a context may subscribe."""
     known: KnownFacts
+    """The facts from the gateway's last probe of the server."""
 
     def __post_init__(self) -> None:
         self.restarts: Counter[str] = Counter()
@@ -126,7 +130,7 @@ class UpstreamLinks:
         logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
 
     def answered(self) -> None:
-        """Count a link over which the server has answered."""
+        """Count one more link as started: called when the server has answered over it."""
         self.starts["started"] += 1
 
     def failed(self, why: str) -> None:
@@ -142,15 +146,18 @@ class UpstreamLinks:
         )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
-        """Record that a session has a link to the server. Return True if the session has lost an earlier link. For a
-        server behind a URL, which does not end with the gateway, record nothing and return False."""
+        """Store in a session's record that the session has a link to the server in `era`. Return True if the session
+        has lost an earlier link, as its record shows. For a server behind a URL, which does not end with the gateway,
+        store nothing and return False."""
         return False if self.settings.is_remote else await self.records.record_use(live, f"{self.name}/{era}")
 
 
 class SharedLinks:
-    """Open links that belong to no session, or to several. They get no environment or secrets of a session. `users`
-    returns the sessions that share the links. `is_trial`: only one link is opened, to test if the server accepts a
-    handshake."""
+    """Open links that belong to no session, or to several. Such a link gets no environment or secrets of a session.
+
+    `users` returns the sessions that share the links. `is_trial`: True if one link is opened only to test if the server
+    accepts a handshake.
+    """
 
     def __init__(
         self,
@@ -200,9 +207,13 @@ class SharedLinks:
 
 
 class SessionLinks:
-    """Open the links of one session, with the context (rights) that the session has when this object is made. `caller`
-    is the modern client for which a legacy server gets a handshake; None if the session's own client has sent
-    `initialize`. `correlation` is the id of the request for which the first link is opened."""
+    """Open the links of one session in one conversation, with the context (rights) that the session has when this
+    object is made.
+
+    `key`: that of the conversation (server, era, and capabilities of the caller). `caller`: the modern client whose
+    capabilities a legacy server gets in the handshake; None if the session's own client has sent `initialize`.
+    `correlation`: the correlation id of the request for which the first link is opened.
+    """
 
     __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
 
@@ -279,8 +290,8 @@ class SessionLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Store the id of the MCP session that the server has created, so that later links on any replica can resume
-        it."""
+        """Store the id `resume` of the MCP session that the server has created in the record of the gateway's session,
+        so that later links on any replica can resume it. An empty id removes the stored one."""
         if self._is_former:
             return
         entry, known = _recorded(self._live, self._key)
@@ -305,8 +316,8 @@ class SessionLinks:
 
 
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
-    """Return the entry for a server in the session's record (JSON), and the MCP session id in it that a link can
-    resume. Both are empty if there is no entry."""
+    """Return the entry (JSON) in the session's record for the conversation with this `key`, and the MCP session id in
+    the entry, which a link can resume. Both are empty if there is no entry."""
     for entry in live.session.remote:
         name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
         if (name, capabilities) == (key[0], key[2].decode()):

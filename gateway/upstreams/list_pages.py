@@ -29,7 +29,8 @@ MOST_URI_CHARS: Final = _LIMITS.uri_chars
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
-    """Return the cache key of a request of the gateway itself, for results that are the same for all callers."""
+    """Return the cache key of a request that the gateway sends for itself. Under it, only results that are the same for
+    all callers are stored or found."""
     return CacheKey.of(method, params, public=b"", private=None)
 
 
@@ -51,7 +52,8 @@ def cached_items(method: str, results: ResultCache) -> list[dict[str, Any]] | No
 
 
 def with_files(method: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the items of a list, followed by the files of its skills, because these files are resources too."""
+    """Return the items of the list `method`. If it is the list of skills, the files of these skills follow, because
+    they are resources too."""
     if not METHODS[method].extension:
         return items
     files = (items_of(item, "resources", "uri", most_chars=MOST_URI_CHARS) for item in items)
@@ -76,8 +78,9 @@ async def all_items(
 async def read_list(
     method: str, conversation: Conversation, results: ResultCache | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Request the pages of a list, as `all_items` does. Return the items, and the reason why some are missing:
-    `TOO_LONG`, or the unusable answer of the server; empty if the list is complete."""
+    """Request the pages of the list `method`. Return the items, and a text that says why some are missing: `TOO_LONG`
+    if the gateway's limits are reached, a description of the server's answer if it is not usable, empty if the list is
+    complete. Raises the same errors as `all_items`."""
     params: dict[str, Any] = {"_meta": GATEWAY_META} if conversation.era is Era.MODERN else {}
     items: list[dict[str, Any]] = []
     size = 0

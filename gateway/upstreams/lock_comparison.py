@@ -84,8 +84,9 @@ def _by_name(kind: str, key: str, items: list[dict[str, Any]]) -> dict[str, dict
 
 
 def differences(approved: Lists | None, listed: Lists | None, server: str) -> list[str]:
-    """Return lines about the items of a server that are new, changed or gone, with a diff of each. A renamed item
-    counts as gone and new."""
+    """Return lines of text about the items of `server` that are new, changed or gone, with a diff of each item; empty
+    if there are none. `approved`: its items in the lock file. `listed`: those that it lists now. None counts as no
+    items. A renamed item counts as gone and new."""
     lines: list[str] = []
     for kind in KINDS:
         before, now = (approved or {}).get(kind, {}), (listed or {}).get(kind, {})
@@ -97,8 +98,9 @@ def differences(approved: Lists | None, listed: Lists | None, server: str) -> li
 def item_difference(
     server: str, kind: str, name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None
 ) -> list[str]:
-    """Return lines about an item that is new, changed or gone, with a diff in which all text is visible; no line if it
-    is the same."""
+    """Return lines of text that say whether an item is new, changed or gone, and a diff in which also invisible
+    characters are seen; no lines if it is the same. `before`: the approved item. `now`: the listed item. None: there is
+    none."""
     if before is not None and now is not None and digest_of(before) == digest_of(now):
         return []
     what = "is new" if before is None else "is gone" if now is None else "has changed"
@@ -108,7 +110,8 @@ def item_difference(
 
 
 def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
-    """Write the lock file in one step, with all invisible characters escaped.
+    """Replace the lock file in one step. `servers`: the approved items of each server, by its name; None for a server
+    that is not locked. All invisible characters are escaped.
 
     Raises:
         OSError: the file cannot be written.
@@ -125,7 +128,7 @@ def write_lock(file: Path, servers: Mapping[str, Lists | None]) -> None:
 
 
 def approve(file: Path, item: Unapproved) -> None:
-    """Add an item to the lock, or replace the item with the same name.
+    """Add an item, hidden until now, to the lock file, in place of an approved item with the same name.
 
     Raises:
         Unlockable: `item` has no digest or was not kept whole, or the lock no longer locks the server of the item.

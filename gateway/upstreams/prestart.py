@@ -53,7 +53,7 @@ class PrestartedProcesses:
         self._tasks = Tasks("prestarted processes")
 
     def give(self, prestarted: _PrestartedSet) -> None:
-        """Assign a prestarted set to the session with its id."""
+        """Assign a prestarted set to the session whose id the set has, for `take`."""
         self._given[prestarted.session.id] = prestarted
 
     def take(self, session: Session, server: str) -> PrestartedProcess | None:
@@ -108,8 +108,9 @@ class _Pool:
 class PrestartPool:
     """Make and store prestarted sets, in one pool for each environment.
 
-    `servers_of` gets an endpoint and a session's context, and returns the servers whose processes are prestarted. The
-    processes are given the time at which their set is made (`clock`) as the creation time of their session.
+    `given` holds the sets that are assigned to sessions. `servers_of` gets an endpoint and a session's context, and
+    returns the servers whose processes are prestarted. `clock` returns the Unix time: the time at which a set is made
+    is what its processes get as the creation time of their session.
     """
 
     def __init__(
@@ -128,8 +129,9 @@ class PrestartPool:
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
-        """Surround the opening of a session. If a prestarted set fits, assign it to the session, and yield the session
-        with the set's id. At the end of the block, close the set if `opened` was not called."""
+        """Let a session that is about to be opened use a prestarted set. If one fits, assign the set to the session,
+        and yield the session with the id of the set; otherwise yield the session unchanged. The block opens the yielded
+        session. If `opened` was not called by the end of the block, the set is closed."""
         begun = self._begin(session)
         try:
             yield begun

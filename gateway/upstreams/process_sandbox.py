@@ -29,15 +29,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class SandboxedResources:
-    """Put the processes of the server `name` into a sandbox. `by_trust` has the sandboxes by the trust level of the
-    session. `package` fetches the package that the server's command names, if any. `memory` decides if there is enough
-    memory for another process."""
+    """Put the processes of one server into a sandbox."""
 
     name: str
+    """The server's name."""
     by_trust: SandboxesByTrust
+    """Its sandboxes, by the trust level of the session."""
     folders: SessionFolders
     package: Callable[[], Awaitable[PackageInUse | None]]
+    """Fetches the package that the server's command names; returns None if it names none."""
     memory: ServerMemory
+    """Decides if there is enough memory for another process."""
 
     def __post_init__(self) -> None:
         self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
@@ -46,7 +48,8 @@ class SandboxedResources:
         """Return the resources of a link that belongs to no session, or to several: the walls, and the variables `env`.
 
         Raises:
-            UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is free for the process.
+            UpstreamUnavailable: the walls, the folder or the package cannot be prepared.
+            StartRefused: too little memory is free for the process.
         """
         try:
             return await self.of_session(LinkResources(given=ConnectOptions(env=env)), "", self.by_trust.shared)
@@ -54,8 +57,8 @@ class SandboxedResources:
             raise StartRefused(refused) from None
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
-        """Return the resources of a session's link, with the walls of `sandbox` added. If this fails, release the
-        resources.
+        """Return `resources`, those of a session's link, with the walls of `sandbox`, the package of the command and
+        the count of the process's memory added. If this raises, the resources are released.
 
         Raises:
             UpstreamUnavailable: the walls, the folder or the package cannot be prepared.

@@ -28,17 +28,18 @@ would be 0."""
 
 
 class CacheKey(msgspec.Struct, frozen=True):
-    """The keys under which the result of one request may be cached: `public` for all callers, `private` for this
-    caller. If one of these keys is empty, no result is stored or found under it.
-
-    `session` is the only session that a private result is for; empty if it is for several. `fresh_ms` is how long
-    results of a legacy server are fresh; 0 if each result says so itself."""
+    """The two keys under which the result of one request may be cached. If one of them is empty, no result is stored or
+    found under it."""
 
     method: str
     public: bytes
+    """The key of a result that is for all callers."""
     private: bytes
+    """The key of a result that is for this caller only."""
     session: str = ""
+    """The id of the only session that a private result is for; empty if it is for several."""
     fresh_ms: int = 0
+    """How long results of a legacy server are fresh; 0 if each result says so itself."""
 
     @classmethod
     def of(
@@ -51,8 +52,9 @@ class CacheKey(msgspec.Struct, frozen=True):
         session: str = "",
         fresh_ms: int = 0,
     ) -> "CacheKey":
-        """Return the cache keys of a request with these params. `public` has what a public result depends on besides
-        the params, `private` the caller that a private result is for. If one of the two is None, its key is empty."""
+        """Return the cache keys of a request of `method` with these params. `public`: what a public result depends on
+        besides the params. `private`: the caller that a private result is for. If one of the two is None, the key with
+        its name is empty. `session` and `fresh_ms` are those of the key."""
         # As JSON, so that no two requests have the same text: the result of one request must not answer another.
         named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
         digest = hashlib.sha256(encode([method, named]))
@@ -118,13 +120,13 @@ class ResultCache:
         return None
 
     def version(self, method: str) -> int:
-        """Return how often the server has notified of a change of results of `method`. Read this before the request is
-        sent, and pass it to `keep`."""
+        """Return how often the server has notified of a change of results of `method`. The caller reads this number
+        before it sends the request, and passes it to `keep`."""
         return self._versions[method]
 
     def keep(self, key: CacheKey, result: object, version: int, *, for_all: bool = True) -> None:
-        """Cache the result of a request, unless the server has notified of a change since the request was sent. With
-        `for_all` False, even a public result is cached only for this caller."""
+        """Cache the result of a request, if it may be cached. It is not cached if the server has notified of a change
+        since `version` was read. With `for_all` False, even a public result is cached only for this caller."""
         if not isinstance(result, msgspec.Raw) or version != self._versions[key.method]:
             return
         hints = Hints(key.fresh_ms, False) if key.fresh_ms else hints_of(result)
@@ -150,8 +152,8 @@ class ResultCache:
                 del self._kept[key]
 
     def pages(self, key_of: Callable[[Mapping[str, bytes]], CacheKey]) -> Iterable[bytes] | None:
-        """Return all pages of a list from the cache; None if a page is missing. `key_of` returns the key of a page for
-        its request params."""
+        """Return the cached results of all pages of a list; None if a page is missing. `key_of` gets the params of the
+        request for a page, and returns the cache key of that request."""
         pages: list[bytes] = []
         params: Mapping[str, bytes] = {}
         for _ in range(_MOST_PAGES):

@@ -20,24 +20,26 @@ STARTING: Final = "it has not answered yet"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """The facts that one probe of a server has found. A probe is the gateway's own request to the server.
+    """The facts that one probe of a server (the gateway's own requests to it) has found.
 
-    `discover` is the `server/discover` result of a modern server, and `initialize` the handshake result of a legacy
-    server. `failure` says, for clients, why the server could not be asked; `output_tail` then has the server's last
-    lines of output, for operators. If `discover`, `initialize` and `failure` are all empty, the server speaks neither
-    era. `is_certain` is False if a server counts as legacy only because it has accepted a handshake, while its answer
-    to `server/discover` proved nothing. `at` is the monotonic time when `discover` came. `needs_credentials`: the
-    server answers only requests with the credentials of a session; `discover` is then the part of such an answer that
-    is the same for all sessions."""
+    If `discover`, `initialize` and `failure` are all empty, the server speaks neither era.
+    """
 
     discover: bytes | None = None
+    """The `server/discover` result of a modern server. If it needs credentials, only the part for all sessions."""
     initialize: bytes | None = None
+    """The handshake result of a legacy server."""
     failure: str = ""
+    """Why the server could not be asked, for clients."""
     output_tail: tuple[str, ...] = ()
+    """After a failure: the last lines that the server wrote, for operators."""
     tools: Tools = field(default_factory=Tools)
     is_certain: bool = True
+    """False: the server has accepted a handshake, but its answer to `server/discover` did not prove it to be legacy."""
     at: float = 0.0
+    """The monotonic time at which `discover` came."""
     needs_credentials: bool = False
+    """True: the server answers only requests with the credentials of a session."""
 
     @property
     def discovery(self) -> bytes | None:
@@ -70,18 +72,19 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of a server for operators, and the reason if it cannot be used.
-
-    `start_s` is how long the server took to start and answer. `waited_s` is how long the gateway has waited for it so
-    far. `attempts` is the number of failures in a row. `output_tail` has the last lines that the server wrote.
-    """
+    """The state of a server for operators."""
 
     state: Literal["ok", "starting", "failing"]
     reason: str = ""
+    """Why it cannot be used; empty if it can."""
     start_s: float = 0.0
+    """How long it took to start and answer, if it is ok."""
     waited_s: float = 0.0
+    """How long the gateway has waited for it so far, if it is starting."""
     attempts: int = 0
+    """The number of failed probes in a row."""
     output_tail: tuple[str, ...] = ()
+    """The last lines that it wrote, if it has not answered."""
 
     @property
     def why_silent(self) -> str:
@@ -108,9 +111,12 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """Hold the facts from the last probe of one server. Only the probe writes them. `version` is raised when facts
-    change that matter to decisions about calls. `has_tools` is False if the server lists no tools to the probe. The
-    schemas of tools that repeat arguments in headers come from the last list that any session has received."""
+    """Hold the facts from the last probe of one server.
+
+    `latest`: these facts, which only the probe writes; None before the first probe. `version`: a number that is raised
+    when facts change that matter to decisions about calls. `has_tools`: False if the probe does not ask for tools. The
+    schemas of tools that repeat arguments in headers come from the last list that any session has received.
+    """
 
     def __init__(self, *, has_tools: bool = True) -> None:
         self.has_tools = has_tools
@@ -130,21 +136,21 @@ class KnownFacts:
 
     @property
     def guessed(self) -> ServerFacts | None:
-        """Return the facts about a server if its era is only a guess: the server has accepted a handshake, which proves
-        no era. Return None for any other server."""
+        """Return the latest facts if they say that the server has answered but its era is only a guess
+        (`ServerFacts.is_certain` is False). Otherwise return None."""
         latest = self.latest
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 
     def kept(self, facts: ServerFacts) -> ServerFacts:
-        """Return the facts to store after a probe. These are `facts`, or, if the server refuses the probe's requests,
-        the facts that a session has found."""
+        """Return the facts to store after a probe that has found `facts`. If the probe got no answer, but a session
+        with credentials did before, these are the latest facts. Otherwise they are `facts`."""
         latest = self.latest
         if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
             return facts
         return latest
 
     def listed(self, tools: Tools) -> None:
-        """Take the schemas of tools that repeat arguments in headers from a list that the server has sent."""
+        """Update `mirrored_schemas` from a list of tools that the server has sent to a session."""
         for name in tools.schemas:
             if name in tools.mirrored:
                 self._mirrored[name] = tools.mirrored[name]

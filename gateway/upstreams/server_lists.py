@@ -31,22 +31,23 @@ _HELD_BYTES: Final = 16 << 20
 
 @dataclass(eq=False, repr=False)
 class ServerLists:
-    """Request and cache the lists of one server.
-
-    `timeout_s`: how long the server may take to send a list. `probed` returns the tools that the server listed to the
-    probe, which are valid for a conversation until it has received a list itself. `on_listed` is called with each list
-    of tools, `on_outdated` when the probed tools are not valid any more. `results` caches the server's fresh results: a
-    list found there is not requested. `has_lock`: the operator has a lock file of approved items. The lock needs
-    digests of prompts and templates, and lists that the conversation itself has received."""
+    """Request the lists of one server for its conversations, and keep them there."""
 
     name: str
+    """The server's name."""
     _: KW_ONLY
     timeout_s: float
+    """How long the server may take to start and send a list."""
     probed: Callable[[], Tools | None]
+    """Returns the tools that the server listed to the probe. A conversation uses them until it has a list itself."""
     results: ResultCache
+    """The server's fresh results. A list that is found there is not requested."""
     on_listed: Callable[[Tools], None] = lambda _: None
+    """Called with each list of tools."""
     on_outdated: Callable[[], None] = lambda: None
+    """Called when the tools of the probe are not valid any more."""
     has_lock: bool = False
+    """True: the operator has a lock file. It needs digests, and lists that the conversation itself has received."""
 
     def __post_init__(self) -> None:
         self._outdated: Tools | None = None
@@ -66,8 +67,8 @@ class ServerLists:
         return None if probed is self._outdated else probed
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
-        """Return the list `method`. Request it if it is unknown, or if it lacks `name` and is old. Concurrent callers
-        share one request.
+        """Return the list `method` of the conversation. Request it if it is unknown, or if it lacks the item `name` and
+        was requested a while ago. An empty `name` is in every list. Concurrent callers share one request.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -112,7 +113,8 @@ class ServerLists:
         return found
 
     def add_page(self, method: str, conversation: Conversation | None, page: Any) -> None:
-        """Add the items of a list page, which the server has sent for a client's request, to the known list."""
+        """Add the items of `page`, which the server has sent for a client's request of the list `method`, to what is
+        known of this list in the conversation. Called for each such page."""
         items = listed_items(method, page)
         if self.has_lock and method == "tools/list":
             self._compare(items)

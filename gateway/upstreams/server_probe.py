@@ -54,19 +54,22 @@ _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 class Probe:
     """Probe one server for its eras and tools. One probe runs at a time, and concurrent callers share its result.
 
-    `start_s` is how many seconds the server may take to answer. `is_remote`: the server is behind a URL. `results`
-    caches the list of tools, if it is the same for all callers. `clock` is monotonic. `took_s` is the duration of the
-    last probe, and `started_s` the part of it until the server answered in its era. `began_at` is the start time of the
-    running probe; None if none runs. `answered` is set once the server has answered.
+    `took_s`: the duration of the last probe, and `started_s` the part of it until the server answered in its era.
+    `began_at`: the start time of the running probe; None if none runs. `answered`: set once the server has answered.
     """
 
     name: str
     known: KnownFacts
+    """Where the facts are stored that a probe finds."""
     shared: SharedConversations
+    """The conversations in which the server is asked."""
     _: KW_ONLY
     start_s: float
+    """The seconds that the server may take to answer."""
     is_remote: bool = False
+    """True: the server is behind a URL."""
     results: ResultCache | None = None
+    """Caches the list of tools, if it is the same for all callers."""
     clock: Callable[[], float] = monotonic
 
     def __post_init__(self) -> None:
@@ -106,9 +109,9 @@ class Probe:
             return ServerFacts(failure="the gateway stops")
 
     def discovery(self, facts: ServerFacts) -> bytes | None:
-        """Return the answer to `server/discover` for modern clients, with its `ttlMs` reduced to the remaining time;
-        None if the server has not answered. If the answer is no longer fresh, ask the server again in the
-        background."""
+        """Return the answer to `server/discover` in `facts`, as modern clients get it: its `ttlMs` is reduced to the
+        remaining time. Return None if the server has not answered. If the answer is no longer fresh, return it all the
+        same, and ask the server again in the background."""
         ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
         if not ttl_ms or facts.discover is None:
             return facts.discovery
@@ -128,18 +131,20 @@ class Probe:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that the last probe took, or that the running one has taken so far, whichever are more."""
+        """Return the larger of two times: the seconds that the last probe took, and those that the running probe has
+        taken so far."""
         return self.took_s if self.began_at is None else max(self.took_s, self.clock() - self.began_at)
 
     # -- eras
 
     def era_now(self, client: Era) -> Era | None:
-        """Return the era in which to send requests of a client (of era `client`) to the server; None while unknown."""
+        """Return the era in which to send requests of a client (of era `client`) to the server, by what is known now.
+        Return None while that does not decide it."""
         return era_of(self.known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
-        """Return the era in which to send requests of a client (of era `client`) to the server, after the first probe.
-        First test if the server accepts a handshake, if the era depends on that."""
+        """Return the era in which to send requests of a client (of era `client`) to the server. Wait for the first
+        probe. If the era then depends on whether the server accepts a handshake, test that first."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
         if era is not None:
@@ -162,9 +167,9 @@ class Probe:
             await trial.close()
 
     async def try_with(self, conversation: Conversation, drop: Callable[[], object]) -> None:
-        """Test if a modern server accepts a handshake, with a session's own process, so that the session's client waits
-        for only one start. If the server refuses, call `drop` and close the conversation. The test goes on if its
-        caller is cancelled."""
+        """Test if a modern server accepts a handshake, in `conversation`, which has a session's own process, so that
+        the session's client waits for only one start. If the server refuses, call `drop`, which removes the
+        conversation from the session, and close the conversation. The test goes on if its caller is cancelled."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share((_TRIAL, conversation), lambda: self._learn_from_own(conversation, drop))
 
@@ -211,7 +216,7 @@ class Probe:
         return facts
 
     def log_first_answer(self) -> None:
-        """From now on, log the first answer of the server."""
+        """From now on, log once when a probe has got an answer of the server: a line that says that it is ready."""
         self._logs_first_answer = True
 
     def give_up(self, reason: str) -> None:

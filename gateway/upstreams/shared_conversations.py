@@ -17,8 +17,8 @@ from transports.era import Era
 
 @dataclass(eq=False, repr=False)
 class SharedConversations:
-    """Hold one shared conversation for each era, created when first needed. `on_change` is called when the server
-    notifies of a change."""
+    """Hold the conversations with one server that belong to no single session: one for each era, created when it is
+    first needed. `on_change` is called when the server notifies of a change."""
 
     links: UpstreamLinks
     deadlines: Deadlines
@@ -51,8 +51,8 @@ class SharedConversations:
 
     @property
     def output_tail(self) -> tuple[str, ...]:
-        """Return the last output lines of a server that has not answered: of its present process, or else of the
-        process before."""
+        """Return the last lines that the server's present process has written; if it has written none, those of the
+        process that `discard` has ended. For operators, if the server has not answered."""
         for conversation in self:
             if words := newest(conversation.output_tail):
                 return tuple(words)

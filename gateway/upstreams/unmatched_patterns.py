@@ -42,22 +42,23 @@ _KINDS: Final = ("tools", "prompts", "resources")
 
 
 class Reviewed:
-    """The findings of a review: messages for operators, and the names of servers that could not be asked (`unasked`).
-
-    `unmatched`: patterns of the configuration that match no name. `of_workspaces`: the part of `unmatched` from the
-    settings of workspaces. `unusable`: schemas that cannot be used. `unchecked`: regular expressions in usable schemas
-    that are not checked. `unbound`: arguments in `bind` that no tool has. `no_tasks`: patterns in `gateway.tasks` that
-    match no tool.
-    """
+    """The findings of a review: lists of messages for operators, except for `unasked`."""
 
     def __init__(self) -> None:
         self.unmatched: list[str] = []
+        """Patterns of the configuration that match no name."""
         self.of_workspaces: list[str] = []
+        """Those messages in `unmatched` that are about settings of workspaces."""
         self.unusable: list[str] = []
+        """Schemas that cannot be used."""
         self.unchecked: list[str] = []
+        """Regular expressions in usable schemas that are not checked."""
         self.unbound: list[str] = []
+        """Arguments in `bind` that no tool has."""
         self.no_tasks: list[str] = []
+        """Patterns in `gateway.tasks` that match no tool."""
         self.unasked: list[str] = []
+        """The names of servers that could not be asked."""
 
 
 def settings_for_asking(settings: Settings) -> Settings:
@@ -123,9 +124,12 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 async def review(
     upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server for its lists, compare them with the server's settings, and return the findings. With `settings`,
-    also compare the gateway's own settings with the lists of all servers. That needs an answer of each server, except
-    those that are left out because their configuration has faults."""
+    """Ask each server for its lists, compare them with the server's settings, and return the findings.
+
+    With `settings`, also compare those of workspaces and tasks with the lists of all servers. This is skipped if a
+    server does not answer, except for servers that are left out because their configuration has faults. `calls`: checks
+    the tools' schemas.
+    """
     found = Reviewed()
     workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}
@@ -164,8 +168,9 @@ async def review(
 async def _lists_to_compare(
     upstream: ConfiguredUpstream, workspaces: Iterable[WorkspaceSettings]
 ) -> dict[str, list[str] | None]:
-    """Return the names of prompts and the URIs of resources that a server lists, by kind. Leave out a kind for which
-    the configuration has no patterns. A list is None if the server does not send it."""
+    """Return the names of prompts and the URIs of resources that a server lists, by kind (`prompts`, `resources`). A
+    kind for which the server's settings and `workspaces` have no patterns is left out. A list is None if the server
+    does not send it. Empty if the server has not answered."""
     facts = await upstream.facts()
     if not facts.has_answered or facts.needs_credentials:
         return {}
@@ -194,8 +199,9 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
-    """Return a message for each pattern that matches no name. Leave out patterns that match every name, because they
-    match whatever the server lists later."""
+    """Return a message for each of `patterns` that matches none of `names`, which a server lists. Patterns that match
+    every name are left out, because they match whatever the server lists later. For the messages: `where` is the path
+    of the setting, and `what` the kind of item, such as `tool`."""
     listed = sorted(names)
     known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
@@ -214,7 +220,8 @@ def patterns_of(settings: UpstreamSettings, kind: str) -> tuple[str, Iterable[st
 
 
 def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
-    """Check that each pattern in a server's settings for `kind` (tools, prompts or resources) matches a listed name.
+    """Check that each pattern in a server's settings for `kind` (tools, prompts or resources) matches one of the names
+    `listed`. If so, mark these patterns as reviewed.
 
     Raises:
         UpstreamUnavailable: a pattern matches no name, so it is unknown what it should protect.
@@ -254,8 +261,8 @@ def _of_workspaces(
 
 
 def _may_be_of(left_out: Iterable[str], separator: str, pattern: str) -> bool:
-    """Return True if the pattern may match items of the servers `left_out`, whose lists are unknown. `separator`
-    follows the name of the server in a pattern."""
+    """Return True if the pattern may match items of one of the servers `left_out`, whose lists are unknown. Such an
+    item is written as the server's name, `separator`, and the item's own name."""
     fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
     prefixes = (f"{server}{separator}" for server in left_out)
     return any(fixed.startswith(prefix) or prefix.startswith(fixed) for prefix in prefixes)
