@@ -23,7 +23,8 @@ _AT_ONCE: Final = 64
 
 
 class Activity:
-    """Collect the activity of this replica. `live` returns the number of its live sessions, `clock` the Unix time."""
+    """Collect the ended calls and the audit events of this replica, for its timelines and usage figures. `live` returns
+    the number of its live sessions, `clock` the Unix time."""
 
     def __init__(self, backend: Backend, replica: str, clock: Callable[[], float], live: Callable[[], int]) -> None:
         self.figures = Figures(backend.history, replica)
@@ -77,8 +78,8 @@ class Activity:
         return self.timelines.part_of(name)
 
     async def write_seen(self) -> None:
-        """Write the data that an operator has just asked for to the store: the usage figures, and the timelines of
-        ended sessions. Do nothing if the last such write was less than a second ago."""
+        """Write to the store, at once, what an operator is about to read there: the usage figures, and the timelines of
+        ended sessions. Do nothing if the last call of this method was less than a second ago."""
         if self._clock() - self._seen_at < _SEEN_EVERY_S:
             return
         self._seen_at = self._clock()

@@ -57,8 +57,8 @@ class Audit:
     """Record audit events. They are buffered until the next `flush`, so that a request with a forged token causes no
     write to the store.
 
-    `fields` returns the fields of a session's context to add to events. `noted` is called with each event and the
-    record of its session (None if unknown), but not for calls and repeated refusals.
+    `fields` returns the fields of a session's context to add to events. `noted` is called with each recorded event and
+    the record of its session (None if unknown), except for tool calls and for refusals that are only counted.
     """
 
     def __init__(
@@ -99,8 +99,9 @@ class Audit:
         reason: str = "",
         tool: str = "",
     ) -> None:
-        """Record an event; only count it if it repeats recent refusals. `session`: the session's record, or its id if
-        the caller has no record. `era` and `principal`: those of the request, if there is no record."""
+        """Record an event of a session or a refusal. A refusal is only counted if it repeats recent ones. `session`:
+        the session's record, or its id if the caller has no record. `era` and `principal`: those of the request; used
+        only without a record."""
         about = {"session": session, "era": era, "principal": principal} if isinstance(session, str) else session
         client = CLIENT.get() if event == "refused" else ""
         recorded = self._event(event, about, reason=reason, tool=tool, client=client)
@@ -112,8 +113,8 @@ class Audit:
 
     def _event(self, event: EventName, about: Session | Mapping[str, Any], **facts: Any) -> AuditEvent:
         """Return an audit event with the present time, the correlation id of the present request, and the fields
-        `facts`. `about` is the record of its session; without a record, a mapping of the known fields, such as
-        `session` (the session's id)."""
+        `facts`. `about`: the record of the event's session; if the caller has none, the fields that are known of the
+        session, such as `session` (its id)."""
         known = self._facts(about) if isinstance(about, Session) else about
         known = {**known, "session": redact(known.get("session", ""))}
         return AuditEvent(at=self._clock(), event=event, **{"correlation": CORRELATION.get(), **known, **facts})
@@ -152,13 +153,14 @@ class Audit:
         return refused.recorded()
 
     def _repeats(self, refused: AuditEvent) -> bool:
-        """Return True if enough similar refusals were recorded just before: then this one is only counted. Return False
-        if the caller has to record it."""
+        """Return False if the caller has to record this refusal. Return True if enough similar refusals were recorded
+        just before: then this method has counted it in a sum."""
         whose = "strangers" if part_of(refused) == "strangers" else "named"
         return self._repeated[whose].take(refused) is None
 
     def _shown_arguments(self, arguments: bytes) -> str:
-        """Return the part of a call's JSON arguments that the settings allow in events."""
+        """Return the part of a call's JSON arguments that the setting `audit.calls` allows in events: their names, also
+        their values, or nothing (an empty text)."""
         return shown_arguments(arguments, with_values=self.has_values) if arguments and self.has_names else ""
 
     def ended(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
@@ -190,9 +192,9 @@ class Audit:
         logger.info("task %s", what, extra=_shown(event) | {"task": name, "reason": task.message})
 
     def blocked(self, *, session: str, server: str, reason: str, count: int) -> None:
-        """Record an access that a sandbox has refused to a server. `session`: the shortened session id, as in logs.
-        `reason`: the refused access, and the setting that would allow it. The caller limits the rate, and writes the
-        log line."""
+        """Record that something of a server was blocked, such as an access that its sandbox has refused. `session`: the
+        shortened session id, as in logs; empty if it concerns no single session. `reason`: what was blocked, and why.
+        `count`: how often. The caller limits the rate, and writes the log line."""
         self._of_server("blocked", session=session, tool=server, reason=reason, count=count)
 
     def changed(self, tool: str, reason: str) -> None:
@@ -226,9 +228,9 @@ class Audit:
     def call_watcher(
         self, session: Session, tool: str, began: float, arguments: bytes = b""
     ) -> Callable[[ObservedCall, Outcome, bytes], None]:
-        """Return a callback that records a tool call when it ends. `tool`: in the form `server/name`. `began`: start of
-        the call (monotonic clock). `session` must have the context of the request
-        (`gateway.context.session_facts.with_context`)."""
+        """Return a callback for the end of a tool call (`ObservedCall.audit`). It records the call, unless the call's
+        refusal was recorded. `tool`: in the form `server/name`. `began`: start of the call (monotonic clock). `session`
+        must have the context of the request (`gateway.context.session_facts.with_context`)."""
         correlation, client = CORRELATION.get(), CLIENT.get()
         shown = self._shown_arguments(arguments)
 
@@ -331,7 +333,8 @@ class AuditLines:
         return sum(self._lost.popleft() for _ in range(len(self._lost)))
 
     async def settled(self) -> None:
-        """Wait until all lines are written, for at most `_WAIT_S` seconds. Log each output that takes longer, once."""
+        """Wait until all lines are written, for at most `_WAIT_S` seconds for each output. An output that takes longer
+        is logged, and not waited for again until it has caught up."""
         for name, queue in self._queues.items():
             if name in self._standing:  # do not wait again: this would delay the caller each time
                 is_written = queue.drain(0)
@@ -384,7 +387,8 @@ class Repeated:
         self._sums: dict[Key, AuditEvent] = {}
 
     def take(self, event: AuditEvent) -> AuditEvent | None:
-        """Return the event if it must be recorded individually; None if it was counted in a sum."""
+        """Return the refusal `event` if the caller must record it individually. Otherwise count it in a sum, and return
+        None."""
         now = self._clock()
         if not 0 <= now - self._began < 1.0:
             self._began, self._recorded = now, 0

@@ -25,8 +25,9 @@ _NAME_ITEM: Final = re.compile(r"[\w.-]{1,64}(?: \w{1,64})?:?")
 
 
 def shown_arguments(raw: bytes, *, with_values: bool) -> str:
-    """Return the names of the arguments as JSON, or `with_values` also the values, without credentials; cut at
-    `_MOST_SHOWN`. If the arguments are too large or invalid, return a note in parentheses."""
+    """Return the arguments of a call (`raw`: their JSON) as JSON for the audit trail: only their names, or
+    `with_values` also the values. Credentials are redacted, and the text is cut at `_MOST_SHOWN` characters. If the
+    arguments are too large or invalid, return a note in parentheses."""
     if len(raw) > _MOST_READ:
         return f"({len(raw)} bytes)"
     walk = _Walk()
@@ -44,14 +45,15 @@ def shown_arguments(raw: bytes, *, with_values: bool) -> str:
 
 
 class _Walk:
-    """Redact one JSON value. Stop when the result has `_MOST_SHOWN` characters."""
+    """Redact one JSON value, given to `of` or `names`, and leave out what follows once the result has `_MOST_SHOWN`
+    characters."""
 
     def __init__(self) -> None:
         self._left = _MOST_SHOWN
 
     @property
     def is_over(self) -> bool:
-        """Return True if the limit is exceeded, so that a part of the value is left out."""
+        """Return True if the result has reached the limit: a part of the value was left out."""
         return self._left < 0
 
     def names(self, members: dict[str, Any]) -> list[str]:
@@ -64,7 +66,7 @@ class _Walk:
         return found
 
     def of(self, value: Any) -> Any:
-        """Return the value with credentials redacted."""
+        """Return a copy of the value with credentials redacted, up to the limit."""
         if isinstance(value, str):
             return self._text(value)
         self._left -= 2

@@ -125,7 +125,8 @@ class LoopWatch:
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Return the innermost functions of a stack with their line numbers, as text, without those of the event loop."""
+    """Return a text for the log that names the innermost functions of a stack with their line numbers, up to those of
+    the event loop. If there are none, the text says so."""
     places: list[str] = []
     while frame is not None and len(places) < _FRAMES:
         module = str(frame.f_globals.get("__name__", "?"))

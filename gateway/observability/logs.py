@@ -197,7 +197,8 @@ class CallLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallLines:
-    """Buffer the log lines of successful calls, and write many at once. `write` gets whole lines and must not raise.
+    """Buffer the log lines of successful calls, and write many at once, with the function `write`. It gets whole lines,
+    and must not raise.
 
     Logging each call by itself (a record of `logging`, the search for handlers, a write) would cost more than the call.
     So a call only adds its facts here. Every other record is logged immediately, after the buffered lines. A process
@@ -263,7 +264,8 @@ class CallLines:
         )
 
     def _written_about(self, era: str, principal: Principal, server: str, tool: str) -> str:
-        """Return the formatted fields about era, principal, server and tool. Cached, because many calls share them."""
+        """Return the part of a log line that has era, principal, server and tool. Cached, because many calls have the
+        same."""
         about = {"era": era, "principal": str(principal), "server": server, "tool": tool}
         return self._form.fields({name: value for name, value in about.items() if value})
 
@@ -290,7 +292,7 @@ def log_formatter(form: Literal["json", "logfmt", "pretty"] = "logfmt") -> loggi
 
 
 class LogStream(Protocol):
-    """The output of log lines."""
+    """The stream to which log lines are written, such as `sys.stderr`."""
 
     def write(self, text: str, /) -> int: ...
 

@@ -39,11 +39,13 @@ PAUSES_S: Final = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05), *(0.1, 0.25, 0.5,
 
 
 class CounterRow(msgspec.Struct, frozen=True):
-    """A counter: its help text, the name of its label, and the values of the label that are exported from the start."""
+    """The description of a counter that has one label."""
 
     help: str
     label: str
+    """The name of its label."""
     known: tuple[str, ...] = ()
+    """The values of the label that are exported from the start, as 0. Others are exported once they are counted."""
 
 
 TASK_EVENTS: Final = (
@@ -147,13 +149,17 @@ def quantile(counts: Sequence[int], q: float) -> float:
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """The figures of one second: its end (Unix time), answered and failed requests, and quantiles of durations."""
+    """The figures of the requests that were answered in one second."""
 
     at: float
+    """The Unix time at which the second ended."""
     calls: int
+    """The number of answered requests, failed ones included. Streams are left out."""
     failed: int
     p50_s: float
+    """The median of the durations."""
     p99_s: float
+    """The 99th percentile of the durations."""
 
 
 class Metrics:
@@ -171,7 +177,8 @@ class Metrics:
         self._failed_before = 0
 
     def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
-        """Count a request that was answered after `took_s` seconds. `kind`: how it ended."""
+        """Count a request that was answered after `took_s` seconds. `server`: empty if the gateway answered it itself.
+        `era`: that of the client. `kind`: how the request ended."""
         series = self.series.get((server, method, era, kind))
         if series is None:
             series = self.series.setdefault((server, metric_label(method), era, kind), Series())
@@ -183,7 +190,8 @@ class Metrics:
                 self._longest_s = took_s
 
     def end_second(self, at: float) -> None:
-        """Add the sample of the second that ends at the Unix time `at`."""
+        """Add a sample to `samples`: the figures since the last call of this method. Called each second. `at`: the Unix
+        time now."""
         counts, failed = self.counts, self.failed
         came = [now - before for now, before in zip_longest(counts, self._counts_before, fillvalue=0)]
         newly = failed - self._failed_before

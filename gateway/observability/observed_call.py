@@ -21,14 +21,17 @@ LogFacts = Mapping[str, str | bool]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failed call: its server, its method and tool (`name`), the outcome, and the error message (`why`)."""
+    """A failed call of a session, for operators."""
 
     at: float  # Unix time
     server: str
     name: str
+    """Its method, and the tool if it called one."""
     outcome: str
     why: str
+    """The error message."""
     correlation: str
+    """The correlation id of the request."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -129,12 +132,14 @@ class ObservedCall:
         self.is_refused = True
 
     def unwatch(self) -> CallSpan | None:
-        """Remove all callbacks and the span, and return the span."""
+        """Remove all callbacks and the span, so that nothing is recorded when the call ends. Return the span; None if
+        there was none."""
         self.watchers = ()
         return self.take_span()
 
     def left(self) -> None:
-        """Call the callbacks with the outcome `cancelled`: the request has ended without an answer."""
+        """Call the callbacks for the end of the call, with the outcome `cancelled`. Called when the request has ended
+        without an answer."""
         self._notify(CANCELLED)
 
     def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
@@ -148,7 +153,8 @@ class ObservedCall:
         self.meant_for, self.tool, self.slow_s, self.is_listed = server, tool, slow_s, is_listed
 
     def answered_from(self, *, cache: bool) -> None:
-        """Record whether the answer, or part of it, is from the cache. The log says `cached` only if all parts are."""
+        """Record whether a part of the answer, or all of it, came from the cache. Called once for each part. The log
+        line says `cached` only if all parts did."""
         self.add_log_facts({"cached": cache and self.log_facts.get("cached") is not False})
 
     def add_log_facts(self, facts: LogFacts) -> None:

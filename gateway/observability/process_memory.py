@@ -73,8 +73,8 @@ def tree_bytes(tops: Collection[int]) -> dict[int, int]:
 
 
 class _Unreadable:
-    """Estimate the memory of one server's processes whose PSS cannot be read. A server can make all its processes
-    unreadable, and their resident memory counts shared pages several times. So only some pages count:
+    """Estimate the memory of those processes of one server whose PSS cannot be read. A server can make all its
+    processes unreadable, and their resident memory counts shared pages several times. So only some pages count:
 
     - Anonymous pages can be shared only by fork(2). Of the processes that were forked without exec(2), only the largest
       counts.
@@ -87,7 +87,8 @@ class _Unreadable:
         self._largest_forked = 0
 
     def bytes_of(self, pid: int) -> int | None:
-        """Return a process's bytes without those counted for earlier processes; None if there is no such process."""
+        """Return the bytes that count for a process. What was counted for the processes of earlier calls, and may be
+        the same pages, is left out. Return None if there is no such process."""
         try:
             with open(f"/proc/{pid}/status", "rb") as file:
                 facts = dict(line.split()[:2] for line in file if line.startswith(b"Rss"))
@@ -107,8 +108,8 @@ class _Unreadable:
 
 
 class MachineMemory(NamedTuple):
-    """The total and the available memory, in bytes, of this machine; or of a cgroup around this process, if that has
-    less."""
+    """The total and the available memory, in bytes, that this machine and the cgroups around this process allow: each
+    is the least of what any of them has."""
 
     total: int
     available: int
@@ -135,8 +136,8 @@ def _meminfo() -> dict[bytes, int]:
 
 
 def _limits_of_cgroups() -> Iterator[tuple[int, int]]:
-    """Yield the memory limit and the free bytes of each cgroup (version 2) around this process. Cached pages of files
-    count as free, because the kernel can drop them."""
+    """Yield two numbers of bytes, the memory limit and what is left of it, for each cgroup (version 2) around this
+    process that has a limit. Cached pages of files count as left, because the kernel can drop them."""
     for folder in own_cgroup_folders():
         try:
             most = _text(folder, "memory.max")

@@ -103,7 +103,8 @@ class OutputQueue:
 class QueuedStderr(io.RawIOBase):
     """A stream that writes to a file descriptor through a queue, and never blocks.
 
-    `dropped`: the number of dropped lines. `queue`: the queue, for lines that must not be dropped.
+    `dropped`: the number of lines that were dropped because the queue was full. `queue`: that queue; lines that must
+    not be dropped are put into it directly.
     """
 
     def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
@@ -161,8 +162,9 @@ class QueuedStderr(io.RawIOBase):
 
 
 def queue_stderr() -> None:
-    """Replace `sys.stderr` with a queued stream, so that no writer waits for its reader. When the process exits, the
-    queue is written for at most `EXIT_WITHIN_S`. Does nothing if called again, or if `sys.stderr` is not a file."""
+    """Replace `sys.stderr` with a queued stream, so that writing to it never waits for whoever reads it. When the
+    process exits, it waits up to `EXIT_WITHIN_S` seconds until the queue is written. Does nothing if called again, or
+    if `sys.stderr` is not a file."""
     stream = sys.stderr
     if isinstance(stream.buffer, QueuedStderr):
         return

@@ -49,7 +49,8 @@ _OF_KEY: Final = f"{API_KEY_ISSUER}:"
 
 
 class FrameBodies:
-    """Redact values that look like credentials, by their name or form, and all values that were passed to `hide`."""
+    """Prepare texts and bodies of messages for operators who watch a session. Values that look like credentials, by
+    their name or form, are redacted, and all values that were passed to `hide`."""
 
     def __init__(self) -> None:
         self._of_links: dict[str, None] = {}  # the newest last
@@ -57,9 +58,11 @@ class FrameBodies:
         self._hidden: list[str] = []
 
     def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
-        """Redact these values in all later texts. Values of less than 6 characters are ignored. `are_renewed`: a
-        running link got these values in place of earlier ones. Of values with and without `are_renewed`, only the
-        newest are kept, because a watch can outlast thousands of links."""
+        """Redact these secret values in all later texts. Values of less than 6 characters are ignored.
+
+        `are_renewed`: True if a running link got them in place of earlier ones, False if they are those of a new link.
+        Of each of these two groups, only the newest values stay redacted, because a watch can outlast thousands of
+        links."""
         newest, most = (self._renewed, _MOST_RENEWED) if are_renewed else (self._of_links, _MOST_OF_LINKS)
         for value in values_to_redact(values):
             newest.pop(value, None)
@@ -79,8 +82,8 @@ class FrameBodies:
         return visible(f"{scanned[:most]}{more}")
 
     def body(self, raw: bytes) -> str:
-        """Return a JSON value redacted and cut at `MOST_CHARS` characters. If it is too large or invalid, return a note
-        of its size."""
+        """Return the JSON value `raw` as JSON text, redacted and cut at `MOST_CHARS` characters. If it is too large or
+        invalid, return a note in brackets that tells its size."""
         if len(raw) > MOST_BODY_BYTES:
             return f"[{len(raw)} bytes: too large to be shown]"
         try:
@@ -91,15 +94,17 @@ class FrameBodies:
 
 
 class _Shortened:
-    """Shorten and redact one JSON value. Stop when the result has `MOST_CHARS` characters."""
+    """Shorten and redact one JSON value, given to `of`. Once the result has `MOST_CHARS` characters, what follows is
+    left out."""
 
     def __init__(self, bodies: FrameBodies) -> None:
         self._bodies = bodies
         self._left = MOST_CHARS
 
     def of(self, value: Any, depth: int = 0, *, are_names: bool = False) -> Any:
-        """Return the value, shortened and redacted. `are_names`: the value is the `properties` of a JSON schema, where
-        a member `password` is a schema and not a credential."""
+        """Return a shortened and redacted copy of the value. `depth`: how many objects and arrays it is in.
+        `are_names`: True if the value is the `properties` of a JSON schema, where a member `password` is a schema and
+        not a credential."""
         if self._left <= 0 or depth > _MOST_DEPTH:
             return "…"
         if isinstance(value, str):

@@ -43,25 +43,27 @@ class _ErrorText(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class RequestLog:
-    """Record the outcome of each request, and log at most `LINES_PER_S` lines per second.
-
-    `fields` returns the fields of a session's context to add to log lines. `lines` buffers the lines of successful
-    calls; None if they are logged immediately. `ended` is called with every ended call of a session.
-    """
+    """Record the outcome of each request: count it, log it (at most `LINES_PER_S` lines per second), and end its
+    spans."""
 
     metrics: Metrics
     _: KW_ONLY
     tracing: Tracing | None = None
+    """Begins the spans of requests; None if tracing is off."""
     fields: Callable[[Session], Mapping[str, str]] = lambda _: {}
+    """Returns the fields of a session's context to add to log lines."""
     lines: CallLines | None = None
+    """Buffers the lines of successful calls; None if they are logged immediately."""
     ended: Callable[[EndedCall], None] = lambda call: None
+    """Called with every ended call of a session."""
 
     def __post_init__(self) -> None:
         self._left = LINES_PER_S
         self._left_out = 0
 
     def begin(self, exchange: ObservedCall, request: Request, meta: Object, correlation: str) -> Object:
-        """Begin to record a call that is about to be sent. Return the `_meta` to send, with the trace context added."""
+        """Begin to record the call `exchange` of a client's `request`, before it is sent to a server: its end will be
+        recorded. Return the `_meta` to send, which is `meta` with the trace context added."""
         exchange.watch(self._finished)
         span, meta = None, self.meta_with_trace(meta, request)
         if self.tracing is not None:
@@ -70,20 +72,21 @@ class RequestLog:
         return meta
 
     def meta_with_trace(self, meta: Object, request: Request) -> Object:
-        """Return the `_meta` of a call. Add the trace context from the request's headers, unless the gateway's own span
-        replaces it."""
+        """Return `meta`, the `_meta` of a call, with the trace context from the request's headers added. If the
+        gateway's own span will replace that context, or there is none, return `meta` unchanged."""
         headers = request.headers
         if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
             return carried_on(meta, headers)
         return meta
 
     def may_be_unsampled(self, request: Request) -> bool:
-        """Return True if tracing is off, or if the request's `traceparent` alone decides if its trace is recorded."""
+        """Return True if the `traceparent` of a request is enough to decide whether its trace is recorded
+        (`Tracing.unsampled`): tracing is off, or the request has no `tracestate` and no `baggage`."""
         return self.tracing is None or not carries_more(request.headers)
 
     def meta_with_unsampled_trace(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
-        """Return the `_meta` of a call whose trace is not recorded, with the trace context added, and the `traceparent`
-        in it (empty if there is none). `correlation`: the trace id."""
+        """For a call whose trace is not recorded, return `meta` with the trace context added, and the `traceparent`
+        that the server gets in it; empty if it gets none. `correlation`: the trace id, as 32 hex digits."""
         if self.tracing is None:
             meta = self.meta_with_trace(meta, request)
             return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
@@ -97,7 +100,8 @@ class RequestLog:
 
     @staticmethod
     def forget(exchange: ObservedCall) -> None:
-        """Stop recording a call that was never sent. The caller records its outcome with `refused`."""
+        """Undo `begin` for a call that is not sent: its end is not recorded. The caller records the request with
+        `refused` instead."""
         if (span := exchange.unwatch()) is not None:
             span.dropped()
 
@@ -182,8 +186,8 @@ class RequestLog:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the headers with correlation id and trace context for a request that is forwarded to `replica`. The
-        request's span ends with the block."""
+        """Yield the headers, with correlation id and trace context, to add to a request that is forwarded to `replica`
+        inside the block. At the end of the block, the request's span ends."""
         correlated = [(CORRELATION_HEADER.encode(), CORRELATION.get().encode())]
         if self.tracing is None:
             yield correlated
@@ -212,13 +216,15 @@ class RequestLog:
         self.answered(request, principal, Outcome.refused(refused.code), refused.log_facts, str(refused))
 
     def refused_by_wire(self, refused: Refused) -> None:
-        """Record an HTTP request that was refused before it was parsed, or that is not a call."""
+        """Log an HTTP request that was refused before its body was parsed, or that is not a call. It is not counted in
+        the metrics of calls."""
         if self._has_line():
             outcome, correlation = Outcome.refused(refused.code), refused.correlation
             self._line("request refused", outcome, 0.0, reason=str(refused), correlation=correlation)
 
     def another_second(self, at: float) -> None:
-        """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many lines were left out."""
+        """End the present second, at the Unix time `at`: add its sample to the metrics, log how many lines the limit
+        left out, and reset the limit. Called each second."""
         self.metrics.end_second(at)
         if self._left_out:
             logger.info("%d more requests were answered (limit: %d lines a second)", self._left_out, LINES_PER_S)
@@ -235,15 +241,15 @@ class RequestLog:
 
 
 def _call_span(exchange: ObservedCall, meta: Object) -> tuple[CallSpan | None, Object]:
-    """Begin a call's span if its request has a span. Return the call's span or None, and the `_meta` with the trace
-    context added."""
+    """If the present request has a span, begin a span below it for its call. Return the span of the call, and `meta`
+    with the trace context added. If the trace is not recorded, or tracing is off, the span is None."""
     span = request_span()
     return (None, meta) if span is None else span.call(exchange.session, meta)
 
 
 def _message_of(answer: bytes) -> str:
-    """Return the message of an error, or the first text of a failed tool's result, as one line with credentials
-    redacted."""
+    """Return the message of a JSON-RPC error, or the first text of a failed tool's result, as one line with credentials
+    redacted; empty if `answer` has neither. `answer`: the error or the result, as JSON."""
     try:
         found = msgspec.json.decode(answer, type=_ErrorText)
     except UNREADABLE:

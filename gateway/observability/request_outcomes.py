@@ -65,7 +65,8 @@ class _Result(msgspec.Struct):
 
 
 def outcome_of(result: bytes) -> Outcome:
-    """Derive the outcome from a result's `isError` (MCP, CallToolResult) and `resultType` (MCP 2026-07-28)."""
+    """Return the outcome of a call that was answered with `result` (JSON): `TOOL_ERROR` if its `isError` is true,
+    `INPUT_REQUIRED` if its `resultType` (MCP 2026-07-28) says so, and otherwise `OK`."""
     # A search for the names first: most results have neither, and may be long.
     if b'"input_required"' not in result and not (b'"isError"' in result and _IS_ERROR.search(result)):
         return OK
@@ -77,19 +78,20 @@ def outcome_of(result: bytes) -> Outcome:
 
 
 class EndedCall(msgspec.Struct, frozen=True, gc=False):
-    """An ended call of a session, for timelines and figures.
-
-    `at`: Unix time of its end. `tool`: empty for methods other than tool calls. `why`: the error message. `is_listed`:
-    False for a tool that the server does not list.
-    """
+    """An ended call of a session, for its log line, timelines and figures."""
 
     at: float
+    """The Unix time of its end."""
     method: str
     tool: str
+    """The name of the called tool; empty for methods other than tool calls."""
     server: str
     outcome: Outcome
     took_s: float
     session: Session
     correlation: str
+    """The correlation id of the request."""
     why: str = ""
+    """The error message; empty if the call did not fail."""
     is_listed: bool = True
+    """False for a tool that the server does not list."""

@@ -123,7 +123,8 @@ class _Waiting:
         return total - before[0], failed - before[1]
 
     def part(self, name: str, replica: str) -> TimelinePart:
-        """Return the entries in the form for the store. `name`: the shortened session id, as in logs."""
+        """Return the entries, and the facts about their session, in the form that is added to the store. `name`: the
+        shortened session id, as in logs. `replica`: the name of this replica, for each entry."""
         calls = [*self._failed, *self._calls]
         entries = [*self._entries, *map(_entry, calls)]
         entries += [_summed(key, some) for key, some in self._sums.items()]
@@ -138,8 +139,8 @@ class _Waiting:
         return TimelinePart(head=head, entries=entries[-MAX_ENTRIES:])
 
     def add_later(self, since: "_Waiting", later: TimelinePart) -> None:
-        """Add the entries of `since`. They were collected while the entries of this object were written, and that write
-        has failed. `later`: the result of `since.part`."""
+        """Add the entries and counts of `since` to this object. Called if this object could not be written to the
+        store; `since` was collected during the attempt. `later`: the result of `since.part`."""
         for entry in later.entries:
             self.add(entry)
         self.session = since.known_session or self.known_session
@@ -156,8 +157,8 @@ def _failures(calls: list[EndedCall]) -> int:
 class Timelines:
     """Collect the timeline entries of all sessions, by the shortened session id.
 
-    `replica`: the name of this replica. `count` is called before entries are written: with a session, the number of its
-    new calls, and how many of these have failed. Each call is counted once.
+    `replica`: the name of this replica. `count` is called before entries are written, with three arguments: a session,
+    the number of its calls since the last time, and how many of these calls have failed.
     """
 
     def __init__(self, store: TimelineStore, replica: str, count: Callable[[Session, int, int], None]) -> None:
@@ -225,7 +226,8 @@ class Timelines:
         return part if written is None else replace(part, entries=[*written.entries, *part.entries])
 
     def count(self) -> None:
-        """Call the callback `count` for all calls that were not counted yet."""
+        """Pass all calls that were not counted yet to the callback `count` of this object, which counts them by
+        principal and client."""
         self._count_of(self._waiting.values())
 
     def _count_of(self, some: Iterable[_Waiting]) -> None:
@@ -260,7 +262,8 @@ class Timelines:
 
 
 def head_of(name: str, session: Session | None) -> TimelineHead:
-    """Return the head of a timeline: the facts about its session, as far as known. `name`: the shortened session id."""
+    """Return the facts of a timeline about its session (`TimelineHead`). `name`: the shortened session id. `session`:
+    the session's record; if it is None, the facts have only this id."""
     if session is None:
         return TimelineHead(session=name)
     return TimelineHead(

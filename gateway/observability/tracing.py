@@ -45,8 +45,8 @@ trace id and the parent's flag."""
 
 
 class GivenIds(threading.local):
-    """Generate ids for the OpenTelemetry SDK (its `IdGenerator`). The id of the next trace can be set in advance, if
-    its sampling is already decided."""
+    """Generate random ids for the OpenTelemetry SDK (its `IdGenerator`). `give` sets the id of the next trace in
+    advance, for a trace whose sampling was already decided by this id."""
 
     def __init__(self) -> None:
         self._given = 0
@@ -76,7 +76,7 @@ def new_span_id() -> int:
 
 class Sampling:
     """Decide whether a trace is recorded, exactly as the OpenTelemetry SDK's sampler does, but without beginning a
-    span. `ids`: sets the ids of new traces; None if the SDK chooses them itself.
+    span. `ids`: the id generator of the SDK, which takes ids of new traces from here; None if the SDK has its own.
 
     The SDK needs 13 µs to begin a span, even one that is not recorded. Its samplers compare the lower half of the trace
     id with a bound, which depends on the parent's flag. The constructor finds these bounds by asking the sampler. Not
@@ -106,8 +106,8 @@ class Sampling:
 
 
 def _bound(sampler: Any, flag: int | None) -> int:
-    """Return the smallest lower half of a trace id that `sampler` does not sample. `flag`: the parent's flag; None if
-    there is no parent."""
+    """Return the bound of `sampler`: it samples a trace if the lower half of the trace id is below this number. `flag`:
+    the trace flags of the parent span; None if there is no parent."""
 
     def is_sampled(half: int) -> bool:
         trace_id = 1 << _HALF | half
@@ -155,12 +155,12 @@ class RequestSpan:
 
     @property
     def correlation(self) -> str:
-        """Return the id of the trace as 32 hex digits."""
+        """Return the id of the trace as 32 hex digits, which is the correlation id of the request."""
         return format(self._span.get_span_context().trace_id, "032x")
 
     def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
-        """Begin a span for the call to a server. Return the span, and the `_meta` that makes it the parent of the
-        server's spans.
+        """Begin a span for the call to a server. Return this span, and `meta` with the trace context that makes the
+        span the parent of the server's spans.
 
         If the request is not sampled, its calls are not sampled either, whatever the sampler decides. Then the server
         gets the request's span as the parent.
@@ -211,7 +211,7 @@ class UnsampledRequest:
         return b"00-%b-%016x-%02x" % (self.correlation.encode(), self._span_id, self._flags)
 
     def call(self, _: Session | None, meta: Object) -> tuple[None, Object]:
-        """Return None in place of a span, and the `_meta` with the `traceparent` added."""
+        """Return None in place of the call's span, and `meta` with the `traceparent` added."""
         return None, {**meta, "traceparent": msgspec.Raw(b'"%b"' % self.parent)}
 
     def belongs_to(self, session: Session) -> None:
@@ -254,9 +254,9 @@ class Tracing:
         self._drawn = 0  # the trace id for the next request that has no parent
 
     def unsampled(self, traceparent: str) -> UnsampledRequest | None:
-        """Decide by the `traceparent` of a request (empty if it has none) if the request is recorded. Return an
-        `UnsampledRequest` if it is not. Return None if it is, or if that is undecided: then call `arrived`, which
-        decides in the same way. Not for requests with a `tracestate`."""
+        """Decide by the `traceparent` of a request (empty if it has none) if the request is recorded. If it is not
+        recorded, return an `UnsampledRequest`. If it is recorded, or if the `traceparent` does not decide it, return
+        None: the caller then uses `arrived`, which decides in the same way. Not for requests with a `tracestate`."""
         parent = _parent_in({"traceparent": traceparent}) if traceparent else None
         if parent is not None or self._sampling is None or self._sampling.ids is None:
             return self._unsampled(parent)
@@ -264,12 +264,13 @@ class Tracing:
         return None if self._sampling.takes_new(self._drawn) else UnsampledRequest(self._drawn, RANDOM_TRACE_ID)
 
     def begun_unsampled(self) -> None:
-        """Discard the trace id that `unsampled` has generated, because its request has begun with it. Otherwise
-        `arrived` would use the id for the next request."""
+        """Discard the trace id that `unsampled` has generated, so that no later request gets it. Called when the
+        `UnsampledRequest` with this id is used."""
         self._drawn = 0
 
     def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
-        """Begin the span of a request, or decide not to record it. Later spans of the current task are its children."""
+        """Begin the span of a request and return it; if the request is not recorded, return an `UnsampledRequest`. What
+        is returned becomes the parent of later spans of the current task (`request_span`)."""
         if request.forwarded is None:
             parent = _parent_in(request.meta) or _parent_in(request.headers)
         else:
@@ -316,8 +317,9 @@ class Tracing:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[dict[str, str]]:
-        """Yield headers that make the spans of `replica` part of this trace, for a forwarded request. The spans of the
-        request and of the forwarding end with the block."""
+        """Yield headers to add to a request that is forwarded to `replica`: they make the spans of that replica part of
+        this trace. Empty if the present request has no span. At the end of the block, the span of the request ends, and
+        that of the forwarding."""
         arrived = _ARRIVED.get()
         if arrived is None:
             yield {}
@@ -334,7 +336,8 @@ class Tracing:
 
 
 def request_span() -> RequestSpan | UnsampledRequest | None:
-    """Return the span of the request that the current task serves; None if tracing is off."""
+    """Return the span of the request that the current task serves, or the `UnsampledRequest` in its place; None if
+    tracing is off."""
     return _ARRIVED.get()
 
 
@@ -400,8 +403,8 @@ _FLUSH_MS: Final = 2_000
 
 
 def collector_variable(environ: Mapping[str, str]) -> str:
-    """Return the name of the variable that names a collector of spans; empty if none does, or if OpenTelemetry's
-    variables say that no spans are sent."""
+    """Return the name of that environment variable which has the address of a collector of spans. Return an empty text
+    if there is none, or if other variables of OpenTelemetry say that no spans are sent."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ""
     if environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":

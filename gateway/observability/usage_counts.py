@@ -36,16 +36,19 @@ _MOST_UNWRITTEN: Final = 32
 
 
 class ToolFigures(msgspec.Struct, array_like=True):
-    """The calls of one tool, or of one other method. `counts`: calls in each bucket of durations (`BUCKETS_S`), without
-    zeros at the end. `total_s`: sum of the durations. `longest_s`: the longest one; 0 in records of older releases."""
+    """The figures of the calls of one tool, or of one method other than `tools/call`."""
 
     server: str
     name: str
+    """The name of the tool or the method."""
     calls: int = 0
     failed: int = 0
     total_s: float = 0.0
+    """The sum of the durations."""
     counts: list[int] = []
+    """The number of calls in each bucket of durations (`BUCKETS_S`), without zeros at the end."""
     longest_s: float = 0.0
+    """The longest duration; 0 in records of older releases."""
 
     def add(self, other: "ToolFigures") -> None:
         self.calls += other.calls
@@ -58,12 +61,14 @@ class ToolFigures(msgspec.Struct, array_like=True):
 
 
 class WhoFigures(msgspec.Struct, array_like=True):
-    """The calls of one principal, or of all clients with one name, and the number of sessions that they opened."""
+    """The figures of one principal, or of all clients that have one name."""
 
     name: str
+    """The name of the principal or the client."""
     calls: int = 0
     failed: int = 0
     sessions: int = 0
+    """The number of sessions that were opened."""
 
     def add(self, other: "WhoFigures") -> None:
         self.calls += other.calls
@@ -72,13 +77,14 @@ class WhoFigures(msgspec.Struct, array_like=True):
 
 
 class FigureRecord(msgspec.Struct):
-    """The usage figures (counts and durations of calls) of one replica for one minute or ten minutes. `live`: the
-    number of its live sessions at the end."""
+    """The usage figures (counts and durations of calls) of one replica for one minute or ten minutes, as they are
+    stored."""
 
     tools: list[ToolFigures] = []
     principals: list[WhoFigures] = []
     clients: list[WhoFigures] = []
     live: int = 0
+    """The number of live sessions of the replica at the end of this time."""
 
 
 _records: Final = msgspec.json.Decoder(FigureRecord)
@@ -113,8 +119,8 @@ class _Counted:
         return _who(self.principals, name)
 
     def client(self, name: str, principal: str) -> WhoFigures:
-        """Return the figures of all clients with this name. A new name counts towards the limit of `principal`; beyond
-        it, return the figures of `OTHERS`."""
+        """Return the figures of all clients with this name. `principal`: whose client it is. If the name is new, and
+        this principal has brought too many new names or there are too many in all, return the figures of `OTHERS`."""
         found = self.clients.get(name)
         if found is None:
             name = shortened_line(name, _NAME_CHARS)
@@ -151,7 +157,8 @@ def _who(among: dict[str, WhoFigures], name: str) -> WhoFigures:
 
 
 class Figures:
-    """Count the calls of this replica, and write one record for each minute and one for each ten minutes."""
+    """Count the calls of this replica, and write the counts to the store: one record for each minute, and one for each
+    ten minutes."""
 
     def __init__(self, store: HistoryStore, replica: str) -> None:
         self._store = store
@@ -192,8 +199,9 @@ class Figures:
         return int(at) // _SHORT_S * _SHORT_S != self._short.at
 
     def tick(self, at: float, live: int) -> None:
-        """Close the current minute if it is over at the Unix time `at`. `live`: the number of live sessions on this
-        replica. Call this once a second, after the ended calls were counted."""
+        """If the current minute is over at the Unix time `at`, keep its record for the next `flush` and begin another
+        minute. `live`: the number of live sessions on this replica. Called once a second, after the ended calls were
+        counted."""
         if self.ends_minute(at):
             self._close(int(at) // _SHORT_S * _SHORT_S)
         if live != self._short.live:
@@ -213,7 +221,8 @@ class Figures:
         self._short.live, self._short.is_written = live, not live
 
     def _keep(self, counted: _Counted) -> None:
-        """Encode the figures for the next `flush`, if they have changed. Drop the oldest records if too many wait."""
+        """Encode the figures `counted` of a minute, and those of the ten minutes around it, for the next `flush`. Do
+        nothing if the figures have not changed since the last call. Drop the oldest records if too many wait."""
         if not counted.is_written:
             counted.is_written = True
             self._unwritten[_SHORT_S, counted.at] = msgspec.json.encode(counted.record())
@@ -251,8 +260,8 @@ def read_record(body: bytes) -> FigureRecord:
 
 
 def merged(records: Iterable[FigureRecord]) -> FigureRecord:
-    """Return one record with the sums of several records, also of their `live`. The number of names is not limited
-    here, because it is limited in each record."""
+    """Return one record with the sums of several records, such as those of all replicas; `live` is summed, too. The
+    number of names is not limited here, because it is limited in each record."""
     tools: dict[tuple[str, str], ToolFigures] = {}
     principals: dict[str, WhoFigures] = {}
     clients: dict[str, WhoFigures] = {}
