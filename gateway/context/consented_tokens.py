@@ -59,7 +59,7 @@ class Sealed:
         self._cipher = cipher
 
     def seal(self, name: str, record: msgspec.Struct) -> bytes:
-        """Return the record as an encrypted text."""
+        """Return the record as an encrypted text, which can be opened only under the same `name`."""
         return self._cipher.seal(name.encode() + b"\n" + msgspec.json.encode(record)).encode()
 
     def open(self, name: str, text: bytes, kind: type[T]) -> T | None:
@@ -303,7 +303,7 @@ class ConsentedTokens:
         raise StoreUnavailable("the grant changes too often")
 
     async def connections(self) -> list[Connection]:
-        """Return all connections, sorted, without tokens. Raises `StoreUnavailable`."""
+        """Return the connected accounts of all principals, sorted, for operators. Raises `StoreUnavailable`."""
         found = [
             Connection(
                 principal=str(grant.principal),

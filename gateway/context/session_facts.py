@@ -213,7 +213,8 @@ class SessionFacts:
         return self._some(session, self._in_log)
 
     def audited(self, session: Session) -> dict[str, str]:
-        """Return the fields for events of the audit trail."""
+        """Return, by name, the values of those operator's fields that events of the audit trail have. Fields without a
+        value are left out."""
         return self._some(session, self._in_audit)
 
     def _some(self, session: Session, names: Iterable[str]) -> dict[str, str]:

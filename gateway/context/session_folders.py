@@ -207,7 +207,8 @@ def _is_held(lock: int, path: Path) -> bool:
 
 
 def _delete_if_free(path: Path) -> None:
-    """Delete a gateway process's folder and its lock file, unless the process still runs."""
+    """Delete the folder of an earlier gateway process and its lock file, which is at `path`. Do nothing if the lock is
+    held, because the process still runs."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -238,8 +238,8 @@ class Policy:
         return self._cached_why_uri(self.cache_key_context(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Return True if sessions with this context see a resource or template, in every form in which a server may
-        read its URI."""
+        """Return True if sessions with this context see the resource or template `uri`. All forms in which a server may
+        read this URI must be visible. Not cached, because clients can send any URI."""
         return not self._why_uri_hidden(context, server, uri)
 
     def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:

@@ -42,8 +42,8 @@ class _App(Starlette):
 
 
 class GatewayApp(_App):
-    """A Starlette app that calls its MCP endpoints directly. Starlette's router and middleware would take as long as a
-    call."""
+    """The ASGI app for clients. It calls MCP endpoints, the home page and the state API directly, because Starlette's
+    router and middleware would take as long as a call. Other paths are left to Starlette."""
 
     def __init__(self, gateway: Gateway, routes: list[BaseRoute], home: HomePage) -> None:
         super().__init__(routes, gateway.lifespan)
@@ -89,8 +89,8 @@ def _closing(send: Send) -> Send:
 
 
 def _health(gateway: Gateway, *, names_servers: bool) -> list[BaseRoute]:
-    """Return the routes of the liveness and readiness probes. `names_servers`: readiness also lists servers that cannot
-    be used."""
+    """Return the routes of the liveness and readiness probes. `names_servers`: if True, the answer of the readiness
+    probe also lists the servers that cannot be used."""
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")

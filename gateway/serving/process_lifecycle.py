@@ -172,8 +172,9 @@ class Lifecycle:
                     await flush()
 
     async def _first_answers(self, probes: Mapping[str, asyncio.Task[ServerFacts]]) -> None:
-        """Wait until the probes have ended, `limits.list_timeout_s` or 10 s at most. If the settings refuse patterns of
-        the policy that match nothing, wait up to 10 s in all for the servers whose lists are compared with patterns."""
+        """Wait until the probes have ended, for at most `limits.list_timeout_s` seconds and never more than 10. If the
+        settings refuse patterns of the policy that match nothing, wait up to 10 s in all for those servers whose lists
+        are compared with patterns."""
         options, servers = self._parts.foundation.settings.gateway, self._parts.servers.upstreams
         soon_s = min(options.limits.list_timeout_s, _PROBED_WITHIN_S)
         if probes:

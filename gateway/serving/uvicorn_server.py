@@ -178,8 +178,11 @@ class _Beside(uvicorn.Server):
 
 
 class _Server(uvicorn.Server):
-    """The server of clients. `operators`: a second server for operators, with its listening socket. `handed`: receives
-    connections of other workers. `serves` is called once clients are served."""
+    """Serve the clients' listener, and start and stop with it what this process serves beside it.
+
+    `operators`: the server of the operators' own listener, with its socket; None: there is none. `handed`: receives
+    connections of other workers; None: there are none. `serves` is called once clients are served.
+    """
 
     def __init__(
         self,

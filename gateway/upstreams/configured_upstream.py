@@ -260,7 +260,8 @@ class ConfiguredUpstream:
         capabilities has its own conversation.
 
         Raises:
-            UpstreamUnavailable: the session has ended, or its client has declared too many sets of capabilities.
+            UpstreamUnavailable: the session has ended, its client has declared too many sets of capabilities, or
+                another configuration of the server has taken the place of this one.
         """
         if live.ended:
             raise UpstreamUnavailable("the session has ended")

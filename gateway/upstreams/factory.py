@@ -179,8 +179,8 @@ class UpstreamFactory:
 
 
 def _in_process(where: str, name: str, server: Any) -> Upstream:
-    """Return the upstream for a Python object that acts as a server in this process: a server object of the SDK, or an
-    `Upstream`.
+    """Return the upstream for `server`, a Python object that acts as a server in this process: a server object of the
+    SDK, or an `Upstream`. `where`: the setting or argument that the object comes from, for the error.
 
     Other packages can add kinds of upstreams: pass an `Upstream` with the setting `in_process`, or in `servers` of
     `create_app`. `transports.testing` has the tests that an `Upstream` must pass.
