@@ -184,7 +184,7 @@ class PrincipalSecrets:
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
         """Return True if a principal may use a secret. If the source of the secret contains the principal's subject,
-        the subject must be safe to insert there, and no other issuer may be able to have the same subject."""
+        the subject must be safe to insert there, and no principal of another issuer may get the same source."""
         if settings.issuer and settings.issuer != principal.issuer:
             return False
         if not settings.is_personal:

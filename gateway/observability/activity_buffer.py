@@ -79,7 +79,7 @@ class Activity:
 
     async def write_seen(self) -> None:
         """Write to the store, at once, what an operator is about to read there: the usage figures, and the timelines of
-        ended sessions. Do nothing if the last call of this method was less than a second ago."""
+        ended sessions. Do nothing if the last such write was less than a second ago."""
         if self._clock() - self._seen_at < _SEEN_EVERY_S:
             return
         self._seen_at = self._clock()

@@ -99,9 +99,9 @@ class Audit:
         reason: str = "",
         tool: str = "",
     ) -> None:
-        """Record an event of a session or a refusal. A refusal is only counted if it repeats recent ones. `session`:
-        the session's record, or its id if the caller has no record. `era` and `principal`: those of the request; used
-        only without a record."""
+        """Record an event. A refusal is only counted if it repeats recent ones. `session`: the record of the event's
+        session, or its id if the caller has no record; empty if there is no session. `era` and `principal`: those of
+        the request; used only without a record."""
         about = {"session": session, "era": era, "principal": principal} if isinstance(session, str) else session
         client = CLIENT.get() if event == "refused" else ""
         recorded = self._event(event, about, reason=reason, tool=tool, client=client)

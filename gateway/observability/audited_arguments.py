@@ -26,8 +26,8 @@ _NAME_ITEM: Final = re.compile(r"[\w.-]{1,64}(?: \w{1,64})?:?")
 
 def shown_arguments(raw: bytes, *, with_values: bool) -> str:
     """Return the arguments of a call (`raw`: their JSON) as JSON for the audit trail: only their names, or
-    `with_values` also the values. Credentials are redacted, and the text is cut at `_MOST_SHOWN` characters. If the
-    arguments are too large or invalid, return a note in parentheses."""
+    `with_values` also the values. Credentials are redacted, and the text is cut at `_MOST_SHOWN` (bytes of memory). If
+    the arguments are too large or invalid, return a note in parentheses."""
     if len(raw) > _MOST_READ:
         return f"({len(raw)} bytes)"
     walk = _Walk()
@@ -53,7 +53,7 @@ class _Walk:
 
     @property
     def is_over(self) -> bool:
-        """Return True if the result has reached the limit: a part of the value was left out."""
+        """Return True if the result exceeds the limit: what follows in the value is left out."""
         return self._left < 0
 
     def names(self, members: dict[str, Any]) -> list[str]:

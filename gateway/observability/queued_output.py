@@ -103,8 +103,8 @@ class OutputQueue:
 class QueuedStderr(io.RawIOBase):
     """A stream that writes to a file descriptor through a queue, and never blocks.
 
-    `dropped`: the number of lines that were dropped because the queue was full. `queue`: that queue; lines that must
-    not be dropped are put into it directly.
+    `dropped`: the number of lines that were dropped, because the queue was full or writing failed. `queue`: that queue;
+    lines that must not be dropped are put into it directly.
     """
 
     def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:

@@ -60,9 +60,8 @@ class FrameBodies:
     def hide(self, values: Iterable[str], *, are_renewed: bool = False) -> None:
         """Redact these secret values in all later texts. Values of less than 6 characters are ignored.
 
-        `are_renewed`: True if a running link got them in place of earlier ones, False if they are those of a new link.
-        Of each of these two groups, only the newest values stay redacted, because a watch can outlast thousands of
-        links."""
+        `are_renewed`: True if a running link got them in place of earlier ones, False for all other values. Of each of
+        these two groups, only the newest values stay redacted, because a watch can outlast thousands of links."""
         newest, most = (self._renewed, _MOST_RENEWED) if are_renewed else (self._of_links, _MOST_OF_LINKS)
         for value in values_to_redact(values):
             newest.pop(value, None)

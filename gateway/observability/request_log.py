@@ -85,8 +85,8 @@ class RequestLog:
         return self.tracing is None or not carries_more(request.headers)
 
     def meta_with_unsampled_trace(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
-        """For a call whose trace is not recorded, return `meta` with the trace context added, and the `traceparent`
-        that the server gets in it; empty if it gets none. `correlation`: the trace id, as 32 hex digits."""
+        """Return `meta`, the `_meta` of a call whose trace is not recorded, with the trace context added. Also return
+        the `traceparent` in it; empty if there is none. `correlation`: the trace id, as 32 hex digits."""
         if self.tracing is None:
             meta = self.meta_with_trace(meta, request)
             return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
@@ -241,8 +241,8 @@ class RequestLog:
 
 
 def _call_span(exchange: ObservedCall, meta: Object) -> tuple[CallSpan | None, Object]:
-    """If the present request has a span, begin a span below it for its call. Return the span of the call, and `meta`
-    with the trace context added. If the trace is not recorded, or tracing is off, the span is None."""
+    """Begin a span for a call, below the span of the present request. Return the span of the call, and `meta` with the
+    trace context added. For an `UnsampledRequest`, the span is None. Without tracing, return None and `meta`."""
     span = request_span()
     return (None, meta) if span is None else span.call(exchange.session, meta)
 

@@ -141,9 +141,9 @@ def _number(value: float) -> Iterator[str]:
 
 
 def _spelled(text: str, plain: str) -> Iterator[str]:
-    """Yield the texts, other than `text` itself, of the number or truth value that a server may read from the string
-    `text`. `plain`: that string without spaces around it. The rules are Python's and JavaScript's, which accept more
-    than JSON: signs, leading zeros, `1_000`, `0x10`, `True`."""
+    """Yield, as text, the number or truth value that a server may read from the string `text`; a number only if its
+    text differs from `text`. `plain`: that string without spaces around it. The rules are Python's and JavaScript's,
+    which accept more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
     if plain.lower() in ("true", "false"):
         yield plain.lower()
     for read in _READS:

@@ -236,7 +236,8 @@ class ToolCalls:
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
         """Fill in the arguments that the policy binds to facts of the session and that the client has left out. Return
         the arguments. Arguments that the tool's schema does not have are not filled in, because a pattern may match
-        several tools. `note` is called if the client has sent another value than the session's, which stays."""
+        several tools. If the client has sent another value than the session's, `note` is called, and the client's value
+        stays."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()

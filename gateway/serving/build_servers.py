@@ -114,7 +114,8 @@ class Servers:
         self, entries: Mapping[str, UpstreamSettings], sandboxes: Mapping[str, SandboxesByTrust]
     ) -> dict[str, ConfiguredUpstream]:
         """Make the servers of the settings `entries`, and return them by name. `sandboxes`: their sandboxes, by name.
-        A server that cannot be served is returned, too: each attempt to open a link to it fails with the reason."""
+        A server that cannot be served is returned, too: each attempt to open a link to it fails with the error that it
+        is left out."""
         factory, made = self._factory(sandboxes), {}
         for name, entry in entries.items():
             try:

@@ -111,8 +111,9 @@ class Drain:
             self._last_answers = None
 
     def _answer_waiting(self) -> None:
-        """Answer with an error the requests that wait for the result of a made task, and the calls to which no server
-        has answered yet. Called shortly before the end of the drain. Calls that can become tasks are left alone."""
+        """Answer with an error the requests that wait for the result of a made task, and the calls that were sent to a
+        server and are not answered yet. Called shortly before the end of the drain. Calls that can become tasks are
+        left alone."""
         for exchange in [each for live in self.live for each in live.exchanges]:
             if exchange.conversation is None or exchange.is_subscription:
                 continue

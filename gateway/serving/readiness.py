@@ -32,13 +32,13 @@ class ServingState:
         self.is_running = False
 
     def start_draining(self) -> None:
-        """Begin the drain: from now on, this process takes no new requests, and claims no session."""
+        """Begin the drain: from now on, `may_serve` returns False, and no session without an owner is claimed."""
         self.is_draining = True
         if self._cluster is not None:
             self._cluster.start_leaving()
 
     def stop_draining(self) -> None:
-        """End the drain: this process takes new requests again, and claims sessions that have no owner."""
+        """End the drain: `may_serve` may return True again, and this process claims sessions without an owner."""
         self.is_draining = False
         if self._cluster is not None:
             self._cluster.stop_leaving()

@@ -146,8 +146,9 @@ class Reload:
 
     def _sandboxes(self, fresh: Mapping[str, UpstreamSettings], new: Settings) -> dict[str, SandboxesByTrust]:
         """Return the sandboxes of the new and changed servers `fresh`, by name. Raises `ConfigurationError` if one that
-        is required does not hold, or if a sandbox (under the settings `new` also of another server) opens private
-        files or lets a server write the packages from which other processes start."""
+        is required does not hold, or if one opens private files or lets a server write the packages from which other
+        processes start. If the settings `new` have other private files, the sandboxes of the other servers are checked
+        for that, too."""
         made = sandboxes_by_name(fresh, new.gateway)
         walled = {name: made[name] for name, entry in fresh.items() if entry.kind == "command"}
         delegation = self._parts.servers.fork_server.delegation()

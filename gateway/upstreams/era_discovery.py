@@ -123,7 +123,7 @@ def meaning_of(error: msgspec.Raw) -> Discovery:
 
 def _of_versions(data: dict[str, Any]) -> Discovery:
     """Return the era that the supported versions in the `data` of an `UnsupportedProtocolVersionError` prove. If one of
-    them is a modern version that the gateway speaks, ask again with it (`retry`)."""
+    them is a modern version that the gateway speaks, the caller is to ask again with it (`retry`)."""
     supported = [version for version in data["supported"] if isinstance(version, str)]
     common = [version for version in MODERN_VERSIONS if version in supported]
     if common:
@@ -167,9 +167,9 @@ class SessionDiscovery:
         return now >= self._legacy_until and now >= self._again_at.get(live, now)
 
     async def ask(self, live: LiveSession, conversation: Conversation) -> None:
-        """Ask the server for its era in a conversation of the session, and pass what is found to `learn`. Close the
-        conversation unless the server is modern. Concurrent callers share one request, which goes on if a caller is
-        cancelled. If asking fails, nothing is raised, and the era stays unknown."""
+        """Ask the server for its era in a conversation of the session. If the server is modern and can be used, pass
+        its facts to `learn`; otherwise, close the conversation. Concurrent callers share one request, which goes on if
+        a caller is cancelled. If asking fails, nothing is raised, and the era stays unknown."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share(conversation, lambda: self._ask(live, conversation))
 

@@ -64,7 +64,8 @@ class _Former:
 
     def may_leave(self, live: LiveSession, conversation: Conversation, now: float) -> bool:
         """Return True if the session has to leave its conversation with the server, because the deadline has passed, or
-        can leave it: the session has no calls, and has not called the server for a while."""
+        can leave it: the session has no calls, and has not called the server for a while. It need not wait so long if
+        the server was removed or the conversation is not open."""
         if self.is_over(now):
             return True
         if live.has_suspended or not conversation.is_unused or _has_calls(live):

@@ -37,7 +37,7 @@ class SandboxedResources:
     """Its sandboxes, by the trust level of the session."""
     folders: SessionFolders
     package: Callable[[], Awaitable[PackageInUse | None]]
-    """Fetches the package that the server's command names; returns None if it names none."""
+    """Fetches the package that the server's command names; returns None if the command has to run unchanged."""
     memory: ServerMemory
     """Decides if there is enough memory for another process."""
 

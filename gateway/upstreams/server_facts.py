@@ -150,7 +150,7 @@ class KnownFacts:
         return latest
 
     def listed(self, tools: Tools) -> None:
-        """Update `mirrored_schemas` from a list of tools that the server has sent to a session."""
+        """Update `mirrored_schemas` from a list of tools that the server has sent."""
         for name in tools.schemas:
             if name in tools.mirrored:
                 self._mirrored[name] = tools.mirrored[name]

@@ -216,7 +216,7 @@ class Probe:
         return facts
 
     def log_first_answer(self) -> None:
-        """From now on, log once when a probe has got an answer of the server: a line that says that it is ready."""
+        """From now on, log once when the server has answered: a line that says that it is ready."""
         self._logs_first_answer = True
 
     def give_up(self, reason: str) -> None:

@@ -40,7 +40,8 @@ def is_plain(scope: Scope) -> bool:
 
 
 class HomePage:
-    """Answer GET requests for `/` and for MCP endpoints: with the page for people, or with the text for other programs.
+    """Answer GET requests: with the page for people, at `/` and at MCP endpoints; with the text for other programs, at
+    `/` only.
 
     The requests count against the rate limit of their address, as those of clients without a credential. `needs_token`:
     clients need a credential. `has_console`: the page links to the console.
