@@ -66,8 +66,9 @@ class HostNotAllowed(Exception):
 
 
 class OperatorHosts:
-    """Check the Host header of operators' requests. `names` are the allowed hosts: `*.` before a domain stands for all
-    names below it, `*` for any name. `gateway.config.addresses.host_names` gives their spelling."""
+    """Check the Host header of operators' requests: IP addresses and `localhost` are always allowed. `names` are the
+    other allowed hosts, as `gateway.config.addresses.host_names` spells them: `*.` before a domain stands for all names
+    below it, `*` for any name."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = frozenset(names) | {"localhost"}
@@ -108,8 +109,8 @@ class TooManyAttempts(Exception):
 
 
 class SignInAttempts:
-    """Count the wrong keys of each network on this replica. From the `FREE`th on, each makes the network wait: longer
-    each time, but at most `LONGEST_S` seconds."""
+    """Count the wrong keys of each network on this replica. From its `FREE`th wrong key on, a network must wait after
+    each one: longer each time, but at most `LONGEST_S` seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -122,16 +123,20 @@ class SignInAttempts:
             raise TooManyAttempts(max(1.0, wait))
 
     def wrong(self, network: str) -> None:
-        """Count a sign-in with a wrong key from this network. From the `FREE`th on, the network must wait each time."""
+        """Count a wrong key from this network. From the `FREE`th wrong key on, the network must wait after each one."""
         count = self._wrong.get(network, (0, 0.0))[0] + 1
         wait = min(LONGEST_S, 2.0 ** min(count - FREE, 16)) if count >= FREE else 0.0
         self._wrong[network] = (count, self._clock() + wait)
 
 
 class SignInLink:
-    """A one-time link by which a person signs in to the console. `token`: the last part of its URL. `proof`: a value in
-    the cookie of whoever signs in by the link. Such a cookie is not valid any more when this process has ended. `key`:
-    a generated operator's key, for commands on this machine."""
+    """A one-time link by which a person signs in to the console. It is valid for `VALID_S` seconds.
+
+    - `token`: the last part of the link's URL.
+    - `proof`: a random value in the cookie of whoever signs in by the link. Once this process has ended, such a cookie
+      is invalid.
+    - `key`: a generated operator's key, for commands on this machine.
+    """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -206,9 +211,9 @@ class Access:
         self._hosts.check(request.headers.get("host", ""))
 
     async def operator(self, request: Request) -> str | None:
-        """Return the name of the operator that sends a request; None if the request has no valid credential.
-
-        A cookie is not accepted in requests that another site has caused.
+        """Return the name of the operator that sends a request. The credential is a key in `Authorization`, or without
+        that header the sign-in cookie. Return None if the request has no valid credential. A cookie does not count if
+        another site has caused the request.
 
         Raises:
             TooManyAttempts: the key is wrong, and its network has sent too many wrong keys.
@@ -223,8 +228,9 @@ class Access:
         return signed_in[0]
 
     def _signed_in(self, request: Request) -> tuple[str, str] | None:
-        """Return the operator's name and the sign-in's id from the request's cookie. Return None if the cookie is
-        invalid, or the operator's key is no longer configured."""
+        """Return the operator's name and the sign-in's id from the request's cookie, without asking the store. Return
+        None if there is no valid cookie, if another site has caused the request, or if the operator's key is no longer
+        configured."""
         cookie = next((request.cookies[name] for name in self._cookies if name in request.cookies), None)
         if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
             return None
@@ -235,9 +241,9 @@ class Access:
         return (name, sign_in) if (name, proof) in self._proofs else None
 
     def _holder(self, request: Request, key: str) -> str | None:
-        """Return the name of the operator with that key; None if no operator has it. Raises `TooManyAttempts` if the
-        key is wrong and its network has to wait. A right key never has to: otherwise an attacker in the operator's
-        network could lock the operator out."""
+        """Return the name of the operator with the key `key`; None if no operator has it. Raises `TooManyAttempts` if
+        the key is wrong and its network has to wait. A right key is accepted even then: otherwise an attacker in the
+        operator's network could lock the operator out."""
         name = self._keys.holder(key)
         if name is None:
             # Some proxies add a line of their own.
@@ -250,7 +256,7 @@ class Access:
         return name
 
     async def sign_in(self, request: Request, response: Response, key: str) -> bool:
-        """Set a sign-in cookie in `response` if `key` is an operator's key. Return whether it is.
+        """Set a sign-in cookie in `response` if `key` is an operator's key. Return True if it is one.
 
         Raises:
             TooManyAttempts: the key is wrong, and its network has sent too many wrong keys.
@@ -265,7 +271,8 @@ class Access:
         return True
 
     async def sign_in_by_link(self, request: Request, response: Response, token: str) -> bool:
-        """Use the link up and set a sign-in cookie in `response`, if `token` is the link's token. Return whether it is.
+        """Set a sign-in cookie in `response`, and mark the link as used, if `token` opens the link
+        (`SignInLink.opens_with`). Return True if it does.
 
         Raises:
             StoreUnavailable: the sign-in cannot be stored. The link can be used again.
@@ -281,7 +288,7 @@ class Access:
         return True
 
     async def _marked(self) -> str:
-        """Store the flag of a new sign-in. Return the sign-in's random id."""
+        """Store the flag of a new sign-in, which makes its cookie valid. Return the sign-in's random id."""
         sign_in = secrets.token_urlsafe(18)
         await self._flags.set(_flag(sign_in), SIGNED_IN_S)
         return sign_in

@@ -93,7 +93,9 @@ class Console:
         ]
 
     def _explained(self, endpoint: RouteHandler) -> RouteHandler:
-        """Wrap an endpoint: check the Host header first, and answer failures of authentication as plain text."""
+        """Wrap an endpoint of the console: check the request's Host header before it. Answer as plain text if the
+        header is not allowed, the sign-in cannot be checked, too many wrong keys were sent, or the request is
+        refused."""
 
         async def explained(request: Request) -> Response:
             try:
@@ -159,8 +161,8 @@ class Console:
         return endpoint
 
     async def _changes(self, name: str, page: ConsolePage, request: Request) -> AsyncIterator[str]:
-        """Yield the live part of a page as an event whenever it has changed. End when the operator signs out. End also
-        when the replica drains; the browser then connects to another replica."""
+        """Yield the live part of a page as an event each time that it has changed; in between, yield comments. End when
+        the operator signs out, or when the replica drains: the browser then connects to another replica."""
         before = ""
         while True:
             began = monotonic()
@@ -195,8 +197,9 @@ class Console:
     # -- actions
 
     def _action(self, name: str, page: ConsolePage, action: Action) -> RouteHandler:
-        """Return the endpoint to which a form is posted. It redirects to the path that `action` returns. If `action`
-        returns variables, it renders the page with them; reloading this page sends the form again."""
+        """Return the endpoint to which a form of the page `page` is posted. It carries out `action`. If `action`
+        returns a path, it redirects to this path. If `action` returns variables, it renders the page with them;
+        reloading the page then sends the form again."""
 
         async def endpoint(request: Request) -> Response:
             operator = await self._access.operator(request)
@@ -253,8 +256,8 @@ class Console:
 
 @cache
 def _environment() -> "Environment":
-    """Return the Jinja environment with the templates of the pages and those in the folder `templates`. All consoles of
-    a process share it, and so the templates that it has compiled."""
+    """Return the Jinja environment, with the templates of the pages and those in the folder `templates`. All consoles
+    of a process share this environment, so each template is compiled once."""
     from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined  # with the first page
 
     pages = {f"pages/{name}": page.template for name, page in console_pages().items()}
@@ -278,8 +281,8 @@ def _environment() -> "Environment":
 
 
 def _shown(value: Any) -> Any:
-    """Escape control characters and marks of text direction in a template's value. Numbers and HTML markup stay
-    unchanged."""
+    """Return a template's value as it is inserted into a page. In a text, control characters and marks of text
+    direction are escaped. Numbers and HTML markup stay unchanged."""
     return value if isinstance(value, int | float) or hasattr(value, "__html__") else visible(str(value))
 
 
@@ -288,7 +291,8 @@ def _message(error: Exception) -> str:
 
 
 def _gone(error: OperatorError | StoreUnavailable) -> tuple[str, dict[str, Any], int]:
-    """Return the template, variables and status of the page that shows an error."""
+    """Return the error page for an error of an operator's request: its template, the template's variables, and the HTTP
+    status."""
     return "gone.html", {"message": _message(error)}, 503 if isinstance(error, StoreUnavailable) else error.status
 
 

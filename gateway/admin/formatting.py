@@ -6,7 +6,8 @@ from markupsafe import Markup
 
 
 def readable(value: float, unit: str) -> str:
-    """Format a number with its unit. Seconds (`s`) are formatted by `took`."""
+    """Format a number with `unit` behind it and no decimals, such as `12/s`. If the unit is `s` (seconds), use
+    `took`."""
     if unit == "s":
         return took(value)
     return f"{value:,.0f}{unit}"
@@ -43,7 +44,7 @@ def amount(count: float) -> str:
 
 
 def clock(at: float) -> str:
-    """Format a Unix time, in UTC."""
+    """Format a Unix time in UTC, such as `2026-07-28 14:30:00`."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 

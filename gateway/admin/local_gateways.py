@@ -29,24 +29,30 @@ _OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
-    """A running gateway of this user on this machine. `url` is the operators' URL without a path, `endpoint` the
-    clients' URL, and `key` an operator's key. The addresses are valid in the network namespace `network`. `config` is
-    the path of its configuration file; empty if it has none, or is of an earlier version, which does not tell."""
+    """A running gateway of this user on this machine, as it describes itself in its file: its addresses, and an
+    operator's key for commands."""
 
     url: str
+    """The operators' URL, without a path."""
     endpoint: str
+    """The clients' URL."""
     key: str
+    """An operator's key."""
     pid: int
     network: int
+    """The network namespace in which the two URLs are valid (`network_namespace`)."""
     config: str = ""
+    """The path of its configuration file; empty if it has none, or if its version is too old to say."""
 
     def is_at(self, url: str) -> bool:
-        """Return True if `url` is on this machine, with scheme and port of one of this gateway's URLs."""
+        """Return True if `url` leads to this gateway: it is a loopback URL, and has scheme and port of one of the
+        gateway's URLs."""
         return _place(url) in (_place(self.url), _place(self.endpoint))
 
 
 def _place(url: str) -> tuple[str, int | None]:
-    """Return scheme and port of a loopback URL. For any other URL, return the URL itself and None."""
+    """Return what identifies a server on this machine: scheme and port of a loopback URL. For any other URL, return the
+    URL itself and None, so that it equals no loopback URL."""
     try:
         parts = urlsplit(url)
         return (parts.scheme, parts.port) if is_loopback(parts.hostname or "") else (url, None)
@@ -64,10 +70,10 @@ def network_namespace() -> int:
 
 
 def runtime_folder() -> Path:
-    """Return the folder in which gateways write their files. It may not exist.
+    """Return the folder in which gateways write their files. It may not exist yet.
 
-    It is below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`, if only this user can enter that folder. Otherwise it
-    is below `/tmp`, with the user's number in its name.
+    It is a subfolder of `XDG_RUNTIME_DIR` or, failing that, of `/run/user/UID`: the first that exists and that only
+    this user can enter. If neither is suitable, it is a folder in `/tmp` with the user's number in its name.
     """
     user = os.geteuid()
     for base in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
@@ -97,8 +103,8 @@ def _refuse_foreign(found: os.stat_result, name: str) -> None:
 
 @contextlib.contextmanager
 def announced(gateway: LocalGateway, folder: Path | None = None) -> Iterator[None]:
-    """Write the file by which commands find this gateway, and remove it at the end of the block. Raises `OSError` if it
-    cannot be written safely."""
+    """Write the file by which commands find this gateway, and remove it at the end of the block. `folder`: where the
+    file is written; None for `runtime_folder`. Raises `OSError` if it cannot be written safely."""
     place = runtime_folder() if folder is None else folder
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)
@@ -126,7 +132,8 @@ def _remove(name: str, directory: int) -> None:
 
 
 def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
-    """Return the running gateways of this user on this machine, sorted by URL. Remove the files of dead gateways."""
+    """Return the running gateways of this user on this machine, sorted by URL. Remove the files of dead gateways.
+    `folder`: where their files are; None for `runtime_folder`."""
     try:
         directory = _entered(runtime_folder() if folder is None else folder)
     except OSError:
@@ -140,8 +147,8 @@ def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
 
 
 def _read(name: str, directory: int) -> LocalGateway | None:
-    """Return the gateway that a file describes. Return None if the file is unreadable, or the gateway is dead (then the
-    file is removed) or in another network namespace."""
+    """Return the gateway that the file `name` in the open folder `directory` describes. Return None if the file is
+    unreadable, or if the gateway is in another network namespace or dead; the file of a dead gateway is removed."""
     try:
         file = os.open(name, os.O_RDONLY | _OPEN, dir_fd=directory)
     except OSError:

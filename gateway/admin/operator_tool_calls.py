@@ -80,9 +80,9 @@ MAX_BYTES: Final = 1 << 20
 
 
 class ToolCatalog:
-    """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server. A
-    reload changes `upstreams` in place. `unapproved` has the items that are hidden because the lock file does not
-    approve them."""
+    """List the tools of all servers for operators, and approve items that the lock file hides. The tools are those that
+    the gateway's probes have read, so no request is sent to a server. `upstreams`: the servers; a reload changes this
+    sequence in place. `unapproved`: the hidden items; None: there are none."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], unapproved: UnapprovedItems | None = None) -> None:
         self._upstreams = upstreams
@@ -90,7 +90,8 @@ class ToolCatalog:
         self._turn = asyncio.Lock()
 
     def page(self, query: str = "", *, server: str = "", limit: int = 100) -> CatalogPage:
-        """Return the tools whose server, name, title or description has all words of the query."""
+        """Return a page of the tools whose server, name, title or description has all words of `query` (empty: all
+        tools). `server`: the tools of this server only; empty: of all servers. `limit`: the most tools on the page."""
         found: list[ToolRow] = []
         unknown: list[str] = []
         for upstream in self._upstreams:
@@ -149,19 +150,21 @@ class ToolCatalog:
         return f"{item.kind.removesuffix('s')} {item.server}/{revealed(item.name)[:_MOST_NAME]}"
 
     def path_of(self, server: str) -> str:
-        """Return the path of the endpoint for that server alone. Raises `NoSuch` if there is no such server."""
+        """Return the path of the endpoint that serves only the server `server`. Raises `NoSuch` if there is no such
+        server."""
         return path_of(self._upstream(server).name)
 
     def name_at(self, path: str, server: str, tool: str) -> str:
-        """Return the name that a tool has at an endpoint, perhaps with the server's prefix. Raises `OperatorError` if
-        the endpoint does not serve the server."""
+        """Return the name of a server's tool at the endpoint `path`: with the server's prefix if the endpoint has
+        several servers. Raises `OperatorError` if the endpoint does not serve the server."""
         served = [upstream.name for upstream in self._upstreams if path in (ALL, path_of(upstream.name))]
         if server not in served:
             raise OperatorError(f"the session is one of {path}, which does not serve {server!r}")
         return tool if len(served) == 1 else str(named(server, {"name": tool})["name"])
 
     def headers_for(self, server: str, tool: str, arguments: Object) -> dict[str, str]:
-        """Return the headers that repeat arguments of a call (MCP 2026-07-28, Transports §Custom Headers)."""
+        """Return the headers that repeat arguments of a call, as the tool's input schema asks for (MCP 2026-07-28,
+        Transports §Custom Headers). Empty if there are none, or if the server's tools are unknown."""
         tools = self._upstream(server).probed_tools
         schema = None if tools is None else tools.mirrored.get(tool)
         if schema is None:
@@ -177,8 +180,9 @@ class ToolCatalog:
 
 
 def _hidden(one: Unapproved) -> UnapprovedRow:
-    """Return the row of a tool, prompt or template that the lock file hides, with its difference from the approved one.
-    The `digest` in the row, by which it can be approved, is empty unless the whole difference is shown."""
+    """Return the row of `one`, an item that the lock file hides. The row shows how the item differs from the approved
+    one; a long difference is cut. The row's `digest`, by which an operator approves the item, is empty unless the whole
+    difference is shown."""
     lines = item_difference(one.server, one.kind, one.name, one.approved, one.item)
     is_whole = len(lines) <= _MOST_LINES and digest_of(one.item) == one.digest
     if not is_whole:
@@ -212,16 +216,21 @@ def _text(value: Any) -> str:
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """The session for a tried call, its endpoint and era, and the principal and claims of the call. A live session has
-    a `token`; a new one gets the session key `key`."""
+    """Where a tried call goes: into a live session, or into a new one. Exactly one of `token` and `key` is set."""
 
     era: Era
+    """The era in which the call is sent."""
     path: str
+    """The path of the session's endpoint."""
     principal: Principal
+    """The principal in whose name the call is sent."""
     claims: CredentialClaims | None
     token: str = ""
+    """The token of the live session; empty for a new one."""
     version: str = ""
+    """The protocol version of the live session's client."""
     key: str = ""
+    """The session key for a new session; empty for a live one."""
 
 
 class InternalRequests:
@@ -247,8 +256,8 @@ class InternalRequests:
         *,
         peer: str = "",
     ) -> Reply:
-        """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of the client on whose
-        behalf the request is sent."""
+        """Begin a POST of `body` to the endpoint at `path`, and return its reply. `peer`: the address of the operator's
+        browser or command, for which the request is sent."""
         inside = InProcessClient(self._endpoints[path], path, {VOUCHED_FOR: Authenticated(principal, claims)})
         return inside.ask("POST", {**headers, "host": self._host}, body, peer)
 
@@ -271,8 +280,9 @@ class OngoingCall:
         self._asked: list[str] = []
 
     async def answered(self, mirrored: dict[str, str], left: Left | None) -> TriedCall:
-        """Send the call, also with the headers `mirrored`, and return its outcome. Cancel the call when `left` returns
-        because the operator has disconnected, or after `PATIENCE_S` seconds: the outcome is then `timeout`."""
+        """Send the call, also with the headers `mirrored` (they repeat arguments), and return its outcome. Cancel the
+        call when `left` returns, because the operator has then disconnected, or after `PATIENCE_S` seconds: the outcome
+        of a cancelled call is `timeout`."""
         params: dict[str, Any] = {"name": self._name, "arguments": self._attempt.arguments}
         if self._destination.era is MODERN:
             params["_meta"] = {
@@ -311,14 +321,15 @@ class OngoingCall:
         return self._ask(to.path, to.principal, to.claims, headers, body, peer=self._peer)
 
     async def _cancel(self, reply: Reply) -> None:
-        """Cancel the call: for a modern client by closing the connection, for a legacy client by a notification."""
+        """Cancel the call: in a modern session by closing the connection, in a legacy session also by a
+        notification."""
         if self._destination.era is LEGACY:
             params = {"requestId": self._id, "reason": "the operator no longer waits"}
             await self._post({"method": "notifications/cancelled", "params": params})
         await reply.leave(_CANCELLED_S)
 
     async def _post(self, message: Mapping[str, Any]) -> None:
-        """Send a notification or a response, as a legacy client does."""
+        """Send a notification or a response to a server's question, as a legacy client does, and ignore the answer."""
         reply = self._send(message, {})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CANCELLED_S):
@@ -342,8 +353,8 @@ class OngoingCall:
         return self._outcome("unreadable", note="The call was ended without an answer.")
 
     async def _heard(self, message: dict[str, Any], frame: bytes) -> None:
-        """Store a notification or question that the server sends before its answer. Decline questions in a legacy
-        session."""
+        """Keep the first characters of a message that the server sends before its answer, for the operator: `message`,
+        encoded as `frame`. If it is a question in a legacy session, decline it."""
         heard = self._asked if "id" in message else self._messages
         if len(heard) < _MOST_MESSAGES:
             heard.append(frame.decode("utf-8", "replace")[:_MOST_CHARS])
@@ -387,35 +398,36 @@ class EndsSessions(Protocol):
     """End sessions on every replica."""
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        """End a session. Return False if it had ended already. `calls`: the number of calls that its replica has
-        answered; None if unknown."""
+        """End a session for the given reason. Return False if it had ended already. `calls`: the number of calls that
+        the session's replica has answered in it, for the audit trail; None if unknown."""
         ...
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TriedCalls:
-    """Call tools in the name of operators.
-
-    `claims` returns the claims for a call in a session's name, with exactly the rights that the session has. It returns
-    None if these are unknown, because the rules have changed since the session's last request. `token` returns the
-    token of a session. `where` is the setting `admin.try_tools`.
-    """
+    """Call tools in the name of operators, who try them in the console or by REST."""
 
     catalog: ToolCatalog
     ask: InternalRequests
     finder: SessionFinder
     claims: Callable[[Session], CredentialClaims | None]
+    """Returns the claims that give a call exactly the rights of the session. Returns None if they are unknown, because
+    the rules have changed since the session's last request."""
     token: Callable[[Session], str]
+    """Returns the token of a session."""
     record: Records
+    """Writes each tried call to the audit trail."""
     ending: EndsSessions
+    """Ends new sessions after the call."""
     where: SessionScope
+    """The setting `admin.try_tools`: in which sessions operators may call tools."""
 
     def __post_init__(self) -> None:
         self._running: dict[str, int] = {}
 
     async def call(self, attempt: Attempt, by: str, *, peer: str = "", left: Left | None = None) -> TriedCall:
-        """Call a tool in the name of the operator `by`, whose address is `peer`. Cancel the call when `left` returns,
-        because the operator has then disconnected.
+        """Call a tool in the name of the operator `by`, whose address is `peer`, and return the outcome. If `left`
+        returns, the operator has disconnected, and the call is cancelled.
 
         Raises:
             OperatorError: the call is not allowed, or names no session, server or tool.
@@ -493,8 +505,8 @@ class TriedCalls:
     def _note(
         self, attempt: Attempt, by: str, session: Session | None, destination: Destination, correlation: str
     ) -> None:
-        """Record the attempt in the audit trail, before the call is sent. The event has the correlation id of the
-        call."""
+        """Record a tried call in the audit trail, before it is sent. The event has the correlation id of the call.
+        `session`: the live session; None for a new one."""
         where = "in a fresh session" if session is None else f"in a session of {session.principal}"
         tool = f"{attempt.server}/{attempt.tool}"[:_MOST_NAME]
 
@@ -516,8 +528,8 @@ class TriedCalls:
                 await self._ended(session, by)
 
     async def _ended(self, session: Session, by: str) -> bool:
-        """End a new session. Return False if the store does not answer; the session then expires after its idle
-        time."""
+        """End the session that a tried call has opened. Return False if the store does not answer; the session then
+        ends after its idle time."""
         try:
             await self.ending.end(session.id, f"the operator {by} has tried a tool in it")
         except StoreUnavailable:
@@ -563,8 +575,8 @@ async def body_of(request: Request) -> bytes:
 
 
 def left(request: Request) -> Left:
-    """Return a function that waits until the client has disconnected. Call it only after the request's body was
-    read."""
+    """Return a function that waits until the client of `request` has disconnected. Call the returned function only
+    after the request's body was read."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -33,7 +33,8 @@ _EVENTS = frozenset(get_args(StepName)) - {"operated"}
 
 
 class PrometheusExporter:
-    """Collect and write the content of `/metrics`."""
+    """Collect the metrics of this replica, and write them as `/metrics` returns them. `audit`: its counts of events are
+    exported, too."""
 
     def __init__(self, replica: Replica, audit: Audit) -> None:
         self._replica = replica
@@ -46,8 +47,9 @@ class PrometheusExporter:
         ProcessCollector(registry=self._registry)
 
     async def render(self, accept: str, store_s: float | None, replicas: int) -> tuple[bytes, str]:
-        """Return the metrics as text, and its media type. `store_s`: the seconds until the store answered; None if it
-        did not. `replicas`: the number of replicas."""
+        """Return the metrics as text, and its media type. `accept`: the `Accept` header of the scrape, which chooses
+        the format. `store_s`: the seconds until the store answered; None if it did not. `replicas`: the number of
+        replicas."""
         held = await self._replica.held()
         # No await from here on: the collector reads these.
         self._store_s, self._replicas, self._counted = store_s, replicas, held

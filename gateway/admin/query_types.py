@@ -19,12 +19,14 @@ TASK_STATUSES: Final[tuple[str, ...]] = (*get_args(TaskStatus), "tool_error")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of a REST parameter. `words`: its text. `name`: its name in REST, if that is not the name in
-    Python. `most`: the maximum of a number."""
+    """The description of a REST parameter, in the annotation of an argument or field."""
 
     words: str = ""
+    """The text of the description."""
     name: str = ""
+    """The parameter's name in REST; empty if it is the name in Python."""
     most: int = 0
+    """The maximum of a number; 0: none, or the parameter is no number."""
 
 
 Limit = Annotated[int, About("Maximum number of items: 50 by default, at most 1000", most=1_000)]
@@ -45,7 +47,8 @@ class NoSuch(OperatorError):
 
 
 class Ambiguous(OperatorError):
-    """Several sessions, tasks or replicas have the given name. `candidates` are some of the sessions."""
+    """Several sessions, tasks or replicas have the given name, or an id that begins with it. `candidates`: some of the
+    sessions."""
 
     status = 409
 
@@ -68,14 +71,15 @@ class TooShort(OperatorError):
 
 
 class UnknownHere(OperatorError):
-    """The store alone does not have the data; a running gateway has to be asked."""
+    """A command that works on the store alone has asked for data that the store does not have. A running gateway has to
+    be asked."""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for tasks.
+    """A query for tasks. The annotations of the fields describe them for REST.
 
-    `query` has words to find in principal, endpoint, server, tool and message; or the beginning of the id of a task or
-    of its session. `status` is one of `TASK_STATUSES`; empty: all. `after` is `TaskPage.after` of the previous page.
+    `query`: words that must all be in principal, endpoint, server, tool and message, taken together; or the beginning
+    of the id of a task or of its session. `after`: `TaskPage.after` of the previous page; empty for the first page.
     """
 
     query: Annotated[
@@ -91,8 +95,8 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
             raise OperatorError(f"status: must be one of {', '.join(TASK_STATUSES)}")
 
     def matches(self, task: Task) -> bool:
-        """Return True if the task has the given status and matches `query`: its facts contain all words, or its own or
-        its session's id begins with it."""
+        """Return True if the task has the status `status`, and matches `query`: its facts contain all words, or its own
+        id or its session's id begins with `query`."""
         if self.status not in ("", task.status) and not (self.status == "tool_error" and task.is_tool_error):
             return False
         facts = (str(task.principal), task.endpoint, task.server, task.tool, task.message)
@@ -101,19 +105,19 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of tasks, newest first. `after` is where the next page begins; empty if there is none."""
+    """A page of tasks, newest first. `after`: the text to ask for the next page with (`TaskQuery.after`); empty if this
+    is the last page."""
 
     tasks: list[TaskRow]
     after: str = ""
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A filter that selects the sessions whose facts are equal to all given values. `client` is a client's name,
-    `server` the name of a server that the session uses, `state` one of `SESSION_STATES`. `failing`: only sessions with
-    failed calls.
+    """A filter that selects sessions: those whose facts equal all fields that are set. `client` is a client's name
+    without version, `server` a server that the session uses. `failing`: only sessions with failed calls.
 
     Raises:
-        OperatorError: no value is given, which would mean all sessions; or there is no such state.
+        OperatorError: no field is set, which would mean all sessions; or `state` is none of `SESSION_STATES`.
     """
 
     principal: Annotated[str, About("The principal, as listed")] = ""
@@ -133,7 +137,7 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> "SessionFilter":
-        """Return the filter with these values.
+        """Return the filter with these values. `values`: the text of each given field by its name, as in a URL's query.
 
         Raises:
             OperatorError: a value is empty, which would select more sessions; or a name or value is unknown.
@@ -152,7 +156,7 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> dict[str, str]:
-        """Return the values that are set, as text by name, in the form that `of` reads."""
+        """Return the fields that are set, as text by name. `of` makes an equal filter from them."""
         found = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return found | ({"failing": "true"} if self.failing else {})
 
@@ -167,13 +171,15 @@ SORTS: Final = ("id", "used", "created", "calls", "failures", "last_failure", "i
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for live sessions.
+    """A query for live sessions. The annotations of the fields describe them for REST.
 
-    `query` has words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or the
-    correlation id of a failed call or an audit event. `only` is `all`, `failing` (with failed calls) or `busy` (with
-    calls in flight). `after` is `Page.after` of the previous page. `sort` is one of `SORTS`: ids in their order, other
-    values with the highest or latest first. If it is empty, `failing` is sorted by the last failure, `busy` by calls in
-    flight, and `all` by id.
+    - `query`: words that must all be in the facts about a session, taken together, or the beginning of its id; or the
+      correlation id of a failed call or an audit event.
+    - `only`: `all`, `failing` (with failed calls) or `busy` (with calls in flight, or waiting for the client).
+    - `which`: a filter that the sessions must match, too; None: no filter.
+    - `sort`: one of `SORTS`. Ids are in their order, all other values with the highest or latest first. If it is empty,
+      `only` decides (`order`).
+    - `after`: `Page.after` of the previous page; empty for the first page.
 
     Raises:
         OperatorError: `only` or `sort` has no such value.
@@ -205,12 +211,14 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> str:
-        """Return the sort order that applies: one of `SORTS`."""
+        """Return the sort order that applies, one of `SORTS`: `sort`, or its default. The default is `last_failure` for
+        `failing`, `in_flight` for `busy`, and `id` for `all`."""
         return self.sort or {"failing": "last_failure", "busy": "in_flight"}.get(self.only, "id")
 
     @property
     def is_plain(self) -> bool:
-        """Return True if the query is for all sessions, in order of id."""
+        """Return True if the query is for all sessions in order of id, so that a page can be read from the store
+        directly."""
         return not self.query and self.only == "all" and self.which is None and self.order == "id"
 
 
@@ -220,8 +228,9 @@ _ZONE: Final = re.compile(r"-?[0-9]{1,3}")
 
 
 class DayHours(msgspec.Struct, frozen=True, kw_only=True):
-    """Hours of every day, from the minute `since` to the minute `until`, both included, by a clock that is `zone`
-    minutes ahead of UTC. They may pass midnight. An empty `since` is the begin of the day, an empty `until` its end.
+    """A period of every day: from the minute `since` to the minute `until`, both included. It may pass midnight. An
+    empty `since` is the begin of the day, an empty `until` its end. The times are those of a clock that is `zone`
+    minutes ahead of UTC.
 
     Raises:
         OperatorError: `since` or `until` is no time of day, or `zone` is no number of minutes.
@@ -263,22 +272,24 @@ def _minute(text: str) -> int:
 
 
 def has_words(query: str, facts: Iterable[str]) -> bool:
-    """Return True if the facts contain every word of the query, in upper or lower case."""
+    """Return True if every word of `query` is in the texts `facts`, taken together. Upper and lower case are equal.
+    True for an empty query."""
     text = "\n".join(facts).lower()
     return all(word in text for word in query.lower().split())
 
 
 def is_part(given: str, text: str) -> bool:
-    """Return True if `text` contains `given`, in upper or lower case."""
+    """Return True if `text` contains `given`. Upper and lower case are equal. True for an empty `given`."""
     return given.lower() in text.lower()
 
 
 class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for sessions of the last day, live or ended. `query` has words to find in the facts about a session.
-    `principal`, `client`, `server` and `tool` are parts of names. `failed` selects sessions with failed calls, `hours`
-    sessions that were in use in these hours.
+    """A query for sessions of the last day, live or ended. Fields that are not set restrict nothing. `query` has words
+    to find in the facts about a session. `principal`, `client`, `server` and `tool` are parts of names. `failed`: only
+    sessions with failed calls. `hours`: only sessions that were in use in these hours.
 
-    If `server` or `tool` is given, one entry of the session must match `server`, `tool`, `failed` and `hours`.
+    If `server` or `tool` is set, one entry of the session's timeline must match `server`, `tool`, `failed` and `hours`
+    at once.
     """
 
     query: Annotated[
@@ -295,12 +306,13 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_entries(self) -> bool:
-        """Return True if only the entries of a session can say whether it matches."""
+        """Return True if the entries of a session's timeline must be read to say whether it matches (`has_entry`);
+        False if its head is enough (`matches`)."""
         return bool(self.server or self.tool)
 
     def matches(self, head: TimelineHead) -> bool:
-        """Return True if the session has all given values except `server` and `tool`, and its facts contain all words
-        of the query."""
+        """Return True if the facts in the head of a session's timeline match all fields of the query except `server`
+        and `tool`."""
         facts = (head.session, head.principal, head.client, head.workspace, head.endpoint, head.era, head.ended)
         last = max(head.updated_at, head.ended_at)
         return (
@@ -323,10 +335,14 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of sessions. `after` is where the next page begins; empty if there is none. `totals` are of all sessions
-    that match; None if they are not counted. `unanswered`: the number of replicas that did not answer; their sessions
-    are missing. `is_reading`: sessions that no replica serves are still being read from the store, so some are
-    missing."""
+    """A page of live sessions.
+
+    - `after`: the text to ask for the next page with (`SessionQuery.after`); empty if this is the last page.
+    - `totals`: totals of all sessions that match the query; None if they were not counted.
+    - `unanswered`: the number of replicas that did not answer. Their sessions are missing.
+    - `is_reading`: True while the sessions that no replica serves are still being read from the store. Some are
+      missing.
+    """
 
     sessions: list[SessionRow]
     after: str = ""

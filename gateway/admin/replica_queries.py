@@ -48,7 +48,8 @@ Message = TypeVar("Message", _Question, _Answer)
 
 
 class PeerQueries:
-    """Send queries to other replicas. Answer theirs with `answer`, which gets the name and the arguments of a query."""
+    """Send queries to other replicas over the bus, and answer theirs. `name`: this replica. `answer`: gets the name and
+    the arguments of a query to this replica, and returns the answer."""
 
     def __init__(self, bus: Bus, name: str, answer: Callable[[str, Any], Awaitable[Any]]) -> None:
         self._bus = bus
@@ -70,7 +71,8 @@ class PeerQueries:
                 await asyncio.sleep(_AGAIN_S)
 
     async def ask(self, what: str, args: Any, of: Iterable[str], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Send a query to the replicas with the names `of`. Return the answers that came in time, by replica."""
+        """Send the query named `what` with the arguments `args` to the replicas with the names `of`, which may include
+        this one. Return the answers that came within `patience_s` seconds, by replica."""
         others, answers = {name for name in of if name != self._name}, {}
         here = self._name in of
         number = secrets.token_hex(8)
@@ -119,8 +121,8 @@ class PeerQueries:
 
 
 def _read(data: bytes | None, kind: type[Message]) -> Message | None:
-    """Decode a message of the bus. Return None if `data` is None (the bus has lost messages), or if another version has
-    encoded the message differently."""
+    """Decode a message of the bus as the struct `kind`. Return None if `data` is None (the bus has lost messages), or
+    if the message cannot be decoded, because another version has encoded it."""
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
     except UNREADABLE:
@@ -129,14 +131,17 @@ def _read(data: bytes | None, kind: type[Message]) -> Message | None:
 
 
 class Answers(NamedTuple, Generic[T]):
-    """The answers by replica, and the number of replicas that did not answer."""
+    """The answers of replicas to one query."""
 
     by: dict[str, T]
+    """The answers by the replica's name."""
     unanswered: int = 0
+    """The number of replicas that did not answer in time."""
 
 
 class Replicas:
-    """Query the replicas that use a store. `own` is this process; None if a command works on the store alone."""
+    """Query all replicas that use a store. `own`: the replica in this process; None if this process is a command that
+    works on the store alone. No replica can be asked then."""
 
     def __init__(self, backend: Backend, own: Replica | None = None, queries: PeerQueries | None = None) -> None:
         self._backend = backend
@@ -145,7 +150,8 @@ class Replicas:
 
     @property
     def are_known(self) -> bool:
-        """Return True if running gateways can be asked."""
+        """Return True if this process is a running gateway, which can ask all replicas; False if it is a command that
+        works on the store alone."""
         return self._own is not None
 
     @property
@@ -161,7 +167,8 @@ class Replicas:
     async def ask(
         self, question: Callable[Concatenate[Replica, P], Awaitable[T]], *args: P.args, **named: P.kwargs
     ) -> Answers[T]:
-        """Call a method of `Replica` on all replicas, and return their answers. Arguments must be positional."""
+        """Call `question`, a method of `Replica`, on all replicas, and return their answers. Without a running gateway,
+        there are none. Arguments of the method must be positional."""
         assert not named, "arguments travel by place"
         names = await self._addresses()
         answers = await self._ask(names, question, args)
@@ -182,13 +189,15 @@ class Replicas:
         ]
 
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        """Return what the replicas know of these sessions beyond the records in the store, by id."""
+        """Return what the replicas know of these sessions beyond the records in the store, by session id. Sessions that
+        no replica serves are left out."""
         answers = await self.ask(Replica.parts, list(session_ids))
         return {part.id: part for parts in answers.by.values() for part in parts}
 
     async def environment(self, session: Session) -> SessionEnvironment:
-        """Ask the replica that serves a session for variables, folders and sandboxes of the session's servers. If no
-        replica serves it, derive them from its record and the configuration of this replica."""
+        """Return what the servers of a session were given: variables, folders and sandboxes. Ask the replica that
+        serves the session. If none serves it, derive the answer from the session's record and the configuration of this
+        replica. Raises `UnknownHere` if there is no running gateway."""
         self.require("the store does not record what servers were given: use --url with a running gateway")
         assert self._own is not None
         owner = session.owner if session.owner in await self._addresses() else self._own.name
@@ -196,11 +205,13 @@ class Replicas:
         return answer or self._own.environments.of(session)
 
     async def order(self, order: Callable[[Replica], Awaitable[None]], prefix: str) -> str:
-        """Carry out `order` (a drain, or its end) at the one replica whose name begins with `prefix`. Return its name.
+        """Have one replica carry out `order`, the drain or its end: the replica whose name begins with `prefix`. Return
+        its full name.
 
         Raises:
             NoSuch: there is no such replica, or it does not answer.
-            Ambiguous: several replicas have such a name.
+            Ambiguous: the names of several replicas begin with `prefix`.
+            UnknownHere: there is no running gateway.
         """
         self.require("only a running gateway can drain or admit a replica: use --url")
         names = [name for name in await self._addresses() if name.startswith(prefix)]

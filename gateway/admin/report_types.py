@@ -33,7 +33,6 @@ MOST_DEAD: Final = 5
 
 TriedOutcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
 
-
 Range = Literal["5m", "15m", "1h", "6h", "24h"]
 
 RANGES: Final[dict[Range, tuple[int, int]]] = {
@@ -70,9 +69,10 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls in a range, of one tool, server, principal or client. `name` is that of the tool or method, principal or
-    client; a server has its name in `server`, which is empty for a principal or client. Only tools and servers have
-    durations, and only principals and clients have `sessions` (opened in the range)."""
+    """How much one tool, server, principal or client was used in a range. `name`: the tool or method, the principal, or
+    the client; empty in the row of a server. `server`: the server, or that of the tool; empty for a principal or
+    client. Only tools and servers have durations. Only principals and clients have `sessions`: those opened in the
+    range."""
 
     name: str
     server: str = ""
@@ -106,13 +106,14 @@ class HiddenTools(msgspec.Struct, frozen=True, kw_only=True):
 class ServerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """One server of a session: its variables, folders and sandbox, and what the session sees of it.
 
-    `kind`: `command`, `url`, `object` or `left out`. `hidden`: why the session does not see the server; empty if it
-    does. `shared`: all sessions use one process or connection. `pid`: the server's process; None if none runs.
-    `injected`: a link is open, and variables, folders and profile are those of this link; otherwise they are the
-    expected ones of the next link. `cwd`, `home` and `temporary` are folders. `sandbox` has the lines of `sandbox
-    explain`, and `holds` the same as data. `tools`: how many the server lists; None if unknown. `visible_tools`: how
-    many of them the session sees. `era`: the one that the server speaks; empty if unknown. `why`: explanations in
-    sentences.
+    - `kind`: `command`, `url`, `object`, or `left out` (its configuration has faults).
+    - `hidden`: why the session does not see the server; empty if it does.
+    - `shared`: all sessions use one process or connection. `pid`: the server's process; None if none runs.
+    - `injected`: True if a link is open. Variables, folders and profile are then those of this link; otherwise, they
+      are those that the next link is expected to have.
+    - `sandbox`: the lines of `sandbox explain`. `holds`: the same as data.
+    - `tools`: how many the server lists; None if unknown. `visible_tools`: how many of them the session sees.
+    - `era`: the era that the server speaks; empty if unknown. `why`: explanations in sentences.
     """
 
     server: str
@@ -224,8 +225,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionTotals(msgspec.Struct, kw_only=True):
-    """Totals of the sessions that match a query: their number, in all, by state and with failures; their calls; and the
-    memory of their server processes."""
+    """Totals of all sessions that match a query. `states`: the number of sessions by state. `failing`: the number of
+    sessions with failed calls. `memory_bytes`: an estimate for their server processes."""
 
     sessions: int = 0
     states: dict[str, int] = {}
@@ -260,8 +261,8 @@ class SessionTotals(msgspec.Struct, kw_only=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that a replica cannot use now. `state`: `starting` or `failing`. `attempts`: how many in a row have
-    failed. `output`: the last lines that the server wrote."""
+    """A server that a replica cannot use now. `state`: `starting` or `failing`. `attempts`: the number of failed
+    attempts in a row. `output`: the last lines that the server wrote."""
 
     server: str
     state: str
@@ -271,12 +272,18 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one gateway process. `silent`: the replica does not answer. `warnings`: clients that opened sessions
-    here and returned to none, or share one. `unavailable`: servers that the replica cannot use. `memory_bytes`: of the
-    gateway's own process. `server_memory`: estimates for server processes, by server. `most_memory`: what gateway and
-    servers together may have now; 0: no limit. `memory_short`: little of it is left. `configuration_number`: the number
-    of its configuration file among those of all replicas; 0: it has no file, or is the only replica. `outdated`:
-    another replica has a newer file."""
+    """The state of one gateway process.
+
+    - `silent`: the replica does not answer; only its name and address are known. `here`: it is the replica that was
+      asked.
+    - `warnings`: clients that opened sessions here and returned to none, or share one.
+    - `unavailable`: servers that the replica cannot use now.
+    - `memory_bytes`: the memory of the gateway's own process. `server_memory`: estimates for server processes, by
+      server.
+    - `most_memory`: what gateway and servers together may have now; 0: no limit. `memory_short`: little of it is left.
+    - `configuration_number`: the number of its configuration file among those of all replicas; 0: it has no file, or is
+      the only replica. `outdated`: another replica has a newer file.
+    """
 
     replica: str
     address: str = ""
@@ -345,8 +352,8 @@ def is_failure(entry: TimelineEntry) -> bool:
 
 
 class TimelineRow(TimelineEntry, frozen=True, array_like=False):
-    """An entry of a timeline; in JSON, an object with a name for each field. In entries of the kinds `session` and
-    `move`, `name` is the event of the audit trail."""
+    """A timeline entry as REST returns it: an object with a name for each field, where `TimelineEntry` is an array. In
+    entries of the kinds `session` and `move`, `name` is the event of the audit trail."""
 
     @property
     def has_failed(self) -> bool:
@@ -401,13 +408,15 @@ class ServerPart(ReportedServer, frozen=True, kw_only=True):
 class ServerRow(ReportedServer, frozen=True, kw_only=True):
     """A configured server on all replicas together.
 
-    `kind`: `command`, `url`, `object` or `left out`. `state`: `ok`, `starting` or `failing`: the worst on any replica;
-    `reason`, `attempts` (failed ones in a row) and `output` (the server's last lines) explain it. `states`: the number
-    of replicas by state. `tools`: how many the server lists. `memory_bytes`: an estimate for its processes. `links`:
-    open connections of sessions to it. `started`, `failed_starts` and `restarts` (by reason) count since the replicas
-    began; `start_p50_s` and `start_max_s` are durations of the last starts. `start_failure` is the reason of the last
-    failed start, at `start_failed_at`. `died`: processes that ended by themselves and are not replaced. `calls`,
-    `failed`, `p50_s`, `p99_s` and the rows `usage` by tool are those of the range that was asked for.
+    - `kind`: `command`, `url`, `object`, or `left out` (its configuration has faults).
+    - `state`: `ok`, `starting` or `failing`: the worst on any replica. `reason`, `attempts` (failed ones in a row) and
+      `output` (the server's last lines) explain it. `states`: the number of replicas by state.
+    - `tools`: how many the server lists. `memory_bytes`: an estimate for its processes. `links`: its open connections.
+    - `started`, `failed_starts` and `restarts` (by reason) count since the replicas began. `start_p50_s` and
+      `start_max_s`: median and maximum of the durations of the last starts.
+    - `start_failure`: the reason of the last failed start, at the Unix time `start_failed_at`.
+    - `died`: processes that ended by themselves and are not replaced.
+    - `calls`, `failed`, `p50_s`, `p99_s`, and `usage` by tool: those of the range that was asked for.
     """
 
     states: dict[str, int] = {}
@@ -421,9 +430,9 @@ class ServerRow(ReportedServer, frozen=True, kw_only=True):
 
 
 class WatchPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of what the watch of a session has recorded, oldest first. `after` is the number of the last item on it.
-    `missed` counts older items that are no longer kept. `by` is the operator who has started the watch. `ends_in_s` is
-    the time until the watch ends."""
+    """A page of what the watch of a session has recorded, oldest first. `watched`: False if nobody watches the session.
+    `by`: the operator who has started the watch. `ends_in_s`: the time until it ends. `after`: the number of the last
+    item on the page. `missed`: the number of older items that are no longer kept."""
 
     watched: bool
     by: str = ""
@@ -446,8 +455,9 @@ class StderrPage(WatchPage, frozen=True, kw_only=True):
 
 
 class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for at most `frames` messages and `lines` stderr lines of a session (`session`: the full id): the newest,
-    or with `after_frame` and `after_line` the oldest after these numbers."""
+    """A query for messages and stderr lines of a session; `session` is the full id. `frames`, `lines`: the most
+    messages and lines to return. They are the newest, or the oldest with a higher number than `after_frame` or
+    `after_line`."""
 
     session: str
     frames: int = 0
@@ -457,7 +467,7 @@ class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Messages and lines that a replica has recorded of a session. `problem`: why the session cannot be watched."""
+    """Messages and lines that a replica has recorded of a session. `problem`: why it cannot be watched; else empty."""
 
     frames: FramesPage = FramesPage(watched=False)
     stderr: StderrPage = StderrPage(watched=False)
@@ -478,9 +488,9 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnapprovedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool, prompt or resource template that a server lists, and that is hidden from clients because the lock file
-    does not approve it: why (`reason`), and how it differs from what is approved (`difference`, as lines). `kind`:
-    `tools`, `prompts` or `templates`. `digest` is empty if it cannot be approved."""
+    """A tool, prompt or resource template that is hidden from clients because the lock file does not approve it.
+    `kind`: `tools`, `prompts` or `templates`. `reason`: why it is not approved. `difference`: how it differs from what
+    is approved, as lines. `digest`: names this definition in an `Approval`; empty if it cannot be approved here."""
 
     server: str
     kind: str
@@ -509,8 +519,8 @@ class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool call that an operator tries. `session` is the beginning of a live session's id; empty for a new session,
-    which ends after the call unless `keep` is set."""
+    """A tool call that an operator tries. `session` is the beginning of a live session's id; empty for a new session. A
+    new session ends after the call, unless `keep` is True."""
 
     server: str
     tool: str
@@ -531,10 +541,12 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
 class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of a tool call that an operator has tried. In JSON, empty fields are left out.
 
-    `outcome`: `ok` and `tool_error` have a `result`, `error` has the JSON-RPC `error`. `asks`: the tool asks its user,
-    but a tried call has none. `note` explains `timeout`, `too_large` and `unreadable`. `session` is the beginning of
-    the session's id; empty if none was opened, or if the store did not answer after the call. `kept`: the session is
-    live now. `messages` are notifications of the server before its answer, `asked` are its questions, both cut.
+    - `outcome`: with `ok` and `tool_error`, `result` has the tool's result; with `error`, `error` is the JSON-RPC
+      error. `asks`: the tool asks its user, but a tried call has none. `note` explains `timeout`, `too_large` and
+      `unreadable`.
+    - `session`: the beginning of the session's id; empty if none was opened, or if the store did not answer after the
+      call. `kept`: the session is live now.
+    - `messages`: notifications of the server before its answer, cut. `asked`: its questions, cut.
     """
 
     server: str
@@ -553,7 +565,7 @@ class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def detached(session: Session) -> SessionPart:
-    """Return the facts about a session that no replica serves, from its record."""
+    """Return the facts of a session that no replica serves, from its record: counts and failures of calls."""
     before = Counted.of(session.counted)
     failures = [*reversed(before.failures)]
     return SessionPart(id=session.id, state="detached", calls=before.calls, failed=before.failed, failures=failures)
@@ -563,8 +575,8 @@ _OF_PART: Final = [name for name in SessionPart.__struct_fields__ if name in Ses
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
-    """Return a session's row, from its record and from `part`: the facts of the replica that serves the session, None
-    if no replica does."""
+    """Return a session's row at the Unix time `now`. `part`: the facts of the replica that serves the session; None if
+    no replica does. The other facts come from the record; `state_bytes` is the size of the session's state."""
     part = part or detached(session)
     return SessionRow(
         session=redact(session.id),

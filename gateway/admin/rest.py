@@ -76,8 +76,8 @@ class Rest:
         return endpoint
 
     async def _while_signed_in(self, request: Request, parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """Yield the parts of a stream until its operator signs out, or loses the key that it was opened with, or an
-        error ends it."""
+        """Pass on the parts of an event stream to an operator. End the stream when the operator signs out or the
+        operator's key is no longer configured (checked from time to time), or when an error ends it."""
         checked = monotonic()
         with contextlib.suppress(OperatorError, StoreUnavailable, TooManyAttempts):
             async for part in parts:
@@ -88,7 +88,9 @@ class Rest:
                 yield part
 
     async def _answer(self, verb: Verb, request: Request, operator: str) -> Any:
-        """Execute a verb. Return the answer; for a request that accepts an event stream, return the events."""
+        """Execute a verb for the operator `operator`, with the arguments in the request. Return the answer, to be
+        encoded as JSON. If the request accepts an event stream and the verb has one, return an iterator of the events
+        instead."""
         query = request.query_params
         if verb.is_exact:
             known = [one.name for taken in verb.takes for one in taken.flat]
@@ -128,8 +130,9 @@ class Rest:
     async def _frames(
         self, page: FramesPage | StderrPage, read: Callable[[int], Awaitable[FramesPage | StderrPage]]
     ) -> AsyncIterator[bytes]:
-        """Yield the recorded messages or lines, then new ones as they are recorded, each as an event, until the watch
-        ends."""
+        """Yield recorded messages or stderr lines as events: those of `page`, then the new ones that `read` returns, as
+        they are recorded. `read` gets the number of the last one sent. End when the watch ends or the replica
+        drains."""
         yield b": until the watch ends\n\n"
         while page.watched:
             if page.missed:
@@ -143,6 +146,6 @@ class Rest:
 
 
 def _problem(status: int, detail: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
-    """Return an error as problem details (RFC 9457)."""
+    """Return the HTTP response to a failed request: problem details (RFC 9457) with `status` and `detail`."""
     body = {"status": status, "detail": detail}
     return JSONResponse(body, status, headers={**_FRESH, **headers}, media_type="application/problem+json")

@@ -31,8 +31,9 @@ def operator_routes(
     backend: Backend,
     open_metrics: bool,
 ) -> list[BaseRoute]:
-    """Return the routes for Starlette. If no operator can sign in, there is no console and no REST. `open_metrics`:
-    metrics need no key. `exposition` returns the exporter of the metrics."""
+    """Return the operators' routes for Starlette: console, REST and metrics. If no operator can sign in, there is no
+    console and no REST. `exposition`: returns the exporter of the metrics. `open_metrics`: True if the metrics need no
+    key."""
     routes: list[BaseRoute] = []
     if access.is_open:
         # Not loaded by a gateway that no operator can reach.

@@ -52,21 +52,23 @@ _MOST_NAMES: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSources:
-    """The sources of the environment variables of one server's process, for one session. A later source overrides an
-    earlier.
-
-    `inherited`: from the gateway's environment. `sandbox`: set by the sandbox; None if there is none. `names`: fields
-    of the session by variable. `rules`: value and setting by variable. `names` and `rules` are empty for a process that
-    belongs to no session. `own`: the server's `env`, from the setting `where`.
-    """
+    """The sources of the environment variables of one server's process, for one session. If several sources set a
+    variable, `of` says which one counts."""
 
     where: str
+    """The name of the setting with the server's own `env`."""
     inherited: Mapping[str, str] = field(default_factory=dict)
+    """What the process inherits from the gateway's environment, by variable."""
     sandbox: Mapping[str, str] | None = None
+    """What the sandbox sets; None if there is no sandbox."""
     names: Mapping[str, EnvironmentValue] = field(default_factory=dict)
+    """The field of the session whose value each variable gets. Empty for a process that all sessions share."""
     rules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """What the policy's rules set: the value and the name of the setting. Empty for a shared process."""
     own: Mapping[str, str] = field(default_factory=dict)
+    """The server's own `env`."""
     is_of_session: bool = True
+    """False for a process that all sessions share."""
 
     @property
     def known(self) -> Iterable[str]:
@@ -76,7 +78,8 @@ class VariableSources:
         return {*self.inherited, *sandbox, *self.names, *self.rules, *ours, *self.own}
 
     def of(self, name: str) -> tuple[Origin, str]:
-        """Return the origin of a variable, and the setting or field that gives it."""
+        """Return the origin of a variable, and the setting or field that gives it. If several sources set it, this is
+        the one that overrides the others."""
         if name in self.own:
             return _configured(self.own[name], self.where)
         if name in _OWN and self.is_of_session:
@@ -94,8 +97,9 @@ class VariableSources:
 
 
 def variables_of(sources: VariableSources, given: Mapping[str, str] | None) -> Iterator[Variable]:
-    """Yield the variables in order of name. `given` are those that the gateway set for a running process, without
-    inherited ones and the server's `env`. If it is None, no process runs, and only inherited values are known."""
+    """Yield the variables of a process, in order of name. `given`: the variables that the gateway has set for a running
+    process, without inherited ones and the server's `env`. It is None if no process runs; then the values of all
+    variables but the inherited ones are unknown."""
     present = {**sources.inherited, **(given or {})}
     for name in sorted({*sources.known, *present}):
         origin, where = sources.of(name)
@@ -105,7 +109,8 @@ def variables_of(sources: VariableSources, given: Mapping[str, str] | None) -> I
 
 
 def _shown(sources: VariableSources, name: str, origin: Origin, where: str, value: str | None) -> str | None:
-    """Return a value as operators may see it; None if it is hidden."""
+    """Return the value of a variable as operators may see it: shortened and without credentials. Return None if `value`
+    is None, or if they may not see it."""
     if value is None or not (origin in _SHOWN or name == SOCKET_VARIABLE or where in BUILT_IN):
         return None
     if where == "session_id":
@@ -115,8 +120,8 @@ def _shown(sources: VariableSources, name: str, origin: Origin, where: str, valu
 
 
 def headers_of(configured: Mapping[str, str], where: str) -> list[Variable]:
-    """Return the headers of requests to a server behind a URL: the configured ones, and the gateway's signed
-    assertion."""
+    """Return the headers of requests to a server behind a URL, without their values: the configured ones (from the
+    setting `where`), and the gateway's signed assertion."""
     found = []
     for name, value in configured.items():
         origin, source = _configured(value, where)
@@ -132,23 +137,23 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SessionEnvironments:
-    """Explain sessions to operators, on the replica with the name `replica`. `live` are the sessions that it serves.
-
-    The other fields are the configuration that gives variables, folders and sandboxes to a session's servers, and the
-    parts that apply it. A reload changes `upstreams` and `sandboxes` in place. `sandboxes` has the sandboxes by server.
-    `delegation` returns the place of cgroups. `unusable` returns what is wrong with schemas of a server's tools, by
-    tool.
-    """
+    """Explain to operators what the servers of a session are given, and why. A reload changes `upstreams` and
+    `sandboxes` in place."""
 
     replica: str
+    """The name of this replica."""
     live: LiveSessions
+    """The sessions that this replica serves."""
     settings: Settings
     delegation: Callable[[], Delegation]
+    """Returns the subtree of cgroups that is delegated to the gateway."""
     unusable: Callable[[str, list[dict[str, Any]]], Mapping[str, str]]
+    """Returns what is wrong with the input schemas of a server's tools, by tool."""
     upstreams: Sequence[ConfiguredUpstream]
     rules: ContextRules
     policy: Policy
     sandboxes: Mapping[str, SandboxesByTrust]
+    """The sandboxes by server."""
 
     def __post_init__(self) -> None:
         self._faults: dict[str, tuple[Tools, Mapping[str, str]]] = {}  # of the tools that a server has listed last
@@ -158,13 +163,13 @@ class SessionEnvironments:
         self.settings = settings
 
     def held(self, session_id: str) -> SessionEnvironment | None:
-        """Return the environment of a session that this replica serves; None if it does not."""
+        """Return the environment of the session with this id if this replica serves the session; otherwise None."""
         live = self.live.get(session_id)
         return None if live is None else self.of(live.session, live)
 
     def of(self, session: Session, live: LiveSession | None = None) -> SessionEnvironment:
-        """Return the environment of a session. Without `live`, derive it from the record and this replica's
-        configuration."""
+        """Return the environment of a session. `live`: the session in memory, whose running processes are reported.
+        Without it, derive the environment from the record and this replica's configuration."""
         served = [one for one in self.upstreams if session.endpoint in (ALL, path_of(one.name))]
         names, restricted = [one.name for one in served], self.policy.restricted_by(session.context)
         return SessionEnvironment(
@@ -225,8 +230,8 @@ class SessionEnvironments:
         )
 
     def _tools(self, upstream: ConfiguredUpstream, context: Context) -> tuple[int | None, list[HiddenTools]]:
-        """Return how many tools the server lists (None: unknown), and those that are hidden from the session, by
-        reason."""
+        """Return how many tools the server lists (None: unknown), and which of them are hidden from a session with the
+        context `context`: one `HiddenTools` for each reason, the largest first."""
         tools = upstream.probed_tools
         if tools is None:
             return None, []
@@ -254,7 +259,8 @@ class SessionEnvironments:
         return faults
 
     def _process(self, upstream: ConfiguredUpstream, session: Session, given: ConnectOptions | None) -> dict[str, Any]:
-        """Return the fields of `ServerEnvironment` for a server with a command: sandbox, variables and folders."""
+        """Return the fields of `ServerEnvironment` about the process of a server with a command: sandbox, variables and
+        folders. `given`: the options that the running process was started with; None if none runs."""
         name, entry = upstream.name, upstream.settings
         by_trust = self.sandboxes[name]
         sandbox = by_trust.shared if entry.shared else by_trust.sandbox(session.context.trust)
@@ -293,8 +299,9 @@ class SessionEnvironments:
 def _folders(
     sources: VariableSources, cwd: str | None, given: ConnectOptions | None, enclosure: Enclosure | None
 ) -> dict[str, str]:
-    """Return the working folder of a process, its HOME, and its folder for temporary files. Before the
-    process has started, a folder that its sandbox will make is shown as the name of its variable."""
+    """Return the folders of a process, as fields of `ServerEnvironment`: `cwd`, `home` and `temporary`. `given`: the
+    options that the running process was started with; None if none runs. In that case, a folder that the sandbox will
+    make is shown as the name of its variable."""
     is_made = given is not None or enclosure is None
     values = {**sources.inherited, **({} if given is None else given.env), **sources.own}
 
@@ -313,7 +320,8 @@ def _folders(
 
 
 def _conversation(upstream: ConfiguredUpstream, live: LiveSession | None) -> Conversation | None:
-    """Return the conversation of a session with a server; if there are several, one with an open link."""
+    """Return the conversation of a session with a server, or of all sessions if they share the server. If there are
+    several, prefer one with an open link. Return None if there is none."""
     if upstream.settings.shared:
         found: Iterable[Conversation] = upstream.shared
     elif live is None:
@@ -396,7 +404,8 @@ def _context(session: Session, reasons: Iterable[Reason] | None) -> Iterable[str
 
 
 def about_tools(listed: int | None, visible: int) -> str:
-    """Return a sentence on how many of a server's tools the session sees."""
+    """Return a sentence on how many of a server's tools the session sees. `listed`: how many the server lists; None if
+    unknown."""
     if listed is None:
         return "Its tools are not known: it has not answered yet, or answers with the credentials of a session only."
     if visible == listed:
@@ -405,7 +414,8 @@ def about_tools(listed: int | None, visible: int) -> str:
 
 
 def about_isolation(kind: str, *, shared: bool, where: str) -> str:
-    """Return a sentence on what a session shares with others at a server: process, connection or object."""
+    """Return a sentence on what a session shares with others at a server: process, connection or object. `kind`: as in
+    `ServerEnvironment`. `where`: the name of the server's settings."""
     if kind == "object":
         return "It is an object in the gateway's own process, which all sessions use."
     if kind == "url":

@@ -47,10 +47,10 @@ _IN_RECORDS: Final = ("id", "used", "created")
 
 class DetachedSessions:
     """Find the sessions in the store that no running replica serves: their gateway has ended, and their client has not
-    sent a request since.
+    sent a request since. `known`: the sessions that the last scan of the store has found.
 
-    Reading a thousand records takes a tenth of a second. So a background task scans the store in small steps while
-    operators list sessions. `known` has the result of the last scan.
+    Reading a thousand records takes a tenth of a second. So a background task scans the store in small steps, while
+    operators list sessions.
     """
 
     def __init__(self, backend: Backend, replicas: Replicas) -> None:
@@ -67,8 +67,9 @@ class DetachedSessions:
         return self._backend.is_durable and not self._was_read
 
     async def read(self) -> list[Session]:
-        """Return the records that the last scan has found; none if the store is not durable. Start a new scan if the
-        last one ended some time ago. The first call waits briefly, and returns what the first scan has found so far."""
+        """Return the records that the last scan has found; none if the store is not durable. If the last scan ended
+        more than `_FRESH_S` seconds ago, start a new one in the background. Until the first scan is complete, wait for
+        it briefly, and return what it has found so far."""
         if not self._backend.is_durable:
             return []  # what the store has, this process has opened
         if monotonic() - self._tried_at > _FRESH_S:
@@ -112,8 +113,8 @@ class SessionFinder:
         self._clock = clock
 
     async def find(self, prefix: str) -> Session:
-        """Find the one session whose id begins with `prefix`. If `prefix` is empty, return the only live session.
-        Raises `NoSuch`, `Ambiguous` or `TooShort`."""
+        """Return the one session whose id begins with `prefix`; if `prefix` is empty, the only live session. Raises
+        `NoSuch` if there is none, `Ambiguous` if there are several, and `TooShort` if `prefix` is too short."""
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise TooShort("session")
         exact = await self.sessions.peek(prefix) if prefix else None
@@ -144,7 +145,7 @@ class SessionList:
         self._detached = DetachedSessions(backend, replicas)
 
     async def page(self, query: SessionQuery) -> Page:
-        """Return a page of live sessions. Raises `StoreUnavailable` or `OperatorError`."""
+        """Return the page of live sessions that the query asks for. Raises `StoreUnavailable` or `OperatorError`."""
         if _CORRELATION.fullmatch(query.query) and query.only == "all" and query.which is None:
             of_request = await self._of_request(query)
             if of_request:
@@ -158,7 +159,7 @@ class SessionList:
         return replace(page, totals=totals.totals, unanswered=totals.unanswered, is_reading=totals.is_reading)
 
     async def _in_order(self, query: SessionQuery) -> Page:
-        """Return a page of all sessions in order of id, read from the store."""
+        """Return a page of all live sessions in order of id, read from the store. The page has no totals."""
         # "~" stands behind every character of an id: the page begins behind all that start like that.
         after = f"{query.after.rpartition('~')[2]}~" if query.after else ""
         found = await self._backend.sessions.page(after=after, limit=query.limit + 1)
@@ -166,8 +167,8 @@ class SessionList:
         return Page(sessions=await self.rows(found[: query.limit]), after=more)
 
     async def _stored(self, query: SessionQuery) -> Page:
-        """Return a page from the records in the store, without asking replicas. Raises `UnknownHere` if the query needs
-        facts that are not in the records."""
+        """Return a page for a command without a gateway: from the records in the store alone. Raises `UnknownHere` if
+        the query needs facts that are not in the records."""
         which = query.which
         if query.order not in _IN_RECORDS or query.only != "all" or not (which is None or which.is_of_records):
             raise UnknownHere("the store does not record states, calls and failures: use --url with a running gateway")
@@ -182,7 +183,8 @@ class SessionList:
         return Page(sessions=await self.rows([session for _, session in chosen]), after=more, totals=selection.totals)
 
     async def _together(self, query: SessionQuery) -> Page:
-        """Return a page of sessions: those that replicas serve, merged with those that no replica serves."""
+        """Return a page for a gateway, with totals: the sessions that replicas serve, merged with those that no replica
+        serves."""
         answers, unserved = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
         pages = answers.by.values()
         selection: Selection[SessionRow] = Selection(query)
@@ -200,8 +202,8 @@ class SessionList:
         return Page(sessions=rows, after=more, totals=totals, unanswered=answers.unanswered, is_reading=is_reading)
 
     async def _completed(self, chosen: Sequence[tuple[str, SessionRow]]) -> list[SessionRow]:
-        """Add processes, refusals and the size of the state to rows with these ids. Leave out sessions that have
-        ended."""
+        """Return the rows with what only their replica and the state's store know: processes, refusals and the size of
+        the state. `chosen`: the rows, each after its session's full id. Sessions that have ended are left out."""
         if not chosen:
             return []
         parts, sizes = await asyncio.gather(
@@ -218,7 +220,8 @@ class SessionList:
         return rows
 
     async def rows(self, found: Sequence[Session]) -> list[SessionRow]:
-        """Return a row for each record, with facts from the replica that serves the session."""
+        """Return a row for each of these records, with the facts of the replica that serves the session and the size of
+        its state."""
         parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
         sizes = await asyncio.gather(*(self._size(session.id) for session in found))
         now = self._clock()
@@ -235,8 +238,8 @@ class SessionList:
             return None
 
     async def _of_request(self, query: SessionQuery) -> list[Session]:
-        """Find the sessions of the request whose correlation id is the query. The request must have failed, or be in
-        the audit trail."""
+        """Return the records of the sessions to which a request belongs, if the query is the request's correlation id.
+        Only a request that has failed, or that is in the audit trail, is found."""
         pages = (await self._replicas.ask(Replica.listing, query)).by.values()
         ids = [row.id for page in pages for row in page.rows]
         found = list(await asyncio.gather(*map(self._backend.sessions.peek, ids)))
@@ -249,7 +252,8 @@ class SessionList:
 
 
 def _cut(found: list[tuple[SortKey, T]], query: SessionQuery) -> tuple[list[tuple[SortKey, T]], str]:
-    """Return the sessions of one page, and the cursor of the next page; an empty cursor if there is none."""
+    """Return the first of the found sessions, as many as a page has, and the cursor of the next page; an empty cursor
+    if there is none."""
     if not query.limit or len(found) <= query.limit:
         return found[: query.limit], ""
     return found[: query.limit], cursor_of(found[query.limit - 1][0])

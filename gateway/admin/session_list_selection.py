@@ -32,8 +32,8 @@ SortKey = tuple[float, str]
 
 
 class Selection(Generic[T]):
-    """Select the sessions of one page from those passed to `add`. `query.after` is the cursor of the page
-    (`cursor_of`).
+    """Select the sessions of one page from all those that are passed to `add`. `totals`: the totals of all sessions
+    that match the query. `query.after`: the cursor at which the page begins (`cursor_of`).
 
     Raises:
         OperatorError: `query.after` is not a cursor.
@@ -46,8 +46,9 @@ class Selection(Generic[T]):
         self._found: list[tuple[SortKey, T]] = []
 
     def add(self, session: Session, part: SessionPart, item: T) -> None:
-        """Count a session in the totals if it matches, and select it if it also comes after the cursor. `part` has the
-        facts about it that are not in its record. `first` returns `item` for it. Add each session only once."""
+        """Count a session in the totals if it matches the query, and select it if it also comes after the cursor.
+        `part`: the facts about it that are not in its record. `item`: what `first` returns for it. Add each session
+        only once."""
         query = self._query
         if query.only == "failing" and not part.failed:
             return
@@ -64,14 +65,16 @@ class Selection(Generic[T]):
             self._found.append((place, item))
 
     def first(self) -> list[tuple[SortKey, T]]:
-        """Return the first sessions after `query.after`, at most one more than a page has. Drop all others: callers
-        with many sessions call this regularly to save memory."""
+        """Return the first of the selected sessions, each with its sort key: as many as a page has, and one more to
+        show that there is a next page. Drop all others: callers with many sessions call this regularly to save
+        memory."""
         self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=lambda found: found[0])
         return self._found
 
 
 def fits(which: SessionFilter, session: Session, part: SessionPart) -> bool:
-    """Return True if a session has every value that the filter gives."""
+    """Return True if a session matches the filter `which`. `part`: the facts about the session that are not in its
+    record."""
     return (
         which.principal in ("", str(session.principal))
         and which.client in ("", session.client.name)
@@ -91,7 +94,8 @@ def _uses(server: str, session: Session, part: SessionPart) -> bool:
 
 
 def matches(session: Session, query: str) -> bool:
-    """Return True if every word of the query occurs in the facts about a session, or its id begins with the query."""
+    """Return True if the facts in a session's record have every word of `query`, taken together, or if its id begins
+    with `query`. True for an empty query."""
     if not query or session.id.startswith(query):
         return True
     context = session.context
@@ -116,7 +120,8 @@ def _key(sort: str, session: Session, part: SessionPart) -> float:
 
 
 def cursor_of(place: SortKey) -> str:
-    """Return the cursor of the page that begins after this place. It does not contain the whole id."""
+    """Return the cursor of the page that begins after the session with the sort key `place`. It is shown to operators,
+    so it does not contain the whole id."""
     return f"{place[0]!r}~{redact(place[1])}" if place[0] else redact(place[1])
 
 
@@ -132,7 +137,8 @@ def _parsed(after: str) -> SortKey | None:
 
 
 class ListingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in a list. `place` is its sort key, and `id` the full id."""
+    """A session in a replica's list. `id`: the full id, which `row` lacks. `place`: the sort key, by which the lists of
+    all replicas are merged."""
 
     id: str
     place: SortKey
@@ -140,7 +146,8 @@ class ListingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The first of a replica's sessions in a list, and the totals of all its sessions that match."""
+    """The answer of one replica to a query for sessions: the rows of the first of its sessions that match, and the
+    totals of all its sessions that match."""
 
     rows: list[ListingRow] = []
     totals: SessionTotals = msgspec.field(default_factory=SessionTotals)
@@ -149,8 +156,8 @@ class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
 async def listing_page(
     live: LiveSessions, query: SessionQuery, now: Callable[[], float], memory: ServerMemory
 ) -> ListingPage:
-    """Return the first of this replica's sessions that match, and totals of all that match. Work in steps, so that
-    calls do not wait."""
+    """Return the first of this replica's sessions that match the query, as many as a page needs, and the totals of all
+    that match. Work in steps, so that calls do not wait."""
     selection: Selection[LiveSession] = Selection(query)
     for some in slices(list(live), SCANNED_AT_ONCE // 2):
         for one in some:
@@ -180,7 +187,7 @@ def suspended_of(live: LiveSession) -> int:
 
 
 def part_of(live: LiveSession, memory: ServerMemory) -> SessionPart:
-    """Return the facts about a session that are not in its record, without its processes."""
+    """Return the facts about a live session that are not in its record. `processes` and `refused` are left empty."""
     return SessionPart(
         id=live.session.id,
         state=_state_of(live),

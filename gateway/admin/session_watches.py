@@ -21,21 +21,23 @@ MOST_REASON_CHARS: Final = 200
 
 
 class WatchView(NamedTuple):
-    """The recorded messages and stderr lines (`report`) that an operator may see. `needs_reason`: the session is
-    another person's, and watching it takes a reason. `is_hidden`: another operator watches the session, and `report`
-    leaves out what that watch has recorded."""
+    """What an operator sees of the watch of a session: the recorded messages and lines, and whether the operator needs
+    a reason to see more."""
 
     report: FrameReport
+    """The recorded messages and stderr lines that the operator may see."""
     needs_reason: bool
+    """True if the session is another person's, so that watching it takes a reason."""
     is_hidden: bool
+    """True if another operator watches the session, and `report` lacks what that watch has recorded."""
 
 
 class SessionWatches:
-    """Start and stop the watch of a session, which records its messages and stderr lines, and read what it has
-    recorded. `prefix` is the beginning of a session's id, `by` the name of the operator.
+    """Start and stop the watch of a session, and read what it has recorded. A watch records the session's messages and
+    stderr lines. `prefix`: the beginning of the session's id. `by`: the name of the operator.
 
-    Where `admin.frames` is `with_reason`, only the operator who has given the reason for a watch of somebody else's
-    session sees its records. This permission ends with the watch.
+    If `admin.frames` is `with_reason`, an operator must give a reason to watch somebody else's session. Then only this
+    operator sees what the watch records, and only until the watch ends.
 
     Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow the watch, or the
     prefix does not name one session.
@@ -50,7 +52,9 @@ class SessionWatches:
         self.where: SessionScope = "own" if chosen == "with_reason" else chosen
 
     async def switch_on(self, prefix: str, by: str, reason: str = "") -> FramesPage:
-        """Watch a session for the next 10 minutes. Raises `TooLate` if no replica serves the session now."""
+        """Watch a session for the next 10 minutes. Return a page without messages, which says when the watch ends.
+        `reason`: why the operator watches somebody else's session, for the audit trail. Raises `TooLate` if no replica
+        serves the session now."""
         session = await self._named(prefix)
         why = " ".join(reason.split())
         if len(why) > MOST_REASON_CHARS:
@@ -73,8 +77,8 @@ class SessionWatches:
         return report.frames
 
     async def switch_off(self, prefix: str, by: str) -> FramesPage:
-        """Stop watching a session, and delete the recorded messages and lines. With `with_reason`, every operator may
-        do so."""
+        """Stop watching a session, and delete the recorded messages and lines. Return an empty page. If `admin.frames`
+        is `with_reason`, every operator may do this, also for somebody else's session."""
         session = await self._named(prefix)
         self._check(session, by, FramesPage(watched=False))
         if any((await self._replicas.ask(Replica.unwatch, session.id)).by.values()):
@@ -82,15 +86,16 @@ class SessionWatches:
         return FramesPage(watched=False)
 
     async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:
-        """Return the newest recorded messages. If `after` is given, return the oldest ones with a higher number."""
+        """Return at most `limit` recorded messages: the newest, or with `after` the oldest with a higher number than
+        it."""
         session = await self._named(prefix)
         page = (await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after))).frames
         self._check(session, by, page)
         return page
 
     async def stderr(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> StderrPage:
-        """Return the newest recorded stderr lines; with `after`, the oldest ones with a higher number. If nobody
-        watches the session, return the last lines of each server, which every operator may see."""
+        """Return at most `limit` recorded stderr lines: the newest, or with `after` the oldest with a higher number
+        than it. If nobody watches the session, return the last lines of each server, which every operator may see."""
         session = await self._finder.find(prefix)
         page = (await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))).stderr
         if page.watched:
@@ -118,7 +123,8 @@ class SessionWatches:
         return await self._finder.find(prefix)
 
     def _sees(self, session: Session, by: str, page: WatchPage) -> bool:
-        """Return True if the operator `by` may see the messages and lines that a watch has recorded."""
+        """Return True if the operator `by` may see what a watch of the session has recorded. `page`: says whether and
+        by whom the session is watched."""
         is_theirs = self._takes_reasons and page.watched and page.by == by != ""
         return is_theirs or may_use(self.where, session.principal, by)
 
@@ -141,7 +147,7 @@ class SessionWatches:
 
 
 def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
-    """Return the report of the replica that serves a session; None if none does. Of several, prefer one with a
-    watch."""
+    """Return the report of the replica that serves the session; None if no replica serves it. If several have reported,
+    prefer a report with a watch."""
     reports = [report for report in answers.by.values() if report is not None]
     return max(reports, key=lambda report: report.frames.watched, default=None)

@@ -60,12 +60,15 @@ Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
 class ReplicaQuestion(NamedTuple):
-    """A query that replicas answer with a method of `Replica`: its name on the bus, and the types of arguments and
-    answer."""
+    """A query that one replica sends to others, and that a method of `Replica` answers: its name, and the types of
+    arguments and answer."""
 
     name: str
+    """The name of the query on the bus."""
     takes: tuple[Any, ...]
+    """The types of the method's arguments."""
     gives: Any
+    """The type of the answer."""
 
 
 QUESTIONS: Final[dict[Callable[..., Awaitable[Any]], ReplicaQuestion]] = {}
@@ -73,8 +76,8 @@ QUESTIONS: Final[dict[Callable[..., Awaitable[Any]], ReplicaQuestion]] = {}
 
 
 def question(name: str) -> Callable[[Method], Method]:
-    """Let other replicas call a method of `Replica` by that name. Its annotations give the types of arguments and
-    answer."""
+    """Register the decorated method of `Replica` as the answer to a query, so that other replicas can call it. `name`:
+    the name of the query on the bus. The method's annotations give the types of arguments and answer."""
 
     def known(method: Method) -> Method:
         _, *takes = inspect.signature(method).parameters.values()
@@ -93,7 +96,7 @@ async def _no_reload() -> Difference:
 
 
 class Serving(Protocol):
-    """Start and end the drain of this process."""
+    """What operators can do with the serving of this process: start and end its drain."""
 
     @property
     def is_draining(self) -> bool: ...
@@ -112,24 +115,25 @@ class Serving(Protocol):
 
 
 class ReplicaCounts(msgspec.Struct):
-    """Counts of a replica: sessions, those without a workspace, exchanges in flight, those that are suspended,
-    standalone streams, and running processes by server."""
+    """What a replica holds at one moment, in numbers: sessions, exchanges, standalone streams and processes."""
 
     processes: dict[str, int]
+    """The number of running processes, by server."""
     sessions: int = 0
     without_workspace: int = 0
+    """The number of sessions without a workspace."""
     in_flight: int = 0
+    """The number of exchanges in flight."""
     suspended: int = 0
+    """The number of calls that wait for their client."""
     streams: int = 0
+    """The number of standalone streams."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Replica:
-    """Answer operators' queries about one gateway process, and carry out operators' orders in it.
-
-    `refused` returns what the sandboxes of a session have refused; it takes the beginning of the session's id.
-    `warnings` returns clients that need a session key. `stop_task` cancels a task.
-    """
+    """Answer operators' queries about one gateway process, and carry out operators' orders in it. Methods with
+    `@question` are also called by other replicas."""
 
     name: str
     live: LiveSessions
@@ -142,8 +146,11 @@ class Replica:
     environments: SessionEnvironments
     watches: FrameWatches
     warnings: Callable[[], list[ClientWarning]]
+    """Returns the clients that need a session key."""
     refused: Callable[[str], list[RefusedRow]]
+    """Returns what a session's sandboxes have refused. Gets the beginning of the session's id."""
     stop_task: Callable[[str, str], bool]
+    """Cancels a task. Gets its `Task.name` and the reason; returns False if this replica does not run it."""
 
     def __post_init__(self) -> None:
         self._began = time()
@@ -159,8 +166,8 @@ class Replica:
         return self.cluster is not None and self.cluster.configuration.is_outdated
 
     async def answer(self, what: str, args: Any) -> Any:
-        """Answer a query of another replica: call the method that is registered for `what`. Raises `LookupError` if
-        this version does not know the query."""
+        """Answer the query named `what` of another replica: call the method that is registered for it with `args`, and
+        return its result as plain data. Raises `LookupError` if this version does not know the query."""
         for method, asked in QUESTIONS.items():
             if asked.name == what:
                 given = args if len(asked.takes) > 1 else [args][: len(asked.takes)]
@@ -289,8 +296,9 @@ class Replica:
 
     @question("watch")
     async def watch(self, session_id: str, by: str) -> FrameReport | None:
-        """Watch a session for the operator `by`: record its messages and stderr. Return a report on the watch, or one
-        with a `problem` if too many sessions are watched. Return None if this replica does not serve the session."""
+        """Watch a session for the operator `by`: record its messages and stderr lines. Return a report on the watch. If
+        too many sessions are watched, return a report with a `problem` instead. Return None if this replica does not
+        serve the session."""
         live = self.live.get(session_id)
         if live is None:
             return None
@@ -302,7 +310,8 @@ class Replica:
 
     @question("unwatch")
     async def unwatch(self, session_id: str) -> bool | None:
-        """Stop watching a session, and return whether it was watched. Return None if this replica does not serve it."""
+        """Stop watching a session. Return True if it was watched, False if not, and None if this replica does not serve
+        it."""
         live = self.live.get(session_id)
         if live is None:
             return None
@@ -312,13 +321,15 @@ class Replica:
 
     @question("frames")
     async def frames(self, query: FrameQuery) -> FrameReport | None:
-        """Return the recorded messages and lines of a session. Return None if this replica does not serve it."""
+        """Return the recorded messages and stderr lines that the query selects. Return None if this replica does not
+        serve the session."""
         live = self.live.get(query.session)
         return None if live is None else _seen_of(live, query)
 
     @question("cancel task")
     async def cancel_task(self, name: str, reason: str) -> bool:
-        """Cancel the task with that `Task.name`. Return False if this replica does not run it."""
+        """Cancel the task whose `Task.name` is `name`, for this reason. Return False if this replica does not run the
+        task."""
         return self.stop_task(name, reason)
 
     @question("drain")
@@ -326,12 +337,13 @@ class Replica:
         await self.serving.drain()
 
     def reload_with(self, reload: Reloads) -> None:
-        """Set the function that loads the configuration of this replica again."""
+        """Set the function by which `reload` loads the configuration of this replica again."""
         self._reload = reload
 
     @question("reload")
     async def reload(self) -> ReloadReport:
-        """Load the configuration of this replica again. Return what has changed, or why it was refused."""
+        """Load the configuration of this replica again. Return a report that says what has changed, or why the
+        configuration was refused."""
         try:
             return ReloadReport(replica=self.name, difference=(await self._reload()).text)
         except ConfigurationError as error:
@@ -370,8 +382,9 @@ def _count_processes(conversations: Iterable[Conversation], counts: dict[str, in
 def _part_of_server(
     upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]], memory_bytes: int
 ) -> ServerPart:
-    """Return what this replica knows of a server. `links` are the conversations with it, each after the beginning of
-    its session's id; that is empty if sessions share the server."""
+    """Return what this replica knows of a server. `links`: the conversations with it, each after the beginning of its
+    session's id; an empty text stands for the id if sessions share the server. `memory_bytes`: that of its
+    processes."""
     settings, found = upstream.settings, upstream.state
     tools = upstream.probed_tools
     return ServerPart(
@@ -406,8 +419,8 @@ def _lines(words: Sequence[str], most: int = MOST_LINES) -> list[str]:
 
 
 def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
-    """Return the messages and lines that the watch of a session has recorded. If nobody watches it, return the last
-    stderr lines of its servers."""
+    """Return the messages and stderr lines that the watch of a session has recorded, as `query` selects them. If nobody
+    watches the session, return only the last stderr lines of its servers."""
     seen = live.frames
     if seen is None:
         return FrameReport(
@@ -429,8 +442,8 @@ def _last(items: Sequence[SeenFrame] | Sequence[StderrLine], before: int) -> int
 
 
 def _output_tail(live: LiveSession) -> list[StderrLine]:
-    """Return the last stderr lines of the session's servers, which are kept without a watch. Of an ended process, fewer
-    are kept."""
+    """Return the last stderr lines of the session's servers, server by server. They are kept even if nobody watches the
+    session; fewer are kept once a process has ended."""
     found: list[StderrLine] = []
     for conversation in live.every_conversation():
         link = conversation.link
@@ -440,7 +453,8 @@ def _output_tail(live: LiveSession) -> list[StderrLine]:
 
 
 def _fitting(frames: list[SeenFrame], *, newest: bool) -> list[SeenFrame]:
-    """Return as many messages as fit into one report: the newest, or else the oldest."""
+    """Return as many of the messages as fit into one report, in their order: the newest if `newest` is True, otherwise
+    the oldest."""
     left = _MOST_BODY_CHARS
     found: list[SeenFrame] = []
     for frame in reversed(frames) if newest else frames:

@@ -64,8 +64,8 @@ class Insights:
     # -- timelines
 
     async def timeline(self, prefix: str) -> SessionTimeline:
-        """Return the timeline of a session that is live or has ended in the last day. Raises `NoSuch`,
-        `Ambiguous` or `TooShort`."""
+        """Return the timeline of the session whose id begins with `prefix`, if the session is live or has ended in the
+        last day. Raises `NoSuch`, `Ambiguous` or `TooShort`."""
         name, session = await self._named(prefix)
         stored = await self._backend.timelines.read(name)
         head = None if stored is None else stored.head
@@ -115,8 +115,8 @@ class Insights:
         return found
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
-        """Find the one timeline whose session's id begins with `prefix`. Return the timeline's name, and the session's
-        record; None in place of the record if the session has ended."""
+        """Find the one timeline whose session's id begins with `prefix`. Return the timeline's name, and the record of
+        the session if it is live; otherwise None in place of the record. Raises `NoSuch`, `Ambiguous` or `TooShort`."""
         names: set[str] = set()
         session = None
         try:
@@ -135,21 +135,21 @@ class Insights:
     # -- the history
 
     async def history(self, over: Range = "15m", server: str = "", tool: str = "") -> HistoryView:
-        """Return calls, failures, durations and live sessions over a range, one point for each step. `server` and
-        `tool` restrict the calls that count; empty: all calls."""
+        """Return calls, failures, durations and live sessions in the range `over`, one point for each step. `server`
+        and `tool`: count only the calls of this server and tool; empty: all calls."""
         records, steps = await self._records(over)
         _, step_s = RANGES[over]
         return HistoryView(range=over, step_s=step_s, points=points_of(records, steps, server=server, tool=tool))
 
     async def usage(self, by: UsageBy = "tool", over: Range = "15m") -> list[UsageRow]:
-        """Return how much each tool, server, principal or client was used in a range; those with the most calls
-        first."""
+        """Return how much each tool, server, principal or client (`by` says which) was used in the range `over`; those
+        with the most calls first."""
         records, _ = await self._records(over)
         return usage_of(records, by, RANGES[over][0])
 
     async def _records(self, over: Range) -> tuple[list[HistoryRecord], range]:
-        """Return the counts of all replicas in a range, and the times of its steps. Concurrent callers with the same
-        range share one read of the store."""
+        """Return the counts of all replicas in the range `over`, and the Unix times at which its steps begin.
+        Concurrent callers with the same range share one read of the store."""
         return await self._readings.share(over, lambda: self._read(over))
 
     async def _read(self, over: Range) -> tuple[list[HistoryRecord], range]:
@@ -162,7 +162,8 @@ class Insights:
     # -- servers
 
     async def servers(self, over: Range = "15m") -> list[ServerRow]:
-        """Return a row for each configured server: its state on all replicas together, and its calls in a range."""
+        """Return a row for each configured server, in order of name: its state on all replicas together, and its calls
+        in the range `over`. Raises `UnknownHere` if there is no running gateway."""
         self._replicas.require("the store does not record which servers run: use --url with a running gateway")
         answers = await self._replicas.ask(Replica.servers)
         parts = [part for some in answers.by.values() for part in some]
@@ -183,8 +184,8 @@ class Insights:
 def points_of(
     records: Iterable[HistoryRecord], steps: Sequence[int], *, server: str = "", tool: str = ""
 ) -> list[HistoryPoint]:
-    """Return one point for each Unix time in `steps`. `server` and `tool` restrict the calls that count; empty: all
-    calls."""
+    """Return one point of the history for each step; `steps` are the Unix times at which the steps begin. `server` and
+    `tool`: count only the calls of this server and tool; empty: all calls."""
     found: dict[int, list[FigureRecord]] = {at: [] for at in steps}
     for record in records:
         if record.at in found:
@@ -221,8 +222,8 @@ def _quantile(figures: ToolFigures, q: float) -> float:
 
 
 def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> list[UsageRow]:
-    """Return how much each tool, server, principal or client was used, those with the most calls first. `length_s`: the
-    seconds that the records cover."""
+    """Return how much each tool, server, principal or client (`by` says which) was used, those with the most calls
+    first. `length_s`: the seconds that the records cover, for calls per minute."""
     record = figures_together(read_record(one.body) for one in records)
     if by in ("principal", "client"):
         who = record.principals if by == "principal" else record.clients

@@ -67,8 +67,9 @@ _FOLLOWED_AT_ONCE: Final = 500
 
 
 class Operations:
-    """Implement `admin.verbs.Operators`. `record` writes an operator's action to the audit trail. `ending` ends
-    sessions."""
+    """Implement `admin.verbs.Operators`. `record`: writes an operator's action to the audit trail. `ending`: ends
+    sessions. `tried` (lists and calls tools) and `consented` (credentials that principals have connected) are None if
+    there is no running gateway."""
 
     def __init__(
         self,
@@ -119,13 +120,13 @@ class Operations:
 
     @property
     def is_draining(self) -> bool:
-        """Return True if this replica drains. Event streams to operators then end, so that they connect to another
+        """Return True if this replica drains. Event streams to operators then end, so that operators connect to another
         replica."""
         return self._replicas.is_draining
 
     @property
     def tried(self) -> TriedCalls:
-        """Return the part that lists tools, and calls them for operators. Raises `UnknownHere` if there is no running
+        """Return the object that lists tools, and calls them for operators. Raises `UnknownHere` if there is no running
         gateway."""
         if self._tried is None:
             raise UnknownHere("only a running gateway knows tools and calls them: use --url")
@@ -225,8 +226,8 @@ class Operations:
         return ended
 
     async def _matching(self, which: SessionFilter) -> AsyncIterator[list[tuple[Session, SessionPart | None]]]:
-        """Yield all sessions that match, page by page. With each session comes its part from the replica that serves
-        it; None if no replica does."""
+        """Yield the sessions that match the filter, one list for each page of the store. With each session comes what
+        the replica that serves it knows of it; None if no replica serves it."""
         if not which.is_of_records and not self._replicas.are_known:
             raise UnknownHere("the store does not record states and failures: use --url with a running gateway")
         place = ""
@@ -292,7 +293,8 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
 
 
 def operations_on(backend: Backend) -> Operations:
-    """Return the operators' verbs for an open store without a running gateway: calls and processes are unknown."""
+    """Return the implementation of the operators' verbs for an open store without a running gateway. Processes are
+    unknown then, and verbs that only a gateway can carry out raise `UnknownHere`."""
     return Operations(
         backend=backend,
         replicas=Replicas(backend),
@@ -327,7 +329,8 @@ class TaskList:
         self._clock = clock
 
     async def page(self, query: TaskQuery) -> TaskPage:
-        """Return a page of the tasks that match, newest first.
+        """Return a page of the tasks that match, newest first. If `query.query` is a task's id as its client gets it,
+        return only this task.
 
         Raises:
             NoSuch: `query.after` names no task; or `query.query` is the id of a task, as clients get it, and no such
@@ -351,8 +354,8 @@ class TaskList:
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:
-        """Find the one task whose id begins with `prefix`, or whose id at its client is `prefix`. Raises `NoSuch`,
-        `Ambiguous` or `TooShort`."""
+        """Return the one task that `prefix` names: the beginning of the task's id, or the whole id that the task's
+        client has. Raises `NoSuch`, `Ambiguous` or `TooShort`."""
         if (handle := claimed(prefix)) is not None:
             return await self._of_client(handle)
         if len(prefix) < SHORTEST_PREFIX:
@@ -384,7 +387,8 @@ class TaskList:
 
 
 def task_row(task: Task, now: float) -> TaskRow:
-    """Return a task as operators see it: with the number of questions to its client, but without its result."""
+    """Return a task as operators see it at the Unix time `now`. The row has the number of questions to the task's
+    client, but not the task's result."""
     error = msgspec.json.decode(task.error, type=_Error) if task.error else _Error()
     return TaskRow(
         task=redact(task.id),

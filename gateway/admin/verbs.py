@@ -54,18 +54,22 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """An argument of a verb: `at` is its name in Python, `name` its name in REST. If its type is a struct, `within` has
-    one parameter for each field, and REST gets these instead."""
+    """An argument of a verb, as REST and commands pass it."""
 
     at: str
+    """The argument's name in Python."""
     name: str
+    """Its name in REST."""
     kind: Any
+    """Its type."""
     default: Any
     about: About
     within: "tuple[Parameter, ...]" = ()
+    """If the type is a struct: one parameter for each field. REST gets these in place of the struct."""
 
     def read(self, given: Mapping[str, str]) -> Any:
-        """Read the argument from the parameters of a request. Raises `OperatorError` if its value is invalid."""
+        """Return the argument's value from the parameters of a request, which `given` has as text by name. If its
+        parameter is missing, return the default. Raises `OperatorError` if the value is invalid."""
         if self.kind is SessionFilter:
             named = {one.name: given[one.name] for one in self.within if one.name in given}
             return SessionFilter.of(named) if named or self.default is not None else None
@@ -87,40 +91,44 @@ class Parameter:
         return int(text)
 
     def written(self, value: Any) -> dict[str, str]:
-        """Return the argument as parameters of a request, without empty values."""
+        """Return the parameters of a request that pass `value` as this argument: the reverse of `read`. Empty values
+        are left out."""
         if self.within and value is not None:
             return {name: text for one in self.within for name, text in one.written(getattr(value, one.at)).items()}
         return {self.name: "true" if value is True else str(value)} if value else {}
 
     @property
     def flat(self) -> "Iterable[Parameter]":
-        """Return the argument's REST parameters: itself, or those of its fields."""
+        """Return the REST parameters that pass this argument: the parameter itself, or those of its fields."""
         return (flat for one in self.within for flat in one.flat) if self.within else (self,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """A row in the table of verbs. `answers`: the key of the answer in the object that REST returns; if empty, REST
-    returns the answer itself.
-
-    `is_exact`: REST refuses unknown parameters, because a mistyped filter would select more. `by`: the verb gets the
-    name of the operator. `sends`: the type of the request's body.
-    """
+    """A row in the table of verbs: a method of `Operators`, and how REST receives and answers it."""
 
     name: str
+    """The name of the method."""
     method: str
+    """The HTTP method."""
     path: str
     summary: str
     takes: tuple[Parameter, ...]
+    """The arguments that come from the URL."""
     gives: Any
+    """The type of the method's result."""
     answers: str
+    """The key of the result in the object that REST returns; if empty, REST returns the result itself."""
     is_exact: bool
+    """True if REST refuses unknown parameters, because a mistyped filter would select more."""
     by: bool
+    """True if the method gets the name of the operator."""
     sends: Any
+    """The type of the request's body; None if it has none."""
 
     @property
     def type(self) -> Any:
-        """Return the type of the body of REST's answer."""
+        """Return the type of what REST answers: that of the result, or of the object with the key `answers`."""
         return dict[str, self.gives] if self.answers else self.gives  # type: ignore[name-defined]  # it is made at run time
 
 
@@ -132,7 +140,9 @@ By = Annotated[str, "the name of the operator, empty where it is not known"]
 def verb(
     method: str, path: str, *, answers: str = "", is_exact: bool = False, sends: Any = None
 ) -> Callable[[Method], Method]:
-    """Add a method to the table of verbs. The first paragraph of its docstring is its summary in OpenAPI."""
+    """Add the decorated method to the table of verbs. Its summary in OpenAPI is the first paragraph of its docstring.
+    `method` and `path`: the HTTP method, and the path below the REST interface. `answers`, `is_exact` and `sends`: as
+    in `Verb`."""
 
     def known(declared: Method) -> Method:
         signature = inspect.signature(declared)
@@ -193,12 +203,12 @@ FramesLimit = Annotated[int, About(f"Maximum number of items: 100 by default, at
 
 
 class Operators(Protocol):
-    """The verbs of operators. A session is named by the beginning of its id (at least `SHORTEST_PREFIX` characters;
-    empty: the only live session), a replica by the beginning of its name. `by` is the operator's name, empty if
-    unknown.
+    """The verbs: what operators can ask for, in any interface. `prefix` is the beginning of the id of a session (at
+    least `SHORTEST_PREFIX` characters; empty: the only live session) or task, or of the name of a replica. `by`: the
+    operator's name; empty if unknown.
 
-    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` if a name does
-    not name exactly one session, task or replica.
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` if `prefix`
+    does not name exactly one session, task or replica.
     """
 
     @property
@@ -207,14 +217,15 @@ class Operators(Protocol):
         ...
 
     def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Yield audit events as they happen, each once, oldest first, until the replica that is asked drains."""
+        """Yield audit events as they happen, each once, oldest first, until the replica that is asked drains.
+        `session`: the beginning of a session's id, whose events are wanted; empty: all events."""
         ...
 
     # -- sessions
 
     @verb("GET", "/sessions")
     async def sessions(self, query: SessionQuery) -> Page:
-        """List the live sessions of all replicas that have every given value, page by page, with totals of them."""
+        """List the live sessions of all replicas that match, page by page, with totals of all that match."""
         ...
 
     @verb("GET", "/sessions/{session}")
@@ -245,7 +256,8 @@ class Operators(Protocol):
 
     @verb("GET", "/sessions/{session}/environment")
     async def environment(self, prefix: SessionName) -> SessionEnvironment:
-        """Show what the servers of a live session were given (no secret), and the reasons for what it sees."""
+        """Show what the servers of a live session were given (variables, folders, no secret), and why the session sees
+        what it sees."""
         ...
 
     @verb("GET", "/timelines")
@@ -258,25 +270,37 @@ class Operators(Protocol):
 
     @verb("GET", "/sessions/{session}/frames")
     async def frames(self, prefix: SessionName, by: By, *, after: After = 0, limit: FramesLimit = 100) -> FramesPage:
-        """Read messages of a session whose frames are switched on, redacted; as an event stream, as they pass."""
+        """Read the messages (frames) that are recorded of a session, redacted; as an event stream, also new ones as
+        they pass.
+
+        Returns at most `limit` messages: the newest, or with `after` the oldest with a higher number.
+        """
         ...
 
     @verb("PUT", "/sessions/{session}/frames")
     async def switch_frames_on(self, prefix: SessionName, by: By, reason: Reason = "") -> FramesPage:
-        """Switch the frames of a session on for 10 minutes, or for 10 minutes more.
+        """Record the messages (frames) and stderr lines of a session for the next 10 minutes.
 
-        Raises `TooLate` if no replica serves the session now.
+        Returns a page without messages, which says when this ends. Raises `TooLate` if no replica serves the session
+        now.
         """
         ...
 
     @verb("DELETE", "/sessions/{session}/frames")
     async def switch_frames_off(self, prefix: SessionName, by: By) -> FramesPage:
-        """Switch the frames of a session off, and delete those that were recorded."""
+        """Stop recording the messages (frames) and stderr lines of a session, and delete those that were recorded.
+
+        Returns an empty page.
+        """
         ...
 
     @verb("GET", "/sessions/{session}/stderr")
     async def stderr(self, prefix: SessionName, by: By, *, after: After = 0, limit: FramesLimit = 100) -> StderrPage:
-        """Read what the servers of a session write to stderr, redacted; live while its frames are switched on."""
+        """Read the stderr lines of a session's servers, redacted: those recorded while its frames are on, otherwise the
+        last ones.
+
+        Returns at most `limit` recorded lines: the newest, or with `after` the oldest with a higher number.
+        """
         ...
 
     # -- tasks
@@ -345,7 +369,8 @@ class Operators(Protocol):
         secret: Annotated[str, About("The credentials of this name only")] = "",
         by: By = "",
     ) -> int:
-        """Remove credentials of a principal, of a name, or both; at least one is required.
+        """Remove connected credentials: of a principal, of a name, or of a principal and a name; at least one is
+        required.
 
         Returns the number of removed credentials.
         """
@@ -431,12 +456,13 @@ class Operators(Protocol):
             str, About("Of this session only, among the newest 2000: how its id begins, 8 characters")
         ] = "",
     ) -> list[dict[str, Any]]:
-        """List audit events, newest first; as an event stream (Accept: text/event-stream), as they happen."""
+        """List audit events, newest first; as an event stream (Accept: text/event-stream), new ones as they happen."""
         ...
 
 
 def openapi(base: str) -> dict[str, Any]:
-    """Return the description of all verbs in OpenAPI 3.1. `base` is the path prefix of their routes."""
+    """Return the description of all verbs in OpenAPI 3.1, as data to encode as JSON. `base`: the path prefix of their
+    routes."""
     kinds = [kind for one in VERBS for kind in (one.type, one.sends)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     problem = {

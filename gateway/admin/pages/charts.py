@@ -28,16 +28,21 @@ RANGE_CHOICES: Final = tuple(RANGE_WORDS.items())
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line chart of the period that `over` names. Values are `step_s` seconds apart, the newest at the right. `now`
-    is the text beside the title, `tone` a class of the style sheet."""
+    """A line chart, drawn as SVG. All its lines have equally many values, the newest value at the right."""
 
     title: str
     unit: str
+    """The unit of the values, as `gateway.admin.formatting.readable` takes it."""
     lines: Sequence[tuple[str, Sequence[float]]]
+    """The name and the values of each line."""
     now: str
+    """The text beside the title, such as the newest value."""
     tone: str = ""
+    """A class of the style sheet; empty for the usual colours."""
     over: str = "5 min"
+    """The period of the chart in words."""
     step_s: float = 1.0
+    """The seconds between two values."""
 
     @property
     def svg(self) -> Markup:
@@ -60,8 +65,8 @@ class Chart:
         )
 
     def _columns(self) -> Iterator[str]:
-        """Yield invisible SVG columns, one for each slot of time. The tooltip of a column has the values of all lines
-        there."""
+        """Yield invisible SVG columns over the chart, at most `_COLUMNS`. The tooltip of a column has the highest value
+        of each line there."""
         count, step = len(self.lines[0][1]), self._step
         steps = -(-count // _COLUMNS)
         most = "at most " if steps > 1 else ""
@@ -94,8 +99,8 @@ class Chart:
 
 
 def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
-    """Return charts of the last five minutes of all replicas together: the sums of their calls and failures, and the
-    longest durations of any replica."""
+    """Return charts of the last five minutes before the Unix time `now`, of all replicas together. In each second,
+    calls and failures are the sums of all replicas, and the durations are the longest of any replica."""
     end = int(now) - 1
     calls, failed, p50, p99 = ([0.0] * _SECONDS for _ in range(4))
     for report in reports:
@@ -111,7 +116,7 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
 
 
 def charts_of_history(view: HistoryView) -> list[Chart]:
-    """Return charts of a range of the history, in calls per minute."""
+    """Return charts of a range of the history: calls and failures per minute, and the durations of calls."""
     points, each = view.points, 60 / view.step_s
     calls, failed = [point.calls * each for point in points], [point.failed * each for point in points]
     times = [point.p50_s for point in points], [point.p99_s for point in points]
@@ -120,8 +125,9 @@ def charts_of_history(view: HistoryView) -> list[Chart]:
 
 
 def _charts(unit: str, lines: Sequence[Sequence[float]], now: Sequence[str], **common: Any) -> list[Chart]:
-    """Return the charts of calls, failures and latency. `lines` are calls, failures, p50 and p99. `now` are the numbers
-    beside the first two titles. `common` are arguments for all charts."""
+    """Return three charts: calls, failures, and latency with p50 and p99. `unit`: that of calls and failures. `lines`:
+    the values of calls, failures, p50 and p99, in this order. `now`: the texts beside the titles of calls and failures.
+    `common`: arguments that all charts get."""
     calls, failed, p50, p99 = lines
     latency = "no calls" if not any(calls) else f"p99 {took(p99[-1])}" if calls[-1] else "none now"
     return [
@@ -132,6 +138,6 @@ def _charts(unit: str, lines: Sequence[Sequence[float]], now: Sequence[str], **c
 
 
 def range_of(request: Request, usual: Range) -> Range:
-    """Return the range that the URL's query names; `usual` if it names none."""
+    """Return the range of the history that the URL's query names. Return `usual` if it names no valid range."""
     given = request.query_params.get("range", "")
     return next((over for over in RANGES if over == given), usual)

@@ -28,8 +28,8 @@ async def _reload(operators: Operations, _: Request, operator: str) -> str:
 
 
 def _is_found(setting: EffectiveSetting, query: str, shows_all: bool) -> bool:
-    """Return True if name, value and origin of the setting together have every word of a query. Without a query, a
-    setting that was not given is found only if `shows_all`."""
+    """Return True if the page shows the setting. With a query, the setting's name, value and origin together must have
+    every word of the query. Without a query, the setting must have been given, unless `shows_all` is True."""
     is_shown = bool(shows_all or query.split() or setting.is_set)
     return is_shown and has_words(query, (setting.name, setting.value, setting.origin))
 

@@ -65,8 +65,8 @@ _OWN: Final = frozenset({"at", "took_s", "correlation", "count"})
 
 
 def folded(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge neighbouring events that are equal into one. `events` come newest first, with `at` in seconds since the
-    epoch.
+    """Merge audit events that follow each other and are equal but for the fields `_OWN`, so that the page shows one row
+    for them. `events` come newest first, with `at` in seconds since the epoch.
 
     The merged event has the newest `at`, the sum of `count`, the longest `took_s`, and the oldest `at` as `since`.
     """

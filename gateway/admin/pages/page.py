@@ -31,34 +31,36 @@ may raise the errors of `Operators`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePage:
-    """A page: its route, its data and its templates.
-
-    `path`: the route, which begins with `/admin`. Path parameters are in `request.path_params`. `facts`: returns the
-    variables of the template. It is called again every few seconds while the page is open. `title`, `head` and `live`:
-    Jinja templates, with the macros of `tables.html` as `tables`. `head` is rendered once; `live`, below it, is
-    rendered with new facts and replaced in the browser. `label`: the name in the navigation; empty for a page that the
-    navigation does not list. `position`: the place in the navigation, the lowest first. `shortcut`: the letter that
-    opens the page after `g`; empty for none. `icon`: the icon beside the label, as an SVG path of 16 by 16 units, drawn
-    as lines. `actions`: the functions that carry out the page's forms, by the route of their POST, which begins with
-    `/admin`. `is_live`: False if the open page is never updated.
-    """
+    """A page of the console: its route, its data and its templates."""
 
     path: str
+    """The route, which begins with `/admin`. Path parameters are in `request.path_params`."""
     facts: Facts
+    """Returns the variables of the templates. Called again every few seconds while the page is open."""
     title: str
+    """The Jinja template of the title."""
     head: str = ""
+    """The Jinja template of the upper part of the page, rendered once. `tables` has the macros of `tables.html`."""
     live: str
+    """The Jinja template of the part below `head`, with the same `tables`. It is rendered again with new facts, and
+    replaced in the browser."""
     label: str = ""
+    """The name in the navigation; empty for a page that the navigation does not list."""
     position: int = 0
+    """The place in the navigation, the lowest first."""
     shortcut: str = ""
+    """The letter that opens the page after `g`; empty for none."""
     icon: str = ""
+    """The icon beside the label, as an SVG path of 16 by 16 units, drawn as lines."""
     actions: Mapping[str, Action] = field(default_factory=dict)
+    """The functions that carry out the page's forms, by the route of their POST, which begins with `/admin`."""
     is_live: bool = True
+    """False if the open page is never updated."""
 
     @property
     def template(self) -> str:
-        """Return the template of the whole page. Each block imports the macros, because `live` is also rendered
-        alone."""
+        """Return the Jinja template of the whole page, made of `title`, `head` and `live`. The blocks of `head` and
+        `live` each import the macros of `tables.html`, because `live` is also rendered alone."""
         macros = '{% import "tables.html" as tables with context %}\n'
         blocks = {"title": self.title, "body": macros + self.head, "live": macros + self.live}
         return '{% extends "layout.html" %}' + "".join(
@@ -73,6 +75,7 @@ async def posted_form(request: Request) -> list[tuple[str, str]]:
 
 
 def hours_of(request: Request) -> DayHours:
-    """Return the hours in the fields of the macro `hours`. Raises `OperatorError` if they are invalid."""
+    """Return the hours of the day to which the operator restricts a list: those in the request's query, from the fields
+    of the macro `hours`. Raises `OperatorError` if they are invalid."""
     given = request.query_params
     return DayHours(since=given.get("from", ""), until=given.get("to", ""), zone=given.get("zone", ""))

@@ -41,24 +41,26 @@ _PYTHON: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """The form field of one argument.
-
-    `kind`: the kind of control. `types`: the JSON types that the argument may have; empty: all. `choices`: the allowed
-    values of a `choice`, as JSON. `value`: the initial text. `hint`: the schema's restrictions in words. `minimum` and
-    `maximum`: the limits of a number, as attributes of the control; empty: none.
-    """
+    """The form field of one argument of a tool: its control, the initial text, and which values are allowed."""
 
     name: str
     kind: Kind
+    """The kind of control."""
     title: str
     description: str = ""
     hint: str = ""
+    """The restrictions of the argument's schema, in words."""
     is_required: bool = False
     types: frozenset[str] = frozenset()
+    """The JSON types that the argument may have; empty: all."""
     choices: tuple[str, ...] = ()
+    """The allowed values of a `choice`, as JSON."""
     value: str = ""
+    """The initial text of the control."""
     minimum: str = ""
+    """The lower limit of a number, as an attribute of the control; empty: none."""
     maximum: str = ""
+    """The upper limit of a number, in the same form."""
 
     @property
     def control(self) -> str:
@@ -76,7 +78,8 @@ class Form:
 
 
 def form_of(schema: Any) -> Form:
-    """Return the form for the arguments that a tool's input schema describes."""
+    """Return the form for the arguments that a tool's input schema describes. If the schema is invalid, or has parts
+    that a form cannot show, the form has only the control for JSON (`Form.fields` is None)."""
     skeleton = json.dumps(skeleton_of(schema), indent=2, ensure_ascii=False)
     if not isinstance(schema, dict) or not _COMBINED.isdisjoint(schema):
         return Form(fields=None, skeleton=skeleton)
@@ -96,7 +99,8 @@ def form_of(schema: Any) -> Form:
 
 
 def skeleton_of(schema: Any) -> dict[str, Any]:
-    """Return the required arguments, each with a sample value of its type."""
+    """Return an object with the required arguments of an input schema, each with a sample value of its type. It is the
+    initial text of the control for JSON."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return {}
@@ -110,7 +114,7 @@ def _required_of(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _is_usable(name: str) -> bool:
-    """Return True if a browser sends back a control of that name unchanged."""
+    """Return True if an argument's name can be that of a control, which the browser then sends back unchanged."""
     return 0 < len(name) <= _MOST_NAME and name.isprintable() and name.strip() == name
 
 
@@ -139,8 +143,8 @@ def _field(name: str, part: Any, root: Mapping[str, Any], *, is_required: bool) 
 
 
 def _resolved(part: Any, root: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Resolve the references in a schema, and unions of one schema with null. Return the result, and whether null is
-    allowed."""
+    """Simplify the schema of one argument (`part`): replace references by what they name in the whole schema `root`,
+    and a union of one schema with null by that schema. Return the result, and True if the argument may be null."""
     found: dict[str, Any] = dict(part) if isinstance(part, dict) else {}
     is_nullable = False
     for _ in range(_MOST_REFERENCES):
@@ -176,7 +180,8 @@ def _is_null(part: Any) -> bool:
 
 
 def _at(root: Mapping[str, Any], reference: Any) -> Any:
-    """Return the part of a schema to which a reference such as `#/$defs/Name` points; None if there is no such part."""
+    """Return the part of the whole schema `root` to which a reference such as `#/$defs/Name` points; None if there is
+    no such part."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -188,7 +193,8 @@ def _at(root: Mapping[str, Any], reference: Any) -> Any:
 
 
 def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
-    """Return the kind of control for a value, and the JSON types that the value may have."""
+    """Return the kind of control for an argument with the schema `part`, and the JSON types that the argument may have;
+    no types mean that its schema does not restrict them, or that it is a `choice`."""
     if _listed(part):
         return "choice", frozenset()
     kind = part.get("type")
@@ -203,8 +209,8 @@ def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
 
 
 def _listed(part: Mapping[str, Any]) -> list[Any]:
-    """Return the values that `const` or `enum` of a schema allow; empty if there are none, or too many or too long
-    ones."""
+    """Return the values that `const` or `enum` of a schema allow. Empty if the schema has neither, or if there are too
+    many values, or too long ones, for a control."""
     values = [part["const"]] if "const" in part else part.get("enum")
     if not isinstance(values, list) or len(values) > _MOST_CHOICES:
         return []
@@ -212,7 +218,8 @@ def _listed(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _hint(part: Mapping[str, Any], kind: Kind, types: frozenset[str]) -> str:
-    """Return in a few words how the schema restricts a value, and its default."""
+    """Return a few words that tell the operator how the schema `part` restricts the argument, and its default. `kind`
+    and `types`: the results of `_kind_of`."""
     said = [" or ".join(sorted(types))] if kind == "json" and types else []
     said += [kind] if kind in ("integer", "number") else []
     if isinstance(part.get("format"), str):
@@ -244,7 +251,8 @@ def _bound(kind: Kind, value: Any) -> str:
 
 
 def _sample(part: Mapping[str, Any]) -> Any:
-    """Return the schema's default or its first listed value; otherwise an empty value of its type."""
+    """Return a sample value for a schema: its default, or its first listed value, or an empty value of its type. None
+    if its type is unknown."""
     if "default" in part:
         return part["default"]
     if listed := _listed(part):
@@ -255,7 +263,8 @@ def _sample(part: Mapping[str, Any]) -> Any:
 
 
 def _shown(kind: Kind, value: Any) -> str:
-    """Return a value as the initial text of its control; empty if it does not fit there."""
+    """Return the text with which a control of this kind begins, for the default `value`; empty if the control cannot
+    hold it."""
     if kind in ("text", "password"):
         return value if isinstance(value, str) and len(value) <= _MOST_TEXT else ""
     text = _json(value)
@@ -263,7 +272,8 @@ def _shown(kind: Kind, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value in a schema as text, cut to `_MOST_TEXT` characters."""
+    """Return a value that a schema contains as text, cut to `_MOST_TEXT` characters; empty for null, lists and
+    objects."""
     if isinstance(value, str):
         text = value
     else:
@@ -276,7 +286,8 @@ def _json(value: Any) -> str:
 
 
 class FormFaults(ValueError):
-    """Values in a submitted form are invalid. `faults` has the reason for each such control, by its name."""
+    """Values in a submitted form are invalid. `faults` has the reason for each invalid value, by the name of its
+    control."""
 
     def __init__(self, faults: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{name.removeprefix(PREFIX)}: {why}" for name, why in faults.items()))
@@ -284,10 +295,10 @@ class FormFaults(ValueError):
 
 
 def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments in a submitted form. `given` are the texts of the controls, by name.
+    """Return the arguments of the call that a submitted form describes. `given`: the texts of the controls, by name.
 
-    An argument whose control is empty is left out. If it is required, it becomes null or an empty text instead, or is a
-    fault if its type allows neither.
+    If a control is empty and its argument is optional, the argument is left out. If the argument is required, it
+    becomes null or an empty text, whichever its type allows; if it allows neither, that is a fault.
 
     Raises:
         FormFaults: a value is invalid, or a control belongs to no argument of the tool.
@@ -312,7 +323,8 @@ def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(field: Field, text: str) -> Any:
-    """Return the argument that a control's text stands for. Raises `ValueError` if its type does not allow the text."""
+    """Return the value of the argument `field` that its control's text stands for. Raises `ValueError`, with the fault
+    in words, if the argument cannot have this value."""
     if not text and "null" in field.types:
         return None
     if field.kind in ("text", "password"):

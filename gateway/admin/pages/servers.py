@@ -38,8 +38,8 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _approve(operators: Operations, request: Request, operator: str) -> str:
-    """Approve a tool, prompt or template that the lock file hides. The digest in the form is that of the definition
-    that the operator was shown. Return the path to show next."""
+    """Approve a tool, prompt or template that the lock file hides, as the posted form says. The form names the item by
+    the digest of the definition that the operator was shown. Return the path of the page to show next."""
     given = dict(await posted_form(request))
     approval = Approval(**{name: given.get(name, "") for name in ("server", "kind", "digest")})
     found = await operators.approve(approval, operator)

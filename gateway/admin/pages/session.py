@@ -69,8 +69,9 @@ _FRAMED: Final = ("╭", "│", "╰", "|", "+")
 
 
 async def _frame_facts(operators: Operations, request: Request, row: SessionRow) -> dict[str, Any]:
-    """Return the variables of `frames.html` for a live session, with its newest messages first. If the operator may not
-    see messages, `frames` is None, and `stderr` has the last lines of each process."""
+    """Return the variables of `frames.html` for a live session: `frames` with its messages, the newest first, `stderr`,
+    and the exceptions in it. If the operator may not see the messages, `frames` is None, and `stderr` has the last
+    lines of each process."""
     by = request.scope.get(OPERATOR, "")
     view = await operators.watches.both(row.session, by, frames=_FRAMES, lines=_LINES)
     stderr = StderrPage(watched=False) if view is None else view.report.stderr
@@ -127,7 +128,8 @@ _ONE_SERVER: Final = re.compile(r"/servers/([^/]+)/mcp")
 
 
 async def _environment_facts(operators: Operations, request: Request, row: SessionRow | None) -> dict[str, Any]:
-    """Return the variables `environment` and `try_tools` of the template. `row` is None for a session that has ended.
+    """Return the template's variables `environment` and `try_tools` for a session. `row` is None for a session that has
+    ended: then `environment` is None.
 
     `try_tools` is the URL of the Tools page; empty if the operator may not try tools in the session.
     """

@@ -40,8 +40,9 @@ def explained(row: SessionRow) -> list[tuple[Failure, list[RefusedRow]]]:
 
 
 def refused_near(server: str, begin: float, end: float, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
-    """Return what the sandbox refused to the server between `begin` and `end`, or shortly before or after. The nearest
-    to `end` come first."""
+    """Return the refusals of the server's sandbox that may explain a failure between the Unix times `begin` and `end`:
+    those from `_BEFORE_S` seconds before `begin` to `_AFTER_S` seconds after `end`. At most `_MOST` are returned, the
+    nearest to `end` first."""
     near = [one for one in refused if one.server == server and begin - _BEFORE_S <= one.at <= end + _AFTER_S]
     return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]
 
@@ -105,8 +106,8 @@ def _lane(row: TimelineRow) -> str:
 
 
 def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[list[str]]:
-    """Return for each entry a list of notes that explain its failure or delay. `refused` is what the sandboxes of a
-    live session refused."""
+    """Return for each entry of a timeline the notes that explain its failure or delay; an empty list if there are none.
+    `refused`: what the sandboxes of the session have refused."""
     starts = [row for row in rows if row.kind == "server" and row.name == "started"]
     return [_notes(row, starts, refused) for row in rows]
 

@@ -88,7 +88,8 @@ async def _controls(request: Request) -> dict[str, str]:
 async def _shown(
     operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any
 ) -> dict[str, Any]:
-    """Return the variables of the template. `found` has the faults in the form, a problem, or the outcome of a call."""
+    """Return the variables of the page's template. `values`: the texts in the submitted form, by control. `found`: what
+    the form has led to: `faults` in its values, a `problem` as text, or the outcome of the call (`tried`)."""
     tried: TriedCall | None = found.get("tried")
     secret = {field.control for field in form.fields or () if field.kind == "password"}
     in_json = found.get("in_json", JSON_CONTROL in values) or form.fields is None
@@ -126,15 +127,18 @@ async def _shown(
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a tool's result. An `image` has a `data:` URL in `source`, and no `text`. `note` says what is not
-    shown. `is_aside`: the part is a field of the result beside its content."""
+    """A part of a tool's result, as the page shows it."""
 
     kind: Literal["text", "image", "json"]
     title: str = ""
     text: str = ""
+    """The text of the part; empty for an image."""
     source: str = ""
+    """The `data:` URL of an image."""
     note: str = ""
+    """What of the part is not shown, and why; empty if all of it is."""
     is_aside: bool = False
+    """True for fields of the result other than content and structured content."""
 
 
 def parts_of(result: Any) -> list[Part]:
@@ -169,8 +173,8 @@ def _part(item: Any) -> Part:
 
 
 def _image(data: str, kind: str) -> Part:
-    """Return an image as a part. If its type is not supported, or its bytes are of another type, the part has only a
-    note."""
+    """Return an image in a tool's result as a part. `data` is its Base64 text, `kind` its media type. If that type is
+    not supported, or the bytes are of another type, the part is a note without the image."""
     title = f"Image, {visible(kind[:100])}, {len(data) * 3 // 4:,} bytes"
     try:
         head = base64.b64decode(data[:64], validate=True)
