@@ -44,11 +44,12 @@ async def check_everything(
     key: str = "",
     admin_url: str = "",
 ) -> AsyncIterator[Finding]:
-    """Check the configuration and what a gateway needs for it. If `url` or `admin_url` is given, also check the running
-    gateway there over the network.
+    """Check the configuration, and what a gateway needs for it. If `url` is given, also check the running gateway there
+    over the network. If `key` and one of the URLs are given, also ask that gateway about its clients.
 
-    `overrides` are settings of `gateway` that win over the configuration's. `url` is that of clients, `token` a
-    client's credential, `key` an operator's. `admin_url`: the URL of the operators' listener, if it is not `url`.
+    `config`: the configuration file; None if there is none. `overrides`: settings of `gateway` that win over those of
+    the configuration. `url`: the clients' URL. `token`: a client's credential. `key`: an operator's key. `admin_url`:
+    the operators' URL, if it is not `url`.
     """
     try:
         loaded = load(config, overrides)
@@ -69,7 +70,8 @@ async def check_everything(
 
 
 def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
-    """Report the number of servers in the configuration, and the parts that have no effect."""
+    """Report how many servers the loaded configuration has, and which of its parts have no effect. `config`: its file;
+    None if it comes from the environment."""
     servers = len(loaded.settings.mcpServers)
     yield ok("configuration", f"{config or 'the environment'}: {servers} server{'s' * (servers != 1)}")
     if config is not None and not servers:
@@ -84,7 +86,9 @@ def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
 
 
 async def check_settings(settings: Settings, config: Path | None = None) -> AsyncIterator[Finding]:
-    """Check what a gateway with these settings needs. `config` is the file with the settings."""
+    """Check what a gateway with these settings needs: keys, access, limits, sandboxes, the store and the servers.
+    `config`: the file with the settings; None if they come from the environment. Servers are not checked if a sandbox
+    has an error."""
     for check in OF_SETTINGS:
         for finding in check(settings):
             yield finding
@@ -100,7 +104,8 @@ async def check_settings(settings: Settings, config: Path | None = None) -> Asyn
 
 
 async def _stored(settings: Settings) -> AsyncIterator[Finding]:
-    """Open the store, and yield what its backend observes. Then check the gateways that use it, and their clients."""
+    """Check the store: open it, and report what its backend observes about it. Then check the gateways that use it, and
+    their clients."""
     url = settings.gateway.store
     try:
         backend = backend_for(url, BackendOptions(exclusive=False, create=False))
@@ -131,8 +136,8 @@ async def _stored(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
-    """Send a request to each live gateway on the store. Yield nothing if there is none, or if store or keys cannot be
-    used: other checks report that."""
+    """Check that each live gateway on the store can be reached, by a request to it. Yield nothing if there is none, or
+    if the store or the keys cannot be used: other checks report that."""
     if not backend.is_shared:
         return
     with suppress(StoreError, ConfigurationError):

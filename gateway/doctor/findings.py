@@ -6,13 +6,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One result of a check. `state`: `ok`, `warning` (works now, but fails under load or after a restart) or `error`.
-    `what`: what was found. `do`: the advice, empty for `ok`."""
+    """One result of a check of the doctor: what was found, how bad it is, and what to do about it."""
 
     check: str
+    """What was checked, such as `store`."""
     state: Literal["ok", "warning", "error"]
+    """A `warning` works now, but fails under load or after a restart."""
     what: str
+    """What was found."""
     do: str = ""
+    """What to do about it; empty for `ok`."""
 
 
 def ok(check: str, what: str) -> Finding:

@@ -32,7 +32,8 @@ _PROCESSES_PER_SERVER: Final = 2
 
 
 def check_keys(settings: Settings) -> Iterator[Finding]:
-    """Check that the gateway has keys, and that other users of the machine cannot read files with secrets."""
+    """Check that the gateway has valid keys and usable client secrets, and that other users of the machine cannot read
+    the files with secrets."""
     try:
         key_ring(settings.gateway.store)
     except ConfigurationError as error:
@@ -63,7 +64,8 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:
-    """Check who may call the gateway, and that its address is one at which other gateways can reach it."""
+    """Report who may call the gateway. Check, too, that the address that it gives to other gateways on the store is one
+    that they can connect to."""
     options = settings.gateway
     if options.allows_anonymous and not is_loopback(options.host):
         yield warning(
@@ -84,8 +86,8 @@ def check_access(settings: Settings) -> Iterator[Finding]:
 
 
 def check_workspaces(settings: Settings) -> Iterator[Finding]:
-    """Warn if workspaces that clients announce grant something, or if the policy names workspaces but only clients
-    announce them."""
+    """Warn if workspaces that clients announce grant something. Warn also if the policy has rules for certain
+    workspaces, but workspaces come only from what clients announce, so that these rules grant nothing."""
     auth, policy = settings.gateway.auth, settings.gateway.policy
     if policy.trust_announced_workspace:
         yield warning(
@@ -108,7 +110,8 @@ def check_workspaces(settings: Settings) -> Iterator[Finding]:
 
 
 def check_limits(settings: Settings) -> Iterator[Finding]:
-    """Check that the process limits allow enough open files and processes for `session.max_sessions`."""
+    """Check that the limits of this process and its cgroup allow enough open files and processes for
+    `session.max_sessions`."""
     sessions = settings.gateway.session.max_sessions
     own = sum(entry.has_own_process for entry in settings.mcpServers.values())
     needed = _FILES_OF_THE_GATEWAY + sessions * (_FILES_PER_CLIENT + own * _FILES_PER_PROCESS)
@@ -147,8 +150,9 @@ def _most_processes() -> int | None:
 
 
 def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
-    """Yield a finding for each sandbox, for each grant in a server's configuration that has no effect, and for each
-    grant because of which the gateway does not start. `config` is the configuration's file."""
+    """Check the sandbox of each server. Yield a finding for the sandbox, and one for each grant in a server's
+    configuration that has no effect or because of which the gateway does not start. `config`: the configuration file;
+    None if there is none."""
     every = configured_sandboxes(settings)
     if any(found.sandbox.has_walls for found in every):
         yield _cgroups(settings.gateway.cgroup)

@@ -110,8 +110,8 @@ class _Client:
                 await http.request("DELETE", self._url, headers=carried)
 
     async def _is_found_everywhere(self, carried: dict[str, str]) -> Finding:
-        """Check that the session is found over each of several new connections, which a load balancer may send to other
-        gateways."""
+        """Check that the gateway finds the session over each of several new connections, which a load balancer may send
+        to other gateways. `carried`: the headers that name the session."""
         ping = {"jsonrpc": "2.0", "id": 4, "method": "ping"}
         answers = await asyncio.gather(*(self._post(ping, **carried) for _ in range(_CONNECTIONS)))
         lost = sum(1 for answer in answers if answer.status_code == 404)
@@ -129,7 +129,8 @@ class _Client:
         return ok("sessions", f"a session was found through each of {_CONNECTIONS} connections")
 
     async def _streams(self, carried: dict[str, str]) -> Finding:
-        """Check that no proxy buffers an open event stream: its second event has to arrive before the stream ends."""
+        """Check that no proxy buffers an open event stream: its second event has to arrive while the stream is open.
+        `carried`: the headers that name the session."""
         for _ in range(_CONNECTIONS):
             headers = carried | {"Accept": "text/event-stream"}
             async with self._http() as http:
@@ -150,8 +151,8 @@ class _Client:
         )
 
     async def takes_large_bodies(self) -> Finding:
-        """Check that proxies let a large request pass to a gateway. It calls no tool, because this would count as a
-        failed call."""
+        """Check that proxies let a large request pass to a gateway. The request calls no tool, because the gateway
+        would count that as a failed call."""
         params = {"_meta": _META, "padding": "x" * _BODY_BYTES}
         message = {"jsonrpc": "2.0", "id": 5, "method": "server/discover", "params": params}
         answer = await self._post(message, **_DISCOVER)
@@ -163,7 +164,8 @@ class _Client:
 
 
 async def _says_more(stream: httpx2.Response) -> bool:
-    """Return True once a second comment arrives on an event stream; False if the stream ends before."""
+    """Return True as soon as a second comment arrives on an event stream; False if the stream ends before. A proxy that
+    buffers lets only the first one pass."""
     seen = 0
     async for line in stream.aiter_lines():
         seen += line.startswith(":")
@@ -181,9 +183,10 @@ def _json(answer: httpx2.Response) -> dict[str, Any]:
 
 
 async def check_running(config: Path | None, token: str, key: str, *, is_named: bool) -> AsyncIterator[Finding]:
-    """Check the gateway at the configured address, if one runs there. Unless the configuration `is_named`, also check
-    each gateway that this user has started at a terminal. `token` is a client's credential, `key` an operator's;
-    gateways started at a terminal have given their own key."""
+    """Check the gateway at the address in the configuration, if one runs there. If `is_named` is False (the user has
+    named no configuration), also check each gateway that this user has started at a terminal. `token`: a client's
+    credential. `key`: an operator's key for the configured gateway; gateways started at a terminal have left keys of
+    their own."""
     try:
         options = load(config).settings.gateway
     except ConfigurationError:  # another check reports it
@@ -224,7 +227,7 @@ async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIte
 
 
 async def is_gateway(url: str) -> bool:
-    """Return True if a gateway answers at the URL, and no other program."""
+    """Return True if an MCP Session Gateway answers at the URL; False if another program does, or none."""
     body = b""
     try:
         async with (
@@ -243,8 +246,8 @@ async def is_gateway(url: str) -> bool:
 
 
 async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
-    """Report the clients about which gateways have warned in the last day, from the audit trail in an open store. Yield
-    nothing if the store keeps no trail, or if it cannot be read."""
+    """Report the clients about which gateways have warned in the last day (they return to no session, or share one), as
+    the audit trail in an open store says. Yield nothing if the store keeps no trail, or if it cannot be read."""
     if not backend.is_durable:
         return
     with suppress(StoreError):
@@ -259,7 +262,8 @@ async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
 
 
 async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
-    """Ask a running gateway which clients return to no session or share one. `key` is an operator's key."""
+    """Report the clients that return to no session or share one, as the running gateway at `url` answers. `key`: an
+    operator's key."""
     base = url.rstrip("/").removesuffix("/mcp")
     try:
         headers, trust_env = {"Authorization": f"Bearer {key}"}, not is_of_this_machine(base)

@@ -30,8 +30,8 @@ other down."""
 
 
 async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
-    """Start each server with a command, connect to each with a URL, and list their tools. Then check memory and
-    policy."""
+    """Check each configured server: start it or connect to its URL, and list what it has. Then check the memory for
+    sessions, and the policy against the lists."""
     try:
         gateway = Gateway.to_ask(settings)
     except ConfigurationError as error:
@@ -53,15 +53,16 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore) -> None:
-    """Start a server and request its lists, at most `AT_ONCE` servers at a time. Return when it has answered or
-    failed."""
+    """Start a server, or connect to it, and request its lists. Return when it has answered or failed; `upstream` has
+    the outcome. `at_once`: limits how many servers are asked concurrently."""
     async with at_once:
         if not upstream.is_left_out:
             await upstream.start_probe()
 
 
 def _finding(upstream: ConfiguredUpstream, package: str, secrets: Mapping[str, SecretSettings]) -> Finding:
-    """Return what is found of a server. `package`: the package that is being fetched for it; empty if there is none."""
+    """Return what was found about a server that was asked. `package`: the package that is being fetched for it; empty
+    if there is none. `secrets`: the configured secrets."""
     check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
     if package and state.state != "ok":
         do = "wait for the gateway that fetches it, or for `mcp-session-gateway check`, which ends when it is fetched"
@@ -86,15 +87,16 @@ def _finding(upstream: ConfiguredUpstream, package: str, secrets: Mapping[str, S
 
 
 def _may_be_warm(entry: UpstreamSettings, secrets: Mapping[str, SecretSettings]) -> bool:
-    """Return True if processes of the server can be started before a session needs them (the setting `warm`): they need
-    no file or token of a principal."""
+    """Return True if processes of the server can be started before a session needs them (the setting `warm`): each
+    session has its own, and they need no file or token of a principal."""
     values = entry.env.values()
     waits = secrets_in(*values, kind="secret_file") or any(secrets[name].tokens for name in secrets_in(*values))
     return entry.has_own_process and not waits
 
 
 def _is_missing(entry: UpstreamSettings) -> bool:
-    """Return True if there is no program to start. A relative path is one in the working directory of the server."""
+    """Return True if the program of the server's command is not found. If the command is a relative path, it is looked
+    for in the working directory of the server."""
     program = entry.argv[0]
     if "/" in program:
         program = os.path.join(os.path.expanduser(entry.cwd or ""), program)
@@ -130,8 +132,9 @@ async def _policy(gateway: Gateway) -> AsyncIterator[Finding]:
 
 
 def forecast(settings: Settings, measured: Mapping[str, int], state: MemoryState, machine: int) -> Finding:
-    """Report how many sessions fit into the memory. Each has a process of every server that is not shared. `measured`:
-    bytes by server. `machine`: the memory of the machine or of its cgroup, in bytes; 0: unknown."""
+    """Report how many sessions fit into the memory. Each session has a process of every server that is not shared.
+    `measured`: the bytes of one process, by server. `state`: the gateway's own memory, and the limit for gateway and
+    servers together. `machine`: the memory of the machine or of its cgroup, in bytes; 0: unknown."""
     own = [name for name, entry in settings.mcpServers.items() if entry.has_own_process]
     costs = {name: measured.get(name, ASSUMED_BYTES) for name in own}
     most = state.most or machine
