@@ -30,13 +30,13 @@ _MAX_CACHED: Final = 10_000
 
 
 def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
-    """Return True if a JWT is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID
-    Connect Core §2), refresh, logout and security event tokens.
+    """Return True if a JWT with this header and these claims is an access token. Issuers sign other tokens with the
+    same keys: identity tokens (OpenID Connect Core §2), refresh, logout and security event tokens.
 
-    A header `typ` of `at+jwt` (RFC 9068 §2.1) means yes; any other except `JWT` means no. With `JWT` or no `typ`, the
-    claims decide. They must not have `events` or a hash that identity tokens have. The claim `typ` must be Bearer or
-    missing (Keycloak), and `token_use` must be access or missing (Cognito). If both are missing, `nonce` must be
-    missing too.
+    The header's `typ` decides unless it is `JWT` or missing: `at+jwt` (RFC 9068 §2.1) means yes, any other value no.
+    Otherwise, the claims decide. They must not have `events` or a hash that identity tokens have. The claim `typ` must
+    be Bearer or missing (Keycloak), and `token_use` must be access or missing (Cognito). If both are missing, `nonce`
+    must be missing too.
     """
     kind = str(header.get("typ", "JWT")).lower().removeprefix("application/")
     if kind != "jwt":
@@ -56,7 +56,8 @@ class AccessTokens:
         self._verified: FIFOCache[bytes, tuple[Principal, Mapping[str, Any], float]] = FIFOCache(_MAX_CACHED)
 
     def cached(self, token: str) -> tuple[Principal, Mapping[str, Any], float] | None:
-        """Return the cached result of `verify` for a token; None if there is none, or it has expired."""
+        """Return the cached result of `verify` for a token. Return None if no result is cached, or if it has
+        expired."""
         found = self._verified.get(hashlib.sha256(token.encode()).digest())
         if found is None or self._clock() >= found[2]:
             return None
@@ -95,8 +96,8 @@ class _Issuer:
         self._tasks = Tasks(f"keys of {settings.issuer}")
 
     async def key(self, name: str) -> jwt.PyJWK:
-        """Return the issuer's key with the id `name`. If the cached keys are old, or the id is unknown, fetch the keys
-        first.
+        """Return the issuer's key with the id `name`. If the cached keys are old, fetch the keys first. Do so, too, if
+        the id is unknown and the last fetch was more than `REFETCH_S` seconds ago.
 
         Raises:
             InvalidToken: the issuer does not publish the key.
@@ -130,8 +131,8 @@ class _Issuer:
             self._fetched_at = time.monotonic()
 
     def checked(self, token: str, key: jwt.PyJWK, now: float) -> Mapping[str, Any]:
-        """Check a token, and return its claims. The operator chooses the algorithms, never the token. Raises
-        `InvalidToken`."""
+        """Check the signature and the claims of a token at the Unix time `now`, and return its claims. The issuer's
+        settings say which algorithms are allowed, never the token itself. Raises `InvalidToken`."""
         settings, options = self.settings, {"require": ["exp", "iss", "sub", "aud"], "verify_iat": False}
         try:
             claims: dict[str, Any] = jwt.decode(

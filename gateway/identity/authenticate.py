@@ -40,7 +40,8 @@ def digest_of(key: str) -> str:
 
 
 class KeyDigests(Generic[Holder]):
-    """Find the holder of an API key by the digest of the key."""
+    """Find the holder of an API key, although only digests of keys are configured. `named`: each holder with the
+    hexadecimal digest of a key; a holder may have several keys."""
 
     def __init__(self, named: Iterable[tuple[Holder, str]]) -> None:
         self._digests = [(holder, bytes.fromhex(digest)) for holder, digest in named]
@@ -60,15 +61,15 @@ class KeyDigests(Generic[Holder]):
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """The principal of a request, and the claims of its credential (`granted`); None if the credential has no claims.
-
-    Until the Unix time `until`, requests with the same head from the same address need no new authentication. `until`
-    is infinite if the result is valid until the configuration changes.
-    """
+    """The caller of a request, as authentication has found it: a principal, the claims of its credential, and how long
+    this result may be reused."""
 
     principal: Principal
     granted: CredentialClaims | None = None
+    """The claims of the caller's credential; None if it has none."""
     until: float = 0.0
+    """The Unix time until which requests with the same head from the same address need no new authentication; infinite
+    if only a change of the configuration ends this."""
 
 
 _ANYBODY: Final = Authenticated(ANONYMOUS, until=math.inf)
@@ -127,7 +128,8 @@ class Identity:
         }
 
     def replace_keys(self, api_keys: Mapping[str, Sequence[str]]) -> None:
-        """Accept only these API keys from now on."""
+        """Accept only these API keys from now on. `api_keys`: the digests of the keys of each principal, by its
+        name."""
         self._keys = KeyDigests(
             (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name), until=math.inf), digest)
             for name, digests in api_keys.items()
@@ -135,18 +137,20 @@ class Identity:
         )
 
     def keep_tokens(self, *, wanted: bool) -> None:
-        """Keep callers' access tokens from now on if `wanted`. For a caller whose token is in the cache, this takes
-        effect when the token is next verified."""
+        """Set whether callers' access tokens are kept from now on (`wanted`). For a caller whose token is in the cache,
+        this takes effect when the token is next verified."""
         self._keeps_tokens = wanted
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Authenticate a request, and return its caller. Raises `Refused` (401, 403)."""
+        """Authenticate a request, and return its caller. The arguments are those of `known`. Raises `Refused` (401,
+        403)."""
         who = self.known(headers, peer)
         return await self.verify(headers, peer) if who is None else who
 
     def known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
-        """Return the caller of a request with `headers` (lower-case names), on a connection from the address `peer`.
-        Return None if the request has an access token that is not in the cache: then call `verify`.
+        """Return the caller of a request if no token has to be verified for this. Return None if the request has an
+        access token that is not in the cache: then call `verify`. `headers` have lower-case names. `peer`: the address
+        at the other end of the connection.
 
         If keys or issuers are configured, an invalid credential is refused, never served as anonymous.
 
@@ -178,7 +182,8 @@ class Identity:
         return holder
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
-        """Return `who` with the context fields that a trusted proxy sets in headers. Raises `Refused` (401)."""
+        """Return `who`, the caller, together with the context fields that `headers` have. Only headers of a trusted
+        proxy count: for another `peer`, return `who` unchanged. Raises `Refused` (401) if a header is not UTF-8."""
         if peer not in self.proxies:
             return who
         try:
@@ -191,7 +196,8 @@ class Identity:
         return replace(who, granted=replace(granted, fields=(*granted.fields, *fields)))
 
     async def verify(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Verify the access token in `headers`, and return its holder. Raises `Refused` (401, 403)."""
+        """Return the caller of a request whose access token is not in the cache, after verifying this token. The
+        arguments are those of `known`. Raises `Refused` (401, 403)."""
         assert self._tokens is not None
         try:
             token = _credential(headers["authorization"])[1]
@@ -206,15 +212,17 @@ class Identity:
     def token_holder(
         self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0, token: str = ""
     ) -> Authenticated:
-        """Return the holder of a verified token with these claims. The token must be verified again at the Unix time
-        `until`. The result contains `token`, the token itself, if servers get other tokens in exchange for it."""
+        """Return the caller with a verified access token that has these claims. `until`: the Unix time at which the
+        token must be verified again. `token`: the token itself, which the result contains if callers' tokens are kept
+        (`keep_tokens`)."""
         granted = claims_in_token(claims, self._claims[principal.issuer], self._claim_fields)
         if token and self._keeps_tokens:
             granted = replace(granted, token=CallerToken.of(token, claims))
         return Authenticated(principal, granted, until)
 
     def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:
-        """Return the caller that a trusted proxy names in headers; None if it names none. Raises `Refused` (401)."""
+        """Return the caller whom a trusted proxy names in the headers of a request; None if the headers name none.
+        Raises `Refused` (401) if the name is invalid."""
         settings = self.proxies.settings
         if settings is None or not settings.subject_header:
             return None
@@ -234,7 +242,8 @@ class Identity:
         return unauthenticated(reason, self._challenge(error, self._scope))
 
     def _challenge(self, error: str, scope: str) -> str:
-        """Return the parameters of a `WWW-Authenticate: Bearer` header, as text."""
+        """Return the parameters of a `WWW-Authenticate: Bearer` header, as text. `error`: the error code of RFC 6750;
+        `scope`: the scopes that a token needs. Empty ones are left out."""
         parameters = {"error": error, "scope": scope, "resource_metadata": self._metadata_url}
         challenge = {"realm": "mcp-session-gateway"} | {name: value for name, value in parameters.items() if value}
         return ", ".join(f'{name}="{value}"' for name, value in challenge.items())
@@ -250,8 +259,9 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 
 class ResourceMetadata:
-    """The metadata document of this gateway as a protected resource (RFC 9728). `paths` are where it is served, and
-    `url` is its full address. Both are empty if the operator has configured no resource."""
+    """The document by which clients find out where to get access tokens for this gateway (protected resource metadata,
+    RFC 9728). `paths`: the paths at which it is served. `url`: its full address. Both are empty if no resource or no
+    issuer is configured."""
 
     def __init__(self, settings: AuthSettings) -> None:
         self._settings = settings

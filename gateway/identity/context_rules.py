@@ -57,9 +57,12 @@ class ContextRules:
     first matching rule that sets trust or workspace decides it. The permissions of all matching rules add up, and one
     rule is enough to make a session read-only.
 
-    `trust_announced`: a workspace that the client itself names counts like any other. `read_only` are the trust levels
-    whose sessions are read-only. `fields` are the context fields that the operator has defined. `is_usable` returns
-    True if a workspace name is allowed."""
+    - `default_trust`: the trust of a session if neither a credential nor a rule sets it.
+    - `trust_announced`: True if a workspace that the client itself names counts like any other.
+    - `read_only`: the trust levels whose sessions are read-only.
+    - `fields`: the context fields that the operator has defined, by name.
+    - `is_usable`: returns True if servers may get a workspace of this name.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,8 @@ class ContextRules:
         read_only: Collection[str],
         is_usable: Callable[[str], bool],
     ) -> None:
-        """Apply these rules from now on. A session gets its new context with its next request."""
+        """Apply these rules from now on. The arguments are those of the class. A session gets its new context with its
+        next request."""
         self._rules = [(f"gateway.policy.rules[{number}]", rule) for number, rule in enumerate(rules)]
         self._trust_announced = trust_announced
         self._read_only = read_only
@@ -98,8 +102,9 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Context:
-        """Return the context of a session. `announced` is the workspace that the client itself names; empty if none.
-        `announced_fields` are the names and values of the context fields that the client sets.
+        """Return the context of a session with this principal and the claims `granted` of its credential (None: no
+        claims). `announced`: the workspace that the client itself names; empty if none. `announced_fields`: the names
+        and values of the context fields that the client sets. Cached as `context`.
 
         Raises:
             Refused: the workspace or a field's value is not allowed.
@@ -114,7 +119,7 @@ class ContextRules:
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Derived:
         """Return the context of a session, and the reasons for its facts. Arguments and errors are those of
-        `context`."""
+        `_context`."""
         granted = granted or _NOTHING
         matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)
@@ -143,7 +148,8 @@ class ContextRules:
         return Derived(context, tuple(reasons))
 
     def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
-        """Return the context of a session for a new request, by the request's credential and the current rules."""
+        """Return the context of an existing session for a new request, by the current rules and the claims `granted` of
+        the request's credential. What the client has announced is taken from the session's record."""
         known = session.context
         announced = known.workspace if known.provenance.workspace == ANNOUNCED else ""
         if not known.fields:
@@ -153,9 +159,10 @@ class ContextRules:
     def variables(
         self, principal: Principal, context: Context, server: str, own: Mapping[str, str]
     ) -> dict[str, tuple[str, str]]:
-        """Return the configured environment variables of a session's process of a server, each with its value and its
-        setting. The rules' `server_env` for this server comes first, then the server's `env` (`own`), then the rules'
-        `env`. Of several rules, the first decides."""
+        """Return the environment variables that the operator has configured for a session's process of a server: by
+        name, the value and the setting that gives it. If several settings give a variable, the rules' `server_env` for
+        this server comes first, then the server's `env` (`own`), then the rules' `env`. Of several rules, the first
+        decides."""
         of_all: dict[str, tuple[str, str]] = {}
         of_server: dict[str, tuple[str, str]] = {}
         for name, rule in self._applied_to(principal, context):
@@ -164,8 +171,8 @@ class ContextRules:
         return of_all | _with_setting(own, own_setting(server)) | of_server
 
     def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
-        """Return the `idle_ttl_s` and `max_age_s` that rules set for a session: by name, the seconds and the rule's
-        setting. The first rule that sets a name decides it."""
+        """Return the `idle_ttl_s` and `max_age_s` that rules set for a session: by name, the seconds and the name of
+        the rule's setting. A name that no rule sets is missing. Of several rules, the first decides."""
         found: dict[str, tuple[float, str]] = {}
         for name, rule in self._applied_to(principal, context):
             times = {"idle_ttl_s": rule.idle_ttl_s, "max_age_s": rule.max_age_s}
@@ -176,11 +183,12 @@ class ContextRules:
         return [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
 
     def _counts(self, workspace: Source) -> bool:
-        """Return True if a workspace from this source can grant rights by rules for certain workspaces."""
+        """Return True if rules for certain workspaces can grant rights to a session whose workspace has this source."""
         return self._trust_announced or workspace != ANNOUNCED
 
     def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
-        """Return those of the rules `matching` (which match the principal) that apply to a workspace from `source`."""
+        """Return those of the rules `matching` that apply to a session with this workspace from `source`. The principal
+        is already checked: all of `matching` are for it."""
         counts = self._counts(source)
         return [
             (name, rule)
@@ -196,9 +204,9 @@ class ContextRules:
     def _values(
         self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
     ) -> Iterator[ContextField]:
-        """Yield the context fields that have a value, and add the reasons to `reasons`. Leave out fields from the
-        session's metadata, which can change while the session lives. `vouched` has the values from claims and proxy
-        headers, by field."""
+        """Yield the context fields that have a value, and add the reasons to `reasons`. `vouched`: the values from
+        claims and proxy headers, by field. `announced`: those that the client sets. Fields that have their value from
+        the session's metadata are left out, because metadata can change while the session lives."""
         for name, field in self._fields.items():
             value, source, why = field.value, CONFIGURED, f"gateway.context.fields.{name}.value"
             if field.is_announced:
@@ -216,7 +224,9 @@ class ContextRules:
     def _trust(
         self, granted: CredentialClaims, matching: Rules, applied: Rules, workspace: Source, reasons: list[Reason]
     ) -> tuple[str, Source]:
-        """Return the trust level and its source, and add the reason to `reasons`."""
+        """Return the trust level of a session and its source, and add the reason to `reasons`. `matching`: the rules
+        for the principal; `applied`: those of them that also apply to the workspace. `workspace`: the source of the
+        workspace."""
         if granted.trust is not None:
             reasons.append(Reason("trust", "the credential sets it, or lacks the claim that is named for it"))
             return granted.trust, AUTHENTICATED
@@ -233,8 +243,9 @@ class ContextRules:
     def _is_read_only(
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
     ) -> bool:
-        """Return True if the session is read-only, and add the reasons to `reasons`. A read-only rule for certain
-        workspaces applies to every workspace that a client itself names (`counts` is then False)."""
+        """Return True if the session is read-only, and add the reasons to `reasons`. `matching`: the rules for the
+        principal; `applied`: those of them that also apply to the workspace. `counts`: the result of `_counts`; if it
+        is False, read-only rules for any certain workspace apply, too."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
         if trust in self._read_only:
@@ -246,7 +257,8 @@ class ContextRules:
 def _permissions(
     granted: CredentialClaims, applied: Rules, workspace: Source, reasons: list[Reason]
 ) -> tuple[tuple[str, ...], Source]:
-    """Return the permissions and their source, and add the reasons to `reasons`."""
+    """Return a session's permissions and their source, and add the reasons to `reasons`. Those of the credential and of
+    all rules in `applied` add up. `workspace`: the source of the session's workspace."""
     adding = [(name, rule) for name, rule in applied if rule.permissions]
     if granted.permissions:
         reasons.append(Reason("permissions", f"the credential: {', '.join(granted.permissions)}"))
@@ -258,13 +270,16 @@ def _permissions(
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
-    """Return the source of a value that `rules` set. `workspace` is the source of the session's workspace. If a rule
-    applies by a workspace that the client itself has named, the value counts as announced by the client."""
+    """Return the source of a value that the rules `rules` set: `announced` if one of them is for certain workspaces and
+    the client itself has named the session's workspace; otherwise `configured`. `workspace`: the source of that
+    workspace."""
     return ANNOUNCED if workspace == ANNOUNCED and not all(map(is_for_all, rules)) else CONFIGURED
 
 
 def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tuple[str, Source, str]:
-    """Return a session's workspace, the source, and the reason as text."""
+    """Return a session's workspace, its source, and the reason as text. The credential decides first, then the first of
+    the rules `matching` that sets a workspace. Otherwise, it is `announced`: what the client itself names. This is
+    ignored if the settings name a claim for the workspace."""
     if granted.workspace is not None:
         return granted.workspace, AUTHENTICATED, "the credential sets it"
     for name, rule in matching:

@@ -32,7 +32,8 @@ MAX_SUBJECT_CHARS: Final = 256
 
 
 def subject_fault(subject: object) -> str:
-    """Return the reason why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
+    """Return what is wrong with the subject of a credential (the name of its principal), as text that may be sent to
+    the client; empty if the subject is valid."""
     if not isinstance(subject, str) or not subject.strip():
         return "it is empty"
     if len(subject) > MAX_SUBJECT_CHARS:
@@ -63,19 +64,20 @@ and those that Keycloak, Cognito and Entra add."""
 
 
 class CallerToken(msgspec.Struct, frozen=True, eq=False):
-    """The access token of a caller, which the gateway may exchange for others until the Unix time `expires`.
-
-    `rights` is a digest of its claims without `_NO_RIGHTS`. Tokens with the same rights are equal. Tokens are never
-    printed.
-    """
+    """The access token of a caller, kept to exchange it for tokens that servers get. Two of them are equal if their
+    rights are. The token is never printed."""
 
     token: str
+    """The access token itself."""
     expires: float
+    """The Unix time until which it may be exchanged."""
     rights: str
+    """A digest of its claims without `_NO_RIGHTS`."""
 
     @classmethod
     def of(cls, token: str, claims: Mapping[str, Any]) -> "CallerToken":
-        """Return the `CallerToken` of a verified token. It is accepted until `CLOCK_SKEW_S` after its expiry."""
+        """Return the `CallerToken` of a verified token with these claims. It may be exchanged until `CLOCK_SKEW_S`
+        after the token's expiry."""
         lasting = {name: value for name, value in claims.items() if name not in _NO_RIGHTS}
         digest = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:32]
         return cls(token, float(claims["exp"]) + CLOCK_SKEW_S, digest)
@@ -91,19 +93,20 @@ class CallerToken(msgspec.Struct, frozen=True, eq=False):
 
 
 class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
-    """The trust, workspace, permissions and fields in a credential.
-
-    `trust` is None if the operator's settings name no claim for it. `workspace` is None if the credential has none.
-    `names_workspace`: the settings name a claim for the workspace, so that a workspace which the client itself names is
-    ignored. `fields` are names and values of the context fields that the operator has defined. `token` is the
-    credential itself, if servers get tokens in exchange for it."""
+    """The rights that a credential grants (trust, workspace, permissions, context fields), as its claims or a proxy's
+    headers say."""
 
     trust: str | None = None
+    """None if the operator's settings name no claim for the trust."""
     workspace: str | None = None
+    """None if the credential has none."""
     permissions: tuple[str, ...] = ()
     names_workspace: bool = False
+    """True if the settings name a claim for the workspace. Then a workspace that the client itself names is ignored."""
     fields: tuple[tuple[str, str], ...] = ()
+    """Names and values of the context fields that the operator has defined."""
     token: CallerToken | None = None
+    """The credential itself, if servers get tokens in exchange for it."""
 
 
 def normal_trust(value: object) -> str:
@@ -143,8 +146,8 @@ def _text(claim: Any) -> str:
 
 
 def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the names and values of the context fields in headers. `fields` has the header of each field, in lower
-    case.
+    """Return the names and values of the context fields that a trusted proxy has sent in headers. `fields`: the name of
+    the header of each field, in lower case.
 
     Raises:
         ValueError: a header is not UTF-8.
@@ -153,7 +156,8 @@ def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> 
 
 
 def claims_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """Return the permissions in the header of a trusted proxy that `names` has. A missing header grants nothing."""
+    """Return the rights that a trusted proxy sends in headers: the permissions in the header that the settings `names`
+    name. A missing header grants nothing."""
     permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
     return CredentialClaims(permissions=tuple(sorted(set(permissions.replace(",", " ").split()))))
 

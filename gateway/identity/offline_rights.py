@@ -14,8 +14,9 @@ _FEWER = "its principal has fewer or other rights by now"
 
 
 class OfflineRights:
-    """Decide from the current configuration alone, without a credential, which rights principals still have. Principals
-    that are not in the configuration have none. `api_keys` are the names of the configured keys."""
+    """Decide which rights principals still have, for work that goes on after its request: from the current
+    configuration alone, without a credential. Principals that the configuration does not have any more have no rights.
+    `api_keys`: the names of the configured keys."""
 
     def __init__(
         self, rules: ContextRules, *, api_keys: Collection[str], auth: AuthSettings, allow_anonymous: bool
@@ -31,12 +32,12 @@ class OfflineRights:
             self._is_claimed[proxies.issuer] = False
 
     def replace_keys(self, api_keys: Collection[str]) -> None:
-        """Accept only these API keys from now on."""
+        """Accept only the API keys with these names from now on."""
         self._api_keys = frozenset(api_keys)
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Return the reason why a principal no longer has the rights in `granted`, or why that cannot be known; empty
-        if it still has them. Rights that only a credential can grant count as lost."""
+        """Return why a principal no longer has the rights in the context `granted`, or why that cannot be known. Return
+        an empty text if it still has all of them. Rights that only a credential can grant count as lost."""
         if not self.is_known(principal):
             return _GONE
         if self._is_claimed.get(principal.issuer, False):
@@ -54,15 +55,16 @@ class OfflineRights:
         return _FEWER if today.read_only and not granted.read_only else ""
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
-        """Return the reason why work that a principal has begun with the context `granted` must stop; empty if it may
-        go on. Rights from a credential still count: the credential was checked when the work began, and the work gains
-        nothing new by them."""
+        """Return why work that a principal has begun with the context `granted` must stop; empty if it may go on.
+        Unlike in `why_lost`, rights from a credential of a configured issuer or proxy are not lost: the credential was
+        checked when the work began, and the work gains nothing new by them."""
         if principal.issuer in self._is_claimed:
             return ""
         return self.why_lost(principal, granted)
 
     def is_known(self, principal: Principal) -> bool:
-        """Return True if the configuration names the principal, or the issuer of its tokens."""
+        """Return True if the configuration still admits the principal: it names the principal's API key, proxy or token
+        issuer, or the principal is anonymous and anonymous callers are allowed."""
         if principal.is_anonymous:
             return self._allow_anonymous
         if principal.issuer == API_KEY_ISSUER:

@@ -10,12 +10,13 @@ from session_store import Principal
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """The principal of a request, the claims of its credential (None if it has none), and its correlation id.
-
-    Until the Unix time `until`, requests with the same head from the same address need no new authentication.
-    """
+    """The principal of a request, the claims of its credential, and its correlation id. Everything that decides about
+    the request gets this as an argument."""
 
     principal: Principal
     claims: CredentialClaims | None
+    """The claims of its credential; None if it has none."""
     correlation: str
+    """The correlation id of the request."""
     until: float = 0.0
+    """The Unix time until which requests with the same head from the same address need no new authentication."""
