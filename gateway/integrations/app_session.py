@@ -42,15 +42,16 @@ WhoIs = Callable[[Scope], Named | Awaitable[Named]]
 
 
 class Client:
-    """Find the client of a request by its ASGI scope, when its session is looked up. `principal` is the app's function
-    that returns the principal; None if all clients are anonymous."""
+    """Find out for an app which client sends a request: its principal, and the session ids that it carries.
+    `principal`: the app's function that returns the principal; None if all clients are anonymous."""
 
     def __init__(self, carriers: AppCarriers, principal: WhoIs | None) -> None:
         self._principal = principal
         self.session_ids = carriers.session_ids
 
     def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
-        """Return the principal of the client; a future if the app has to look it up."""
+        """Return the principal of the client that sends the request `scope`. If the app's function is asynchronous,
+        return a future of it."""
         if self._principal is None:
             return ANONYMOUS
         named = self._principal(scope)
@@ -119,8 +120,9 @@ class AppSession(ToolSession):
         self._scope = scope
 
     def __getattr__(self, name: str) -> Any:
-        """Return a fact of the session. Raises `SessionNotLoaded`, or `NoSession` if `id` would open a session, but the
-        response has begun."""
+        """Return a fact of the session, such as `principal`. Reading `id` without a session makes the response open
+        one. Raises `SessionNotLoaded` if the fact is not known yet, and `NoSession` if `id` would open a session after
+        the response has begun."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name == "id" and self._is_checked and self.known_id:
@@ -207,12 +209,13 @@ class AppSession(ToolSession):
 
     @property
     def is_settled(self) -> bool:
-        """Return True if the response need not set or delete the client's session, and no operation has failed."""
+        """Return True if the response can be sent as it is: it need not set or delete the client's session, and no
+        operation has failed because of the store."""
         return not (self.is_new or self.ended_id or self.has_failed or (self._is_wanted and not self.known_id))
 
     async def settle(self) -> None:
-        """Open the session if the app has read its id. Called before the response begins, which sends the id to the
-        client."""
+        """Open the session if the app has read its id. Open none from now on (`seal`). Called before the response
+        begins, which sends the id to the client."""
         if self._is_wanted and not self.known_id:
             await self.open()
         self.seal()
@@ -236,17 +239,18 @@ class AppSession(ToolSession):
     # -- operations
 
     def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> Coroutine[Any, Any, T]:
-        """Call `operation` with the session's id and `arguments`, and return its result. Without a session, return
-        `default`."""
+        """Call `operation`, which reads from the session, with the session's id and `arguments`. Return its result; if
+        the client has no session, return `default`."""
         return self._called(operation, arguments, default, opens=False, writes=False)
 
     def change(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> Coroutine[Any, Any, T]:
-        """Call `operation`, which changes the session, as `read` does. Without a session, return `default`."""
+        """Call `operation`, which changes an existing session, with the session's id and `arguments`. Return its
+        result; if the client has no session, return `default`."""
         return self._called(operation, arguments, default, opens=False, writes=True)
 
     def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> Coroutine[Any, Any, T]:
-        """Call `operation` with the session's id and `arguments`, and return its result. Open a session if there is
-        none."""
+        """Call `operation`, which changes the session, with the session's id and `arguments`, and return its result. If
+        the client has no session, open one first."""
         return self._called(operation, arguments, None, opens=True, writes=True)
 
     async def _called(
@@ -306,7 +310,7 @@ class AppSession(ToolSession):
         return self.known_id
 
     async def _found(self) -> str:
-        """Look up the session, and return its id; empty if there is none."""
+        """Look up the session in the store if that is needed. Return its id; empty if the client has none."""
         if isinstance(self._who, asyncio.Future):
             self._who = await self._who
             if self._known():
@@ -316,7 +320,9 @@ class AppSession(ToolSession):
         return self.known_id
 
     async def _look_up(self) -> None:
-        """Find the session in the store, or build the record of a new one, which is not stored yet."""
+        """Find the client's session in the store. If there is none, make the record of a new one, which is not stored
+        yet. Does nothing if this was done before. Raises `SessionGone` if this request has used the session before, and
+        it has ended."""
         if self._record is not None:
             return
         who = self._who or self._client.principal(self._scope)
@@ -336,7 +342,8 @@ class AppSession(ToolSession):
         self._record = self._sessions.new(principal, peer_of(self._scope))
 
     async def _opened(self) -> str:
-        """Open a session if there is none, and return its id."""
+        """Return the id of the client's session. Store a new session first if the client has none. Raises `NoSession`
+        if the response has begun."""
         async with self._locked():
             await self._look_up()
             if not self.known_id and self._record is not None:
@@ -351,7 +358,8 @@ class AppSession(ToolSession):
         return self.known_id
 
     def _lost(self, session_id: str) -> None:
-        """Drop a session that has ended. Raises `SessionGone` if this request has used it successfully before."""
+        """Forget the session with this id, because an operation has found that it has ended. Raises `SessionGone` if
+        this request has used it successfully before; otherwise, the caller goes on without it."""
         self._sessions.forget(session_id)
         if session_id != self.known_id:
             return
@@ -367,12 +375,12 @@ class AppSession(ToolSession):
 
 
 async def _nothing(_: str) -> None:
-    """Do nothing. Passed to `write` by callers that only need the session to be opened."""
+    """Do nothing. This is the operation of `AppSession.open`, which only opens the session."""
 
 
 class _LazyState:
-    """Read and write the state of a request's session, which is looked up or opened first
-    (`session_store.tool_session.StatePort`)."""
+    """The state of a request's session, as `session_store.tool_session.StatePort` demands. Each operation looks the
+    session up first. Operations that can make a value open a session if there is none."""
 
     def __init__(self, session: AppSession) -> None:
         self._session = session

@@ -16,7 +16,8 @@ _guard: Final = Guard()
 
 
 class AppCarriers:
-    """Sign and verify the session ids in the header and the cookie. A gateway with the same keys accepts these too."""
+    """Read and write the places where a client of an app sends its session id: the header and the cookie. The ids are
+    signed; a gateway with the same keys accepts them, too. `cookie`: False if only the header is used."""
 
     def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
         self._tokens = TokenCodec(ring, Purpose.TOKEN)
@@ -59,14 +60,14 @@ class AppCarriers:
         return given
 
     def taking(self, scope: Scope, session_id: str) -> HeaderList:
-        """Return the response headers that delete the client's cookie; empty if the request has no cookie of this
-        session."""
+        """Return the response headers that delete the client's cookie, because this session has ended. Empty if the
+        request has no cookie of this session."""
         headers = _readable(scope)
         return [_cookie(scope, headers, "", "; Max-Age=0")] if session_id in self._in_cookies(scope, headers) else []
 
 
 def has_header(scope: Scope) -> bool:
-    """Return True if the request names its session in the header."""
+    """Return True if the request has the header for a session id. The id in it may be invalid."""
     for name, _ in scope["headers"]:  # `any` with a generator takes twice as long
         if name == _HEADER:
             return True
@@ -98,11 +99,11 @@ def _cookie(scope: Scope, headers: Mapping[str, str], value: str, more: str = ""
 
 
 def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: HeaderList) -> HeaderList:
-    """Return the headers of a response that depends on its session: the app's `headers`, and `given`, which set or
-    delete the client's session.
+    """Return the headers of a response that depends on its session. `headers`: those of the app. `given`: those that
+    set or delete the client's session; may be empty.
 
     `Vary` names the header and the cookie, so that a shared cache does not send one session the response of another. A
-    response with a session id must not be cached at all.
+    response with `given` headers must not be cached at all.
     """
     told = _joined([*headers], b"vary", _VARY)
     return [*_joined(told, b"cache-control", b"no-store"), *given] if given else told

@@ -52,7 +52,8 @@ class AppStore(Protocol):
 
 
 class StorePerLoop:
-    """Use a separate backend in each event loop, because connections belong to the loop that has opened them.
+    """An app's store that uses a separate backend in each event loop, because connections belong to the loop that has
+    opened them. `make`: returns a new backend.
 
     An app has several loops in tests: `TestClient(app)` without `with` runs each request in a new loop, and two clients
     at the same time have one loop each.
@@ -93,16 +94,19 @@ class StorePerLoop:
 
 
 class _Known(msgspec.Struct):
-    """The principal of a session that this process has read. From `due` on, a use restarts the session's idle time."""
+    """What a process keeps of a session that it has read: its principal, and when its idle time has to be restarted."""
 
     principal: Principal
     slide_s: float
+    """The seconds after which a use restarts the session's idle time again."""
     due: float
+    """The monotonic time from which on the next use restarts the session's idle time."""
 
 
 @dataclass(eq=False, repr=False)
 class AppSessions:
-    """The sessions of one app, in its `own` store.
+    """Find, open and change the sessions of one app. They are in `own`, the app's store, unless a test has set another
+    one (`use`).
 
     No process owns a session. A process caches only the principal of a session, which never changes. All other facts
     are read from the store, whose operations are atomic.
@@ -136,7 +140,7 @@ class AppSessions:
         self._known.clear()
 
     async def open_store(self) -> None:
-        """Open the app's store, once. Raises `StoreError`."""
+        """Open the app's own store if it is not open yet. Raises `StoreError`."""
         if self._store is self.own and not self._is_open:
             await self._tasks.share("open", self.own.open)
             self._is_open = True
@@ -213,19 +217,20 @@ class AppSessions:
         return found.metadata
 
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> None:
-        """Change the metadata of a session. The caller has checked the changes. Raises `SessionGone`."""
+        """Change the metadata of a session by name; the value None removes a name. The caller has checked the changes.
+        Raises `SessionGone`."""
         if await self.records.annotate(session_id, changes) is None:
             raise SessionGone(session_id)
 
     async def end(self, session_id: str) -> str:
-        """End the session for all processes. Return its id."""
+        """End the session for all processes. Return its id, also if it had ended already."""
         self.forget(session_id)
         await self.records.end(session_id)
         return session_id
 
     async def rotate(self, session_id: str, principal: Principal, peer: str) -> Session:
-        """Replace a session by a new one of `principal`, with the same age, metadata and state. Return the new record.
-        Raises `SessionGone`."""
+        """Replace a session by a new one with another id, the principal `principal`, and the same age, metadata and
+        state. Return the new record. `peer`: the network address of the client. Raises `SessionGone`."""
         old = await self.records.peek(session_id)
         if old is None:
             raise SessionGone(session_id)

@@ -35,15 +35,16 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class SdkEventStore(EventStore):
-    """Store the events of an SDK app for replay (`streamable_http_app(event_store=…)`). Wrap the app with `around`, so
-    that the session of each event is known."""
+    """Store the events of an SDK app in the event log `events`, for replay. Pass this to
+    `streamable_http_app(event_store=…)`. Wrap the app with `around`, so that the session of each event is known."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._logs: OrderedDict[bytes, str] = OrderedDict()
 
     def around(self, app: App) -> App:
-        """Return `app` wrapped in ASGI middleware that records the session of each request."""
+        """Return `app` wrapped in ASGI middleware that notes the session of each request. Events that the app stores
+        during the request go to the log of this session."""
 
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":
@@ -102,8 +103,9 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 class SdkSubscriptionBus:
-    """An SDK `SubscriptionBus` over the store's bus. It sends changes to the `subscriptions/listen` streams of all
-    replicas. Use it inside `async with bus.running()`."""
+    """A `SubscriptionBus` of the SDK that uses the store's bus: changes that one replica publishes reach the
+    `subscriptions/listen` streams of all replicas. Use it inside `async with bus.running()`. `topic`: the bus's name
+    for these messages."""
 
     def __init__(self, bus: Bus, topic: str = _TOPIC) -> None:
         self._bus = bus
@@ -112,7 +114,8 @@ class SdkSubscriptionBus:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["SdkSubscriptionBus"]:
-        """Inside the block, deliver the changes that any replica publishes to the listeners of this one."""
+        """Inside the block, deliver the changes that any replica publishes to the listeners in this process. Yields
+        this object."""
         async with self._bus.subscribed(self._topic, self._hear):
             yield self
 

@@ -42,7 +42,8 @@ class _Given(Frozen):
 
 
 def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSettings:
-    """Return the settings from the environment. `store` (a URL) and `times` override them, unless they are None.
+    """Return the settings of an app from the environment. `store` (a URL) and `times` (`idle_ttl_s` and `max_age_s` by
+    name) override them, unless they are None.
 
     Logs a warning for each `MCP_GATEWAY_…` variable that is not a setting.
 
@@ -182,8 +183,8 @@ class SessionMiddleware:
             session.finish()
 
     def _with_store(self, send: Send) -> Send:
-        """Return a `send` that opens and closes the store with the app's ASGI lifespan. Without a lifespan, the first
-        use opens the store."""
+        """Return a `send` function for the app's ASGI lifespan: it opens the store at the startup, and closes it at the
+        shutdown. An app without a lifespan opens the store at the first use."""
 
         failed = False
 
@@ -222,7 +223,8 @@ def response_of(refused: Refused) -> tuple[int, bytes, HeaderList]:
 
 
 class _Answer:
-    """The app's answer to one request or handshake. Subclasses send it, with the id of a new session."""
+    """The app's answer to one request or WebSocket handshake. Subclasses send it, with the id of a new session, or
+    refuse the request in the app's place."""
 
     __slots__ = ("_carriers", "_is_replaced", "_scope", "_send", "has_begun", "session")
 
@@ -236,13 +238,14 @@ class _Answer:
 
 
 class _Response(_Answer):
-    """The response to one HTTP request, with the headers that set or delete the client's session, or an error in its
-    place."""
+    """The response to one HTTP request: that of the app, with the headers that set or delete the client's session; or
+    an error in place of it."""
 
     __slots__ = ()
 
     def send(self, event: MutableMapping[str, Any]) -> Awaitable[None]:
-        """Send an ASGI event of the app to the HTTP server."""
+        """Send an ASGI event of the app to the HTTP server. If the event begins the response and the session is not
+        settled (`is_settled`), leave it to `_begin`."""
         if event["type"] != "http.response.start":
             return self._go_on(event)
         session = self.session
@@ -255,8 +258,8 @@ class _Response(_Answer):
         return self._send(event)
 
     async def _begin(self, event: MutableMapping[str, Any]) -> None:
-        """Send the head of the response, with the headers that set or delete the client's session. If the store has
-        failed, send an error response instead."""
+        """Send the head of the response, with the headers that set or delete the client's session. If the session
+        cannot be opened, or if the app answers 5xx after the store has failed, send an error response instead."""
         session = self.session
         refused: Refused | None = None
         try:
