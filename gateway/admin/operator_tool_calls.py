@@ -163,8 +163,8 @@ class ToolCatalog:
         return tool if len(served) == 1 else str(named(server, {"name": tool})["name"])
 
     def headers_for(self, server: str, tool: str, arguments: Object) -> dict[str, str]:
-        """Return the headers that repeat arguments of a call, as the tool's input schema asks for (MCP 2026-07-28,
-        Transports §Custom Headers). Empty if there are none, or if the server's tools are unknown."""
+        """Return the headers that repeat arguments of a call, because the tool's input schema asks for them (MCP
+        2026-07-28, Transports §Custom Headers). Empty if there are none, or if the server's tools are unknown."""
         tools = self._upstream(server).probed_tools
         schema = None if tools is None else tools.mirrored.get(tool)
         if schema is None:

@@ -105,8 +105,8 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of tasks, newest first. `after`: the text to ask for the next page with (`TaskQuery.after`); empty if this
-    is the last page."""
+    """A page of tasks, newest first. `after`: the value of the parameter `after` in a query for the next page; empty if
+    this is the last page."""
 
     tasks: list[TaskRow]
     after: str = ""
@@ -140,7 +140,8 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
         """Return the filter with these values. `values`: the text of each given field by its name, as in a URL's query.
 
         Raises:
-            OperatorError: a value is empty, which would select more sessions; or a name or value is unknown.
+            OperatorError: there are no values; a value is empty, which would select more sessions; or `state` or
+                `failing` has an unknown value.
         """
         if empty := [name for name, value in values.items() if not value]:
             raise OperatorError(f"{empty[0]}: is empty; give a value, or leave it out")
@@ -337,11 +338,11 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A page of live sessions.
 
-    - `after`: the text to ask for the next page with (`SessionQuery.after`); empty if this is the last page.
+    - `after`: the value of the parameter `after` in a query for the next page; empty if this is the last page.
     - `totals`: totals of all sessions that match the query; None if they were not counted.
     - `unanswered`: the number of replicas that did not answer. Their sessions are missing.
-    - `is_reading`: True while the sessions that no replica serves are still being read from the store. Some are
-      missing.
+    - `is_reading`: True while the sessions that no replica serves are still being read from the store, so that some
+      are missing.
     """
 
     sessions: list[SessionRow]

@@ -111,7 +111,8 @@ class ServerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     - `shared`: all sessions use one process or connection. `pid`: the server's process; None if none runs.
     - `injected`: True if a link is open. Variables, folders and profile are then those of this link; otherwise, they
       are those that the next link is expected to have.
-    - `sandbox`: the lines of `sandbox explain`. `holds`: the same as data.
+    - `cwd`, `home` and `temporary`: folders of the process. `sandbox`: the lines of `sandbox explain`. `holds`: the
+      same as data.
     - `tools`: how many the server lists; None if unknown. `visible_tools`: how many of them the session sees.
     - `era`: the era that the server speaks; empty if unknown. `why`: explanations in sentences.
     """
@@ -352,8 +353,8 @@ def is_failure(entry: TimelineEntry) -> bool:
 
 
 class TimelineRow(TimelineEntry, frozen=True, array_like=False):
-    """A timeline entry as REST returns it: an object with a name for each field, where `TimelineEntry` is an array. In
-    entries of the kinds `session` and `move`, `name` is the event of the audit trail."""
+    """An entry of a session's timeline. In JSON, it is an object with a name for each field. In entries of the kinds
+    `session` and `move`, `name` is the event of the audit trail."""
 
     @property
     def has_failed(self) -> bool:

@@ -52,8 +52,8 @@ _MOST_NAMES: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSources:
-    """The sources of the environment variables of one server's process, for one session. If several sources set a
-    variable, `of` says which one counts."""
+    """The sources of the environment variables of one server's process, for one session, in this order: a later source
+    overrides an earlier one. `of` says which source of a variable counts."""
 
     where: str
     """The name of the setting with the server's own `env`."""
@@ -146,7 +146,7 @@ class SessionEnvironments:
     """The sessions that this replica serves."""
     settings: Settings
     delegation: Callable[[], Delegation]
-    """Returns the subtree of cgroups that is delegated to the gateway."""
+    """Returns the subtree of cgroups that is delegated to the gateway, or why there is none."""
     unusable: Callable[[str, list[dict[str, Any]]], Mapping[str, str]]
     """Returns what is wrong with the input schemas of a server's tools, by tool."""
     upstreams: Sequence[ConfiguredUpstream]

@@ -36,8 +36,8 @@ class SessionWatches:
     """Start and stop the watch of a session, and read what it has recorded. A watch records the session's messages and
     stderr lines. `prefix`: the beginning of the session's id. `by`: the name of the operator.
 
-    If `admin.frames` is `with_reason`, an operator must give a reason to watch somebody else's session. Then only this
-    operator sees what the watch records, and only until the watch ends.
+    If `admin.frames` is `with_reason`, an operator must give a reason to watch somebody else's session. Until the watch
+    ends, this operator sees what it records. No other operator does, except the one whose session it is.
 
     Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow the watch, or the
     prefix does not name one session.

@@ -294,7 +294,7 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
 
 def operations_on(backend: Backend) -> Operations:
     """Return the implementation of the operators' verbs for an open store without a running gateway. Processes are
-    unknown then, and verbs that only a gateway can carry out raise `UnknownHere`."""
+    unknown then, and verbs such as `reload`, which only a gateway can carry out, raise `UnknownHere`."""
     return Operations(
         backend=backend,
         replicas=Replicas(backend),

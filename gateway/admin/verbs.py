@@ -218,14 +218,15 @@ class Operators(Protocol):
 
     def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
         """Yield audit events as they happen, each once, oldest first, until the replica that is asked drains.
-        `session`: the beginning of a session's id, whose events are wanted; empty: all events."""
+        `session`: at least 8 characters of the beginning of a session's id, whose events are wanted; empty: all."""
         ...
 
     # -- sessions
 
     @verb("GET", "/sessions")
     async def sessions(self, query: SessionQuery) -> Page:
-        """List the live sessions of all replicas that match, page by page, with totals of all that match."""
+        """List the live sessions of all replicas, page by page: those that match all given parameters, and their
+        totals."""
         ...
 
     @verb("GET", "/sessions/{session}")
@@ -296,8 +297,8 @@ class Operators(Protocol):
 
     @verb("GET", "/sessions/{session}/stderr")
     async def stderr(self, prefix: SessionName, by: By, *, after: After = 0, limit: FramesLimit = 100) -> StderrPage:
-        """Read the stderr lines of a session's servers, redacted: those recorded while its frames are on, otherwise the
-        last ones.
+        """Read the stderr lines that are recorded of a session's servers, redacted; as an event stream, also new ones
+        as they come. If nothing is recorded of the session, read the last lines of each server.
 
         Returns at most `limit` recorded lines: the newest, or with `after` the oldest with a higher number.
         """

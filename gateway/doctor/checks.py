@@ -87,8 +87,8 @@ def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
 
 async def check_settings(settings: Settings, config: Path | None = None) -> AsyncIterator[Finding]:
     """Check what a gateway with these settings needs: keys, access, limits, sandboxes, the store and the servers.
-    `config`: the file with the settings; None if they come from the environment. Servers are not checked if a sandbox
-    has an error."""
+    `config`: the file with the settings; None if they come from the environment. Servers are not checked if the check
+    of sandboxes finds an error."""
     for check in OF_SETTINGS:
         for finding in check(settings):
             yield finding

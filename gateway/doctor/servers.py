@@ -61,8 +61,8 @@ async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore) -> None
 
 
 def _finding(upstream: ConfiguredUpstream, package: str, secrets: Mapping[str, SecretSettings]) -> Finding:
-    """Return what was found about a server that was asked. `package`: the package that is being fetched for it; empty
-    if there is none. `secrets`: the configured secrets."""
+    """Return what was found about a server. `package`: the package that is being fetched for it; empty if there is
+    none. `secrets`: the configured secrets."""
     check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
     if package and state.state != "ok":
         do = "wait for the gateway that fetches it, or for `mcp-session-gateway check`, which ends when it is fetched"

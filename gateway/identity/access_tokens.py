@@ -131,8 +131,9 @@ class _Issuer:
             self._fetched_at = time.monotonic()
 
     def checked(self, token: str, key: jwt.PyJWK, now: float) -> Mapping[str, Any]:
-        """Check the signature and the claims of a token at the Unix time `now`, and return its claims. The issuer's
-        settings say which algorithms are allowed, never the token itself. Raises `InvalidToken`."""
+        """Check the signature and the claims of a token, and return its claims. `now`: the Unix time, which the token's
+        time of issue is compared with. The issuer's settings say which algorithms are allowed, never the token itself.
+        Raises `InvalidToken`."""
         settings, options = self.settings, {"require": ["exp", "iss", "sub", "aud"], "verify_iat": False}
         try:
             claims: dict[str, Any] = jwt.decode(

@@ -245,7 +245,7 @@ class ContextRules:
     ) -> bool:
         """Return True if the session is read-only, and add the reasons to `reasons`. `matching`: the rules for the
         principal; `applied`: those of them that also apply to the workspace. `counts`: the result of `_counts`; if it
-        is False, read-only rules for any certain workspace apply, too."""
+        is False, each read-only rule in `matching` counts, whichever workspaces it is for."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
         if trust in self._read_only:

@@ -10,8 +10,8 @@ from session_store import Principal
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """The principal of a request, the claims of its credential, and its correlation id. Everything that decides about
-    the request gets this as an argument."""
+    """The principal of a request, the claims of its credential, and its correlation id. It is passed on as an argument
+    while the request is handled."""
 
     principal: Principal
     claims: CredentialClaims | None

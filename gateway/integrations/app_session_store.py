@@ -140,7 +140,7 @@ class AppSessions:
         self._known.clear()
 
     async def open_store(self) -> None:
-        """Open the app's own store if it is not open yet. Raises `StoreError`."""
+        """Open the app's own store if it is in use and not open yet. Raises `StoreError`."""
         if self._store is self.own and not self._is_open:
             await self._tasks.share("open", self.own.open)
             self._is_open = True

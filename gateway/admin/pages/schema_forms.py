@@ -78,8 +78,8 @@ class Form:
 
 
 def form_of(schema: Any) -> Form:
-    """Return the form for the arguments that a tool's input schema describes. If the schema is invalid, or has parts
-    that a form cannot show, the form has only the control for JSON (`Form.fields` is None)."""
+    """Return the form for the arguments that a tool's input schema describes. If the schema as a whole is invalid, not
+    supported or too large, the form has only the control for JSON (`Form.fields` is None)."""
     skeleton = json.dumps(skeleton_of(schema), indent=2, ensure_ascii=False)
     if not isinstance(schema, dict) or not _COMBINED.isdisjoint(schema):
         return Form(fields=None, skeleton=skeleton)

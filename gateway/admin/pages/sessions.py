@@ -105,8 +105,8 @@ async def _end_all(operators: Operations, request: Request, operator: str) -> st
 
 
 def _filter(given: Iterable[tuple[str, str]]) -> SessionFilter:
-    """Return the session filter that a posted form gives by names and values. Raises `OperatorError` if a name is
-    unknown or repeated, or a value is empty: the filter would select other sessions than were meant."""
+    """Return the session filter that a form or the URL's query gives by names and values. Raises `OperatorError` if a
+    name is unknown or repeated, or a value is empty: the filter would select other sessions than were meant."""
     values: dict[str, str] = {}
     for name, value in given:
         # A value that is overlooked would end more sessions than were meant.

@@ -88,8 +88,9 @@ async def _controls(request: Request) -> dict[str, str]:
 async def _shown(
     operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any
 ) -> dict[str, Any]:
-    """Return the variables of the page's template. `values`: the texts in the submitted form, by control. `found`: what
-    the form has led to: `faults` in its values, a `problem` as text, or the outcome of the call (`tried`)."""
+    """Return the variables of the page's template. `values`: the texts of the form's controls, by name. `found`: what a
+    submitted form has led to (`faults` in its values, a `problem` as text, or `tried`, the outcome of the call); or
+    `in_json`, True for a form that takes the arguments as JSON."""
     tried: TriedCall | None = found.get("tried")
     secret = {field.control for field in form.fields or () if field.kind == "password"}
     in_json = found.get("in_json", JSON_CONTROL in values) or form.fields is None
@@ -136,7 +137,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The `data:` URL of an image."""
     note: str = ""
-    """What of the part is not shown, and why; empty if all of it is."""
+    """What of the part is not shown, or why; empty if all of it is shown."""
     is_aside: bool = False
     """True for fields of the result other than content and structured content."""
 
