@@ -466,6 +466,9 @@ def openapi(base: str) -> dict[str, Any]:
     routes."""
     kinds = [kind for one in VERBS for kind in (one.type, one.sends)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for component in components.values():
+        if "description" in component:  # a docstring with its indent, which Markdown would show as code
+            component["description"] = inspect.cleandoc(component["description"])
     problem = {
         "description": "It gets no further",
         "content": {

@@ -88,6 +88,8 @@ def test_verbs_of_one_path_are_described_together_with_their_types() -> None:
     expected = [("session", "path", True), ("after", "query", False)]
     assert told == [*((*one, "string") for one in expected), ("limit", "query", False, "integer")]
     assert all(one.summary and one.method in ("GET", "PUT", "POST", "DELETE") for one in VERBS)
+    described = [one["description"] for one in found["components"]["schemas"].values() if "description" in one]
+    assert described and not any("\n    " in words for words in described), "indented text is code in Markdown"
 
 
 def test_each_verb_has_a_place_of_its_own() -> None:
