@@ -35,22 +35,26 @@ def load() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A DNS query. `name` is in lower case, without the final dot. `kind` is "A", "AAAA" or "other"."""
+    """A DNS query of a program."""
 
     message: Any
+    """The query as dnspython has parsed it (`dns.message.Message`)."""
     name: str
+    """The name that is asked for, in lower case and without the final dot."""
     kind: str
+    """The type of the wanted records: "A", "AAAA" or "other"."""
     problem: LookupOutcome | None = None
     """The outcome of an invalid or unsupported query, whose name is not looked up; None for others."""
 
     def reply(self, outcome: LookupOutcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """Return the response for TCP: two bytes with its length, then the message."""
+        """Return the encoded response to this query, with `outcome` and those `addresses` that have the wanted type.
+        It is in the form for TCP: two bytes with its length, then the message."""
         wire = self._written(outcome, addresses, 65_535)
         return len(wire).to_bytes(2, "big") + wire
 
     def datagram(self, outcome: LookupOutcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """Return the response as a datagram, no larger than the program accepts. If the records do not fit, return a
-        truncated response, so that the program asks again over TCP."""
+        """Return the same response as `reply`, as a datagram that is no larger than the program accepts. If the records
+        do not fit, return a truncated response, so that the program asks again over TCP."""
         size = max(512, min(self.message.payload, MAX_QUERY_BYTES))
         try:
             return self._written(outcome, addresses, size)
@@ -75,7 +79,7 @@ def _kind(address: str) -> str:
 
 
 def read_query(wire: bytes) -> Query | None:
-    """Parse a query. Return None if the bytes are no DNS message, or a response."""
+    """Parse a DNS message into a query. Return None if the bytes are no DNS message, or if they are a response."""
     dns = load()
     try:
         message = dns.message.from_wire(wire)

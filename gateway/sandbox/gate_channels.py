@@ -47,7 +47,8 @@ class SandboxGates:
         self._channels: set[_Channel] = set()
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Serve the channel of a gate until the channel ends. Takes ownership of the socket."""
+        """Serve the channel of the gate of a new process until the channel ends. Takes ownership of the socket. `reach`
+        has the destinations that the process may connect to. `fields` returns the fields of log lines about it."""
         resolves = partial(DnsResolver, reach, self._lookups, asker=partial(_asker, fields))
         refusals = ProcessRefusals(self._refusals, fields)
         self._channels.add(_Channel(channel, resolves, refusals, ended=self._channels.discard))
@@ -61,9 +62,9 @@ class SandboxGates:
 
 
 def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
-    """Return the server and the principal of a process. Processes with the same ones have one share of the threads for
-    look-ups. If each session had a share, one principal could open many sessions, and their slow names would delay the
-    names of others."""
+    """Return the key by which a process shares the threads for look-ups with others: its server and its principal.
+    `fields` returns the fields of log lines about the process. If each session had a share of its own, one principal
+    could open many sessions, and their slow names would delay the names of others."""
     known = fields()
     return known.get("server"), known.get("principal")
 
@@ -161,16 +162,18 @@ before the process gets the answer. It returns False if that failed."""
 
 @dataclass(eq=False, repr=False)
 class DnsResolver:
-    """Answer the DNS queries of one sandboxed process. `learn` makes addresses reachable for it. `refused` is called
-    with each name that the process may not resolve. `asker` returns the key by which look-ups share threads
-    (`Lookups.find`)."""
+    """Answer the DNS queries of one sandboxed process."""
 
     reach: InitVar[Reach]
+    """The destinations that the process may connect to. They decide which names are resolved."""
     lookups: Lookups
     _: KW_ONLY
     learn: Learn
+    """Makes the addresses in an answer reachable for the process."""
     refused: Callable[[str], None]
+    """Called with each name that the process may not resolve."""
     asker: Callable[[], Hashable]
+    """Returns the key by which look-ups share threads (`Lookups.find`)."""
     clock: Callable[[], float] = monotonic
 
     def __post_init__(self, reach: Reach) -> None:
@@ -182,7 +185,9 @@ class DnsResolver:
         self._is_loaded = False
 
     async def serve(self, client: socket.socket) -> None:
-        """Answer the queries on a stream, or on a socket of packets, until it ends. Takes ownership of the socket."""
+        """Answer the queries that a program sends on `client`, a stream or a socket of packets, until it ends or is
+        idle. Takes ownership of the socket. If the process has too many sockets, or opens them too fast, close it at
+        once."""
         if self._streams >= MAX_STREAMS or not self._openings.spend():
             client.close()
             return
@@ -199,7 +204,7 @@ class DnsResolver:
             self._streams -= 1
 
     async def _serve_packets(self, client: socket.socket) -> None:
-        """Answer queries in packets, one after the other. Programs use one socket for each query."""
+        """Answer the queries on a socket of packets, one after the other. Programs use one socket for each query."""
         loop = asyncio.get_running_loop()
         client.setblocking(False)
         with client, contextlib.suppress(OSError, TimeoutError):

@@ -29,10 +29,10 @@ _REMEMBERED: Final = 4_096
 
 class LookupTurns:
     """Decide which name is looked up next. An *asker* (such as a server and a principal) has one name in the first
-    queue, unless its last look-ups were slow. `reserved`: the number of threads that serve only the first queue.
+    queue, unless its last look-ups were slow. Further names of an asker, and all names of slow askers, wait in a second
+    queue, because a name server that does not answer blocks a thread for many seconds.
 
-    A name server that does not answer blocks a thread for many seconds. So further names of an asker, and all names of
-    slow askers, wait in a second queue.
+    There are `threads` threads. `reserved` of them serve only the first queue.
     """
 
     def __init__(self, threads: int, reserved: int, clock: Callable[[], float] = monotonic) -> None:
@@ -68,8 +68,8 @@ class LookupTurns:
             self._under_way[asker] += 1
 
     def next(self) -> str | None:
-        """Return the next name to look up, and assign a thread to it until `done`. Return None if no name can have a
-        thread now."""
+        """Return the next name to look up, and assign a thread to it until `done` is called. Return None if no name
+        waits, or if no thread is free for those that wait."""
         for line, kept in ((self._first, 0), (self._rest, self._reserved)):
             if line and self._free > kept:
                 name = next(iter(line))
@@ -143,8 +143,9 @@ class Lookups:
         self._turns = LookupTurns(MAX_THREADS, _RESERVED, clock)
 
     async def find(self, name: str, asker: Hashable = None) -> Found:
-        """Look a name up, and return the result. The result is `failed` also if too many names wait, or after
-        `_TIMEOUT_S` seconds. Askers share the threads fairly (`LookupTurns`)."""
+        """Look a name up, and return the result. Its outcome is `failed` also if too many names wait, or if the look-up
+        takes longer than `_TIMEOUT_S` seconds. `asker` stands for whoever wants the name: askers share the threads
+        fairly (`LookupTurns`)."""
         kept: Found | None = self._kept.get(name)
         if kept is not None:
             return kept
@@ -166,7 +167,7 @@ class Lookups:
             self._leave(name)
 
     def _leave(self, name: str) -> None:
-        """Remove a name from its queue if no caller waits for it any more."""
+        """Record that one caller no longer waits for a name. If no caller is left, remove the name from its queue."""
         self._wanted[name] -= 1
         if not self._wanted[name]:
             del self._wanted[name]

@@ -17,26 +17,26 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageCommand:
-    """A command of npx or uvx that starts the program of a package.
-
-    `head` is the command up to the name of the package or program, `args` the arguments of the program. `within` is a
-    command that runs Python with the package installed (uv only). `program` is the program's name, if the command has
-    it; npm reads it from the package.
-    """
+    """A command of npx or uvx that starts the program of a package."""
 
     kind: Literal["npm", "uv"]
     head: tuple[str, ...]
+    """The words of the command up to the name of the package or program, which is the last of them."""
     args: tuple[str, ...]
+    """The arguments of the program."""
     package: str
+    """The package with its version, as in the command; several ones are separated by spaces."""
     program: str = ""
+    """The program's name. Empty for npm, which reads it from the package."""
     within: tuple[str, ...] = ()
+    """The words that start Python with the package installed. Empty for npm."""
     is_pinned: bool
     """True if the command names an exact version of each package."""
 
 
 def parse(argv: Sequence[str]) -> PackageCommand | None:
-    """Return the parts of a command of npx or uvx. Return None for other commands, and if a part of the command is not
-    known."""
+    """Return the parts of a command of npx (`npm exec`) or uvx (`uv tool run`). Return None for any other command, and
+    if this module does not know an option or the form of a package in the command."""
     if not argv:
         return None
     first, rest = argv[0], tuple(argv[1:])
@@ -57,9 +57,11 @@ def parse(argv: Sequence[str]) -> PackageCommand | None:
 def _options(
     words: tuple[str, ...], flags: frozenset[str], valued: dict[str, str]
 ) -> tuple[dict[str, list[str]], int] | None:
-    """Return the values of options by their canonical names, and the number of words before the first word that is no
-    option. Return None for an option that this module does not know, and if no word follows. `flags` have no value.
-    `valued` maps each option with a value to the option's canonical name."""
+    """Split the options from the rest of a command. Return the values of the options by canonical name, and the number
+    of words that belong to options. Return None for an unknown option, and if no word follows the options.
+
+    `flags` are the options without a value. `valued` maps each option with a value to its canonical name.
+    """
     values: dict[str, list[str]] = {}
     rest = iter(enumerate(words))
     for place, word in rest:

@@ -157,13 +157,15 @@ class NotForAll(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """A package to fetch. `env` is the whole environment of npx or uvx. `home` is the folder with the operator's
-    settings of both. `registries` are the addresses, with ports, of registries and proxies."""
+    """A package to fetch, and how."""
 
     command: PackageCommand
     env: Mapping[str, str]
+    """The whole environment of npx or uvx."""
     home: str
+    """The home folder, in which the operator's settings of npm and uv are."""
     registries: tuple[str, ...] = ()
+    """The addresses (`ADDRESS:PORT`) of registries and proxies, which may be private ones. `fetch` sets them."""
 
 
 class PackageFetcher:
@@ -176,7 +178,8 @@ class PackageFetcher:
         self._lookups = Lookups()
 
     async def fetch(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-        """Fetch a package into the empty folder `copy`. `now` is the Unix time.
+        """Fetch a package into the folder `copy`, which was just made, and return what starts it. `now` is the Unix
+        time.
 
         Raises:
             FetchFailed: the package could not be fetched.
@@ -218,8 +221,8 @@ class PackageFetcher:
     # -- npm
 
     async def _npm(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-        """Fetch by npx without running scripts of packages. Then run the install scripts, without the operator's
-        credentials."""
+        """Fetch a package by npx, and return it. npx runs no script of a package. The install scripts run afterwards,
+        without the operator's credentials. `fetch` says what the arguments are."""
         shell = copy / "shell"
         env_program = shutil.which("env") or "/usr/bin/env"  # by PATH, it could be the package's
         shell.write_text(_SHELL.format(folder=shlex.quote(str(copy)), env=shlex.quote(env_program)), encoding="utf-8")
@@ -240,8 +243,8 @@ class PackageFetcher:
         return fetched
 
     async def _run_scripts(self, tree: Path, request: FetchRequest, copy: Path) -> None:
-        """Run the install scripts of the packages in one tree. If the script of an optional package fails, remove the
-        package, as npm does.
+        """Run the install scripts of the packages in `tree`, a folder of npx below `copy`. If the script of an optional
+        package fails, remove that package, as npm does.
 
         Raises:
             FetchFailed: the script of a package that is not optional fails.
@@ -290,10 +293,10 @@ class PackageFetcher:
         return fetched
 
     async def _first_use(self, programs: str, request: FetchRequest, copy: Path) -> None:
-        """Run `npm install` in the folders in which a package would run it at its first use. At that time it could not,
-        because sessions may not write there.
+        """Run `npm install` in the folders in which certain Python packages (`_INSTALL_BY_NPM`) run it at their first
+        use: then, sessions may not write there. `programs` is the folder `bin` of the package's environment.
 
-        If it fails, the package stays as it was published, and its program reports what is missing.
+        If `npm install` fails, the package stays as it was published, and its program reports what is missing.
         """
         npm = shutil.which("npm", path=request.env.get("PATH"))
         env = without_keys(request.env, request.home, copy)
@@ -311,7 +314,13 @@ class PackageFetcher:
 
 
 def _fetched_by_npx(request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-    """Return the package, with the program that our shell has recorded. No code of a package has run yet."""
+    """Return the package that npx has fetched into `copy`. npx has started our shell in place of the program, and the
+    shell has recorded the program's command line and environment. Called before any code of a package runs.
+
+    Raises:
+        FetchFailed: npx has started no program, or the package does not have it.
+        NotForAll: a package comes from a git repository.
+    """
     try:
         script = read_plain(copy, copy / "script", _MAX_NOTED).decode("utf-8", "surrogateescape")
         noted = read_plain(copy, copy / "environment", _MAX_NOTED).decode("utf-8", "surrogateescape")
@@ -374,11 +383,10 @@ def _uv_tools(request: FetchRequest, copy: Path) -> str:
 
 
 def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) -> FetchedPackage:
-    """Return the package, with its program in the environment that uv has made or found. `noted` is the file with the
-    path of the environment.
+    """Return the package whose environment uv has made in `copy`, or has found among the operator's tools. `noted` is
+    the file with the path of the environment.
 
-    Code of the package may have written this file. So an environment is trusted only below the copy, or among the tools
-    that the operator has installed.
+    Code of the package may have written this file. So any other path in it is refused (`FetchFailed`).
     """
     try:
         root = os.path.realpath(read_plain(copy, noted, _MAX_PATH).decode("utf-8"))
@@ -425,8 +433,9 @@ def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
 
 
 def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[str, str]:
-    """Return the environment of an npm process that runs code of packages: with the operator's settings, but without
-    credentials for registries. Raises `OSError` if the settings cannot be read or written."""
+    """Return the environment of an npm process that runs code of packages: `variables` and the operator's settings,
+    both without credentials for registries. The settings are written to a file in `copy`. Raises `OSError` if they
+    cannot be read or written."""
     settings = copy / "npmrc"
     lines = [
         line for path in npm_settings(variables, home) for line in Path(path).read_text("utf-8", "replace").splitlines()
@@ -456,17 +465,19 @@ _MAX_LOCK: Final = 64 << 20
 
 
 class _Lock(msgspec.Struct):
-    """The used part of npm's lock file: packages by their place in the tree."""
+    """The part of npm's lock file that is used here."""
 
     packages: dict[str, dict[str, Any]]
+    """The facts about each package, by its folder in the tree, such as `node_modules/esbuild`."""
 
 
 _lock: Final = msgspec.json.Decoder(_Lock)
 
 
 def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
-    """Return the packages in a tree by their place in it, from npm's lock file; empty if there is no such file. Scripts
-    of other packages may have changed the file. Raises `FetchFailed` if the file is invalid."""
+    """Return the facts about each package in `tree` by the package's folder (`_Lock.packages`), from npm's lock file;
+    empty if there is no such file. Scripts of packages may have changed the file. Raises `FetchFailed` if the file is
+    invalid. `copy` is the folder of the fetch, around the tree."""
     try:
         found = read_plain(copy, tree / "node_modules" / ".package-lock.json", _MAX_LOCK)
         return _lock.decode(found).packages
@@ -477,7 +488,8 @@ def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
 
 
 def name_in(place: str, package: Mapping[str, Any]) -> str:
-    """Return the argument by which npm finds one package of a tree, such as `esbuild@0.25.0`."""
+    """Return the argument by which npm finds a package of a tree, such as `esbuild@0.25.0`. `place` is the folder of
+    the package in the tree, and `package` has the facts about it in npm's lock file."""
     name = package.get("name") or place.rpartition("node_modules/")[2]
     return f"{name}@{package['version']}"
 
@@ -495,8 +507,8 @@ _MAX_FILE_BYTES: Final = 1 << 20
 def registries_of(
     kind: Literal["npm", "uv"], words: Iterable[str], variables: Mapping[str, str], files: Iterable[Path]
 ) -> frozenset[tuple[str, int]]:
-    """Return hosts and ports of the registries and proxies that npx and uvx use on this machine: the default ones, and
-    those in URLs of a command's words, of variables and of settings files.
+    """Return (host, port) of the registries and proxies that npx or uvx (`kind`) may use for a fetch: the default ones,
+    and those in URLs. URLs are looked for in the `words` of the command, the values of `variables`, and settings files.
 
     The operator has named them, or they are the tools' defaults. So their addresses may be private, such as that of a
     mirror in the operator's network or of a proxy.

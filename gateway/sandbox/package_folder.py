@@ -35,21 +35,26 @@ _PRIVATE: Final = 0o700
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedPackage:
-    """A fetched package, and how its program is started. `env` and `path` are what npx or uvx would add to the
-    environment and to the front of PATH. `read` are the folders of the program. `content` is a digest by which states
-    of the package differ. `fetched_at` is a Unix time."""
+    """A fetched package, and how its program is started. This is what the record of a folder contains."""
 
     argv: tuple[str, ...]
+    """The command that starts the program, without the program's arguments."""
     env: dict[str, str]
+    """The variables that npx or uvx would add to the program's environment."""
     path: tuple[str, ...]
+    """The folders that npx or uvx would put in front of PATH."""
     read: tuple[str, ...]
+    """The files and folders of the program, which sessions may read."""
     content: str
+    """A digest of the package's content. Two fetches with equal digests have brought the same."""
     copy: str
+    """The name of the folder of the copy."""
     fetched_at: float
+    """A Unix time."""
 
     @property
     def is_whole(self) -> bool:
-        """Return True if all files of the package, and the interpreter that runs it, still exist."""
+        """Return True if the program, the interpreter that runs it, and all paths in `read` still exist."""
         return os.access(self.argv[0], os.X_OK) and all(os.path.exists(one) for one in (*self.argv[:2], *self.read))
 
 
@@ -180,7 +185,9 @@ def usable_root(path: Path) -> str:
 
 
 def _lock(path: Path, kind: int, flags: int = 0) -> int | None:
-    """Return a descriptor that holds the lock of a file; None if another process holds the lock. Raises `OSError`."""
+    """Lock a file, and return the descriptor that holds the lock; None if another holder prevents it. `kind` is
+    `fcntl.LOCK_EX` or `fcntl.LOCK_SH`, and `flags` are further flags of `os.open`. Raises `OSError`, also if the file
+    is removed meanwhile."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -52,23 +52,29 @@ _LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that i
 
 @dataclass(slots=True)
 class NamedPaths:
-    """The files, folders and hosts that a configuration names. `read` and `write` are paths without symlinks, `reach`
-    hosts with ports. `not_granted` has a sentence for each thing that is not granted, with the setting that would grant
-    it. `repositories` has such a sentence for each git folder (its key) with the history of a named folder."""
+    """The files, folders and hosts that a configuration names. The dictionaries to None are ordered sets."""
 
     read: dict[str, None] = field(default_factory=dict)
+    """Paths to grant for reading, without symlinks."""
     write: dict[str, None] = field(default_factory=dict)
+    """Paths to grant for reading and writing, without symlinks."""
     reach: dict[str, None] = field(default_factory=dict)
+    """Hosts, with a port if one is known, as in `sandbox.reach`."""
     not_granted: dict[str, None] = field(default_factory=dict)
+    """A sentence for each thing that is named but not granted, with what the operator can do."""
     repositories: dict[str, str] = field(default_factory=dict)
+    """By git folder that has the history of a named worktree or submodule: the sentence for the operator."""
 
 
 def named_paths(
     args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None, cwd: str | None = None
 ) -> NamedPaths:
-    """Return what the arguments and the environment of a server name. `code` are files and folders that the server runs
-    from; a folder around one of them is not granted for writing. `folder` is the start of relative paths; None: the
-    session's own folder. `cwd` is granted for reading."""
+    """Return the files, folders and hosts that a server's arguments and environment name.
+
+    `code` are the files and folders that the server runs from: no folder around or in one is granted for writing.
+    Relative paths begin in `folder`; None: in the session's own folder, so that they need no grant. `cwd` is the
+    configured working directory. It is granted for reading; None: there is none.
+    """
     found = _Named(tuple(code), folder)
     option = ""
     for word in args:
@@ -120,8 +126,8 @@ class _Named:
             self.folder(found, may_write=False)
 
     def text(self, text: str, name: str) -> None:
-        """Grant the file, folder or host that `text` names. `text` is an argument or the value of a variable, and
-        `name` is the option or variable."""
+        """Grant the file, folder or host that `text` names; do nothing if it names none. `text` is an argument, or the
+        value of an option or variable with the name `name`."""
         if not text or len(text) > _LONGEST or "\0" in text:
             return
         url = _url(text)
@@ -225,8 +231,8 @@ def _is_of_this_machine(text: str) -> bool:
 
 
 def _is_of_one(folder: str, name: str) -> bool:
-    """Return whether a folder contains only files whose names begin with `name`, and databases with their journals.
-    Return False if the folder cannot be listed."""
+    """Return whether the folder around a file `name` can be granted with the file, because nothing else is in it: only
+    files whose names begin with `name`, and databases with their journals. Return False if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return all(

@@ -84,8 +84,9 @@ class PrincipalsFile:
         return is_deep and self._pattern.fullmatch(path) is not None and not os.path.isdir(path)
 
     def link_targets(self) -> Iterator[str]:
-        """Yield the paths elsewhere that symlinks lead to. Where a folder keeps its files in a folder within it, as
-        mounted secrets of Kubernetes are kept, yield that folder's path once, for any name."""
+        """Yield the target of each existing file of a principal that is a symlink to another place. If the target has
+        the same name in a folder beside the symlink, as in mounted secrets of Kubernetes, yield its path with the
+        placeholder in place of the name: files of further principals will be there."""
         folder = os.path.dirname(_PLACEHOLDER.split(self._path)[0] + "x")
         for path in glob.iglob("*".join(map(glob.escape, _PLACEHOLDER.split(self._path)))):
             target = os.path.realpath(path)

@@ -46,11 +46,12 @@ _CHOSEN_BY_KERNEL: Final = 32_768
 
 @dataclass(slots=True)
 class Learnt:
-    """The sandbox that a server needs. `table` is a value for the setting `sandbox`. `remarks` say what `table` does
-    not grant, and why; dangerous things first."""
+    """The sandbox that a server needs, as learnt from a run of it."""
 
     table: dict[str, Any]
+    """A value for the setting `sandbox`."""
     remarks: list[str] = field(default_factory=list)
+    """Sentences for the operator on what `table` does not grant or grants more broadly, the dangerous things first."""
 
     def add_unused(self, names: Iterable[str]) -> None:
         """Add a remark for each name that the server has looked up, but that is not among the granted hosts."""
@@ -69,9 +70,12 @@ def learnt(
     own: Sequence[str],
     profile: str = "strict",
 ) -> Learnt:
-    """Derive grants from what a server `touched`: pairs of kind and thing, as the gate reports them. `names` has the
-    host name by address. `grants` are those that the profile makes anyway. `own` are the folders that each session has
-    of its own."""
+    """Return the sandbox that a server needs, derived from what it has touched in a run.
+
+    `touched` has pairs of kind and thing, as the gate reports them (`Touched.add`). `names` has the host name of each
+    address that was looked up. What `grants` of the profile allow, and folders in `own`, which each session has of its
+    own, need no further grant.
+    """
     found = Learnt({"profile": profile})
     things = dict.fromkeys(touched)
     free = {letter: [*own, *(grant.path for grant in grants if letter in grant.mode)] for letter in "rwx"}
@@ -102,7 +106,7 @@ def learnt(
 
 
 def merge_tables(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two tables that were learnt in different runs.
+    """Return a table (a value for the setting `sandbox`) with the grants of two that were learnt in different runs.
 
     Raises:
         ValueError: `earlier` is not a learnt table.
@@ -126,8 +130,8 @@ def _is_of_keys(path: str) -> bool:
 
 
 def _folded(found: Learnt, paths: Sequence[str], does: str) -> list[str]:
-    """Return the paths to grant; many files of one folder are replaced by the folder. Paths that are dangerous or too
-    broad get a remark instead."""
+    """Return the paths to grant, of those that a server has used. `does` says how: "reads" or "writes". Many files of
+    one folder are replaced by the folder. Dangerous or too broad paths are left out. `found` gets remarks on both."""
     field = {"reads": "read", "writes": "write"}[does]
     kept: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
@@ -224,7 +228,8 @@ class Lesson:
         self._touched[kind, what] = None
 
     def resolve(self, name: str) -> list[str]:
-        """Return the addresses of a name, and record which name they belong to. Runs in a thread."""
+        """Return the addresses of a name that the server looks up, and record that they belong to this name. Runs in a
+        thread. Raises `socket.gaierror`."""
         self._asked[name] = None
         found = addresses_of(name)
         self._names.update(dict.fromkeys(found, name))
@@ -242,8 +247,9 @@ class Lesson:
 async def run_watched(
     settings: UpstreamSettings, sink: LineSink, stderr: Callable[[bytes], None]
 ) -> AsyncIterator[tuple[Process, Lesson]]:
-    """Start a server without restrictions, but with a folder of its own, as under `strict`. Yield its process and a
-    record of what it touches. End the process with the block.
+    """Run a server during an `async with` block, without restrictions but with a folder of its own, as under `strict`.
+    Yield its process and the `Lesson`, which records what the server touches. `sink` gets its stdout, `stderr` the
+    chunks of its stderr.
 
     Raises:
         ProcessFailed: the command cannot be started.

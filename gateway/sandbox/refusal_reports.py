@@ -27,17 +27,20 @@ _MOST_ENDED: Final = 10_000
 
 
 class RefusedRow(msgspec.Struct, frozen=True):
-    """A refusal, as the page of a session shows it. It occurred `count` times, last `at` (Unix time). `allows` is the
-    setting that would allow it; empty if none does. `what` is empty in the row that counts all refusals beyond
-    `_MOST_ROWS`."""
+    """Equal refusals, as one row on the page of a session."""
 
     at: float
+    """When the last of them occurred (Unix time). `SessionRefusals.add` sets it."""
     server: str
     kind: str
+    """What kind of thing was refused, such as "connect" or "file" (`SANDBOX_REFUSALS`)."""
     what: str
+    """The refused thing. Empty in the row that counts all refusals beyond `_MOST_ROWS`."""
     why: str
     allows: str
+    """The setting that would allow it; empty if none does."""
     count: int
+    """How often it was refused."""
 
 
 class SessionRefusals:
@@ -52,7 +55,8 @@ class SessionRefusals:
         self._ended: TTLCache[str, bool] = TTLCache(_MOST_ENDED, _ENDED_S, clock)
 
     def add(self, session: str, row: RefusedRow) -> None:
-        """Store a refusal with the current time. If an equal one is stored already, add to its count."""
+        """Store a row for a refusal, with the current time. If the session has a row for the same thing already, add
+        the counts. Do nothing for a session that has just ended."""
         if session in self._ended:
             return
         rows = self._of.pop(session, {})
@@ -117,12 +121,16 @@ _NEVER: Final = ("the gateway listens there", "a setuid or setgid bit", "datagra
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Something that a sandbox refused `count` times. `what` is written as in the setting that would grant it."""
+    """Something that a sandbox has refused to a process, once or more often."""
 
     kind: str
+    """What kind of thing was refused, such as "connect" or "file" (`SANDBOX_REFUSALS`)."""
     what: str
+    """The refused thing, as it would be written in the setting that grants it. Empty: more things than are listed."""
     why: str
+    """The reason, in a few words."""
     count: int = 1
+    """How often it was refused."""
 
 
 class BlockedEvent(Protocol):
@@ -130,7 +138,8 @@ class BlockedEvent(Protocol):
 
 
 def allowed_by(refused: Refusal) -> str:
-    """Return the setting that would allow what was refused; empty if none does."""
+    """Return the setting with the value that would allow what was refused, such as `sandbox.reach = ["x.org:443"]`;
+    empty if none does."""
     field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
     if not refused.what or field is None or refused.why in _NEVER:
         return ""
@@ -143,8 +152,8 @@ def allowed_by(refused: Refusal) -> str:
 
 
 def sentence(server: str, refused: Refusal, package: str = "") -> str:
-    """Return a sentence for operators: what was refused to the server, or to the fetch of a package, and which setting
-    would allow it."""
+    """Return a sentence for operators: what was refused to the server, and which setting would allow it. If `package`
+    is given, it was refused to the fetch of this package."""
     who = f"the fetch of package {package!r}" if package else f"server {server!r}"
     if not refused.what:
         return f"{who} was refused more things than are listed one by one"
@@ -160,21 +169,24 @@ def sentence(server: str, refused: Refusal, package: str = "") -> str:
 
 @dataclass(eq=False, repr=False)
 class Refusals:
-    """Report the refusals of all servers of this gateway. `blocked` records an event of a session. `shown` stores rows
-    for the session's page. `touched` is called with kind and name of each thing that a process touches, if its sandbox
-    watches everything."""
+    """Report the refusals of all servers of this gateway."""
 
     counts: Counter[Any]
+    """Counts the refusals by kind, for the metrics."""
     blocked: BlockedEvent
+    """Records an event of the session about a refusal."""
     clock: Callable[[], float]
     shown: SessionRefusals
+    """Stores the refusals for the pages of the sessions."""
     touched: Callable[[str, str], None] = lambda kind, what: None
+    """Called with kind and name of each thing that a process touches, if its sandbox watches everything."""
 
     def __post_init__(self) -> None:
         self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, self.clock)
 
     def count(self, fields: Mapping[str, Any], refused: Refusal) -> None:
-        """Count a refusal, and store it for the page of the session."""
+        """Count a refusal for the metrics, and store it for the page of its session, if it has one. `fields` are those
+        of a log line about the process: `server`, `session` and others."""
         self.counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
         if session := str(fields.get("session", "")):
             server, allows = str(fields.get("server", "")), allowed_by(refused)
@@ -182,7 +194,8 @@ class Refusals:
             self.shown.add(session, row)
 
     def tell(self, fields: Mapping[str, Any], refused: Refusal) -> None:
-        """Record an event of the session, and log the refusal unless the same line was logged lately."""
+        """Record the refusal as an event of its session, and log it, unless the same line was logged lately. `fields`
+        are those of the log line."""
         server = str(fields.get("server", ""))
         said = sentence(server, refused, str(fields.get("package", "")))
         key = (said, refused.kind, refused.what)
@@ -202,8 +215,8 @@ class ProcessRefusals:
         self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
 
     def add(self, refused: Refusal) -> None:
-        """Count a refusal. If it is new, report it at once. Repetitions of it are reported together after a pause,
-        which doubles each time."""
+        """Count a refusal. If it is the first one of this thing, report it at once (`Refusals.tell`). Further ones are
+        reported together, with the next one after a pause, which doubles each time."""
         fields = self._fields()
         self._all.count(fields, refused)
         key = (refused.kind, refused.what)

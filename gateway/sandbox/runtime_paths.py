@@ -65,11 +65,12 @@ _FOLDER_OPTIONS: Final = frozenset({"--directory", "--project", "--prefix", "--c
 
 @dataclass(slots=True)
 class RuntimePaths:
-    """The files that a command needs. `code` are files and folders to read and execute. `env` are variables that a
-    runtime needs because HOME is another folder in a sandbox."""
+    """The files that a command needs, and the variables by which its programs find them."""
 
     code: dict[str, None] = field(default_factory=dict)
+    """An ordered set of files and folders to read and execute."""
     env: dict[str, str] = field(default_factory=dict)
+    """Variables with the folders that programs would look for in HOME, which is another folder in a sandbox."""
 
     def add(self, path: Path | str) -> None:
         """Add a file or folder to `code`, unless it is too broad (`is_broad`)."""
@@ -79,8 +80,8 @@ class RuntimePaths:
 
 
 def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> RuntimePaths:
-    """Return the files that a command needs. `path` is the command's PATH, and `cwd` the folder in which it runs.
-    `home` is the home folder in which tools were installed."""
+    """Return the files that the command `argv` needs. `path` is the command's PATH, and `cwd` the folder in which it
+    runs. `home` is the home folder in which tools were installed."""
     # A relative entry means a folder of wherever the server is by then, never the one that the gateway was started in.
     path = os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
     found = RuntimePaths()
@@ -249,8 +250,9 @@ def _project(path: Path) -> Path | None:
 
 
 def _interpreters(path: str, search: str) -> Iterator[str]:
-    """Yield the interpreters that the first lines of a script name. If the path of a Python is too long for `#!`, pip
-    and uv write it in a second line, for `sh`."""
+    """Yield the paths of the interpreters that the script at `path` names in its first lines; none if it is no script.
+    `search` is the PATH to find them. The lines behind the first count, too: if the path of a Python is too long for
+    `#!`, pip and uv write it in a second line, for `sh`."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -280,7 +282,8 @@ def _words(line: str) -> list[str]:
 
 
 def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
-    """Yield the scripts and folders of code in the arguments of an interpreter or of a runner such as uv or npm."""
+    """Yield the paths of the scripts and folders of code that the command `argv` names, if it is one of an interpreter
+    or of a runner such as uv or npm. `cwd` is the folder in which it runs."""
     name, words = Path(argv[0]).name, argv[1:]
     if name == "cd" and len(words) == 1:
         yield os.path.join(cwd, words[0])

@@ -39,21 +39,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSandbox:
-    """One sandbox of one server. `trusts` are the trust levels of the sessions that it is for; empty: of all. `missing`
-    has a sentence for each part that does not hold on this machine. `not_granted` has one for each thing that the
-    server's configuration names and that is not granted, with the setting that would grant it. `forgets` has one for
-    each file of data that ends with its session."""
+    """One sandbox of one server, and what it means on this machine."""
 
     server: str
     sandbox: Sandbox
     trusts: tuple[str, ...]
+    """The trust levels of the sessions that the sandbox is for; empty: it is for all sessions."""
     missing: tuple[str, ...] = ()
+    """A sentence for each part of the sandbox that this machine cannot enforce."""
     not_granted: tuple[str, ...] = ()
+    """A sentence for each thing that the server's configuration names but that is not granted, with the way to grant
+    it."""
     shared: tuple[str, ...] = ()
     """Sentences on what the processes lack on this machine, such as their own /tmp, although the sandbox is
     effective."""
     walls: Walls | None = None
+    """The restrictions that every session has; None: the sandbox has none."""
     forgets: tuple[str, ...] = ()
+    """A sentence for each file of data that ends with its session."""
 
     def opens(self, files: Iterable[Path]) -> list[str]:
         """Return those of the given files that the sandbox lets its processes read."""
@@ -61,7 +64,7 @@ class ServerSandbox:
 
     @property
     def title(self) -> str:
-        """Return the server's name; with the trust, if the server has a sandbox for each trust."""
+        """Return the server's name, followed by the trust if the server has a sandbox for each trust."""
         return " ".join((self.server, *(f"({trust})" for trust in self.trusts)))
 
 
@@ -103,9 +106,9 @@ def server_sandboxes(
     *,
     delegation: Delegation,
 ) -> list[ServerSandbox]:
-    """Return the sandboxes of servers with a command, in the order of the servers: two for each server, by trust
-    (direct and sandboxed), or one if both are equal. `kernel` returns what the kernel supports, with namespaces if its
-    argument is True. `delegation` is the place of cgroups."""
+    """Return the sandboxes of `servers` (by name) in their order. A server has two: for direct and for sandboxed
+    sessions. If both are equal, they are returned as one. `kernel` returns what the kernel supports; with the argument
+    True, it tries namespaces, too. `delegation` says where cgroups can be made."""
     found: list[ServerSandbox] = []
     for name, by_trust in servers.items():
         sandboxes: dict[tuple[str, ...], Sandbox] = {(trust,): by_trust.sandbox(trust) for trust in TRUSTS}
@@ -117,7 +120,7 @@ def server_sandboxes(
 
 
 def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
-    """Return the sandboxes of all servers with a command in a configuration."""
+    """Return the sandboxes of all servers in a configuration that are started by a command (`server_sandboxes`)."""
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.kind == "command"}
     every = {name: sandboxes_of(name, entry, settings.gateway) for name, entry in entries.items()}
     return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
@@ -132,7 +135,8 @@ def server_sandbox_of(
     *,
     delegation: Delegation,
 ) -> ServerSandbox:
-    """Return a sandbox of one server, with the parts of it that this machine cannot enforce."""
+    """Return the `ServerSandbox` for `sandbox`, a sandbox of the server `name`. It is for sessions of
+    the trust levels `trusts`; empty: for all. `kernel` and `delegation` are as for `server_sandboxes`."""
     enclosure = by_trust.enclosure(sandbox)
     if enclosure is None:
         return ServerSandbox(server=name, sandbox=sandbox, trusts=trusts)
@@ -248,9 +252,10 @@ def explained(
     delegation: Delegation,
     walls: Walls | None = None,
 ) -> dict[str, Any]:
-    """Return a sandbox of a server, as JSON. `package` is the folder of the package that the server's command names.
-    `delegation` is the place of cgroups. `walls` are the restrictions of a running process, with the grants of its
-    session; None: explain what every session has."""
+    """Return what the sandbox `one` of a server grants and limits, as values for JSON. `package` is the folder of the
+    fetched package that the server's command names, if it names one. `delegation` says where cgroups can be made.
+    `walls` are the restrictions of a running process, with the grants of its session; None: explain what every session
+    has."""
     sandbox, enclosure = one.sandbox, by_trust.enclosure(one.sandbox)
     found: dict[str, Any] = {
         "sessions": one.trusts or ("direct", "sandboxed"),
@@ -299,15 +304,15 @@ def explained(
 
 
 def _package(folder: PackageFolder) -> dict[str, Any]:
-    """Return facts about a fetched package, as JSON: when it was fetched (Unix time), and the folders of its
-    program."""
+    """Return facts about a package, as values for JSON: its folder, when it was fetched (Unix time; None: not yet), and
+    the files and folders of its program."""
     current = folder.current()
     fetched = {} if current is None else {"fetched_at": current.fetched_at, "execute": current.read}
     return {"folder": str(folder.path), "fetched_at": None, "execute": (), **fetched}
 
 
 def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines for people about a sandbox of the server `name`. `found` is what `explained` returned."""
+    """Yield lines that describe a sandbox of the server `name` to people. `found` is the result of `explained`."""
     whose = "all sessions" if len(found["sessions"]) == 2 else f"{found['sessions'][0]} sessions"
     yield f"server {name}, {whose}: {found['profile']}, by {found['chosen_by']}"
     if found["launcher"]:

@@ -29,18 +29,23 @@ def _in_thread(work: Callable[[], object]) -> None:
 
 @dataclass(eq=False, repr=False)
 class SandboxesByTrust:
-    """The sandboxes of the server `name`, and their walls (kernel restrictions). `sandboxes` has the sandbox for each
-    trust. No grant opens the addresses in `closed` or the files in `private`. `run` runs a function in a thread."""
+    """The sandboxes of one server, and their walls (kernel restrictions)."""
 
     name: str
+    """The server's name."""
     settings: UpstreamSettings
     sandboxes: Mapping[str, Sandbox]
+    """The sandbox for each trust: `direct` and `sandboxed`."""
     _: KW_ONLY
     inherited: Mapping[str, str]
+    """The variables that the server's processes inherit from the gateway."""
     closed: Sequence[str] = ()
+    """Addresses that no grant opens: where the gateway listens."""
     private: Sequence[Path] = ()
+    """Files of the gateway that no grant of code opens."""
     clock: Callable[[], float] = monotonic
     run: Callable[[Callable[[], object]], None] = _in_thread
+    """Starts a function in a thread."""
 
     def __post_init__(self) -> None:
         self._own: Sequence[Path] = self.private
@@ -72,7 +77,7 @@ class SandboxesByTrust:
         return made
 
     def opens(self, private: Sequence[Path]) -> bool:
-        """Return True if a process that runs in one of these sandboxes can read one of the files."""
+        """Return True if a process that runs in one of these sandboxes can read one of the files in `private`."""
         return any(True for _, made in [*self._made.values()] for _ in opened(made.walls, private))
 
     def find_again(self, private: Sequence[Path]) -> None:

@@ -58,27 +58,29 @@ _ELSEWHERE: Final = re.compile(r"([\w.-]+=)?(/|~|https?://|file:///)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageInUse:
-    """A fetched package from which one process is started. Call `release` when the process has ended.
-
-    `argv` is the command in place of npx or uvx. `env` and `path` are what npx or uvx would add to the environment and
-    to the front of PATH. `code` are the folders and files of the program and its interpreter.
-    """
+    """A fetched package from which one process is started."""
 
     argv: tuple[str, ...]
+    """The whole command to start in place of npx or uvx."""
     env: Mapping[str, str]
+    """The variables that npx or uvx would add to the environment."""
     path: tuple[str, ...]
+    """The folders that npx or uvx would put in front of PATH."""
     code: tuple[str, ...]
+    """The files and folders of the program and its interpreter, to be granted for reading and executing."""
     release: Callable[[], None]
+    """To be called when the process has ended: the package may then be removed."""
 
 
 @dataclass(slots=True)
 class _Failure:
-    """The last failure of a fetch. `again_at`: when the fetch may be retried (Unix time). `count`: failures in a
-    row."""
+    """The last failure to fetch a package."""
 
     reason: str
     again_at: float
+    """When the fetch may be retried (Unix time)."""
     count: int
+    """The number of failures in a row."""
 
 
 @dataclass(eq=False, repr=False)
@@ -103,9 +105,10 @@ class Packages:
         self._interpreters: dict[str, tuple[str, ...]] = {}
 
     async def use(self, server: str, argv: Sequence[str], env: Mapping[str, str]) -> PackageInUse | None:
-        """Return the package from which a server's command is started. Return None if the command has to run unchanged.
+        """Return the fetched package from which to start the server `server`, whose command is `argv`. If it was not
+        fetched yet, wait for the fetch. Return None if the command has to run unchanged.
 
-        `env` is what the operator set for the server. The first session waits for the fetch.
+        `env` has the variables that the operator set for the server.
 
         Raises:
             UpstreamUnavailable: the package could not be fetched, or not in time.
@@ -153,8 +156,8 @@ class Packages:
         await self._tasks.close()
 
     def _interpreter(self, command: PackageCommand, package: FetchedPackage, request: FetchRequest) -> tuple[str, ...]:
-        """Return the files of the Python that a package runs on. Return nothing for npm: node belongs to the server's
-        command, which has its own grants.
+        """Return the files and folders of the Python that a package runs on; empty for npm, because node belongs to
+        the server's command, which has its own grants.
 
         A Python environment names its interpreter by a symlink that code of the package could have changed. So only a
         program named `python` in a folder `bin` counts: a fetch cannot make one outside of the package.
@@ -171,7 +174,8 @@ class Packages:
         return self._interpreters[python]
 
     async def _fetched(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Wait until the package is fetched.
+        """Fetch a package, or wait for the fetch of it that is running. If the last fetch has failed a short time ago,
+        do not try again.
 
         Raises:
             UpstreamUnavailable: the package could not be fetched, or not in time.
@@ -195,7 +199,8 @@ class Packages:
             )
 
     def _error(self, name: str) -> _Failure | None:
-        """Return the last failure of a fetch if it must not be retried yet; otherwise None."""
+        """Return the last failure to fetch the package with the folder `name` if the fetch must not be retried yet;
+        otherwise None."""
         failure = self._failures.get(name)
         return failure if failure is not None and self.clock() < failure.again_at else None
 
@@ -269,11 +274,11 @@ def package_folder(entry: UpstreamSettings) -> PackageFolder | None:
 
 
 def _place(argv: Sequence[str], own: Mapping[str, str]) -> tuple[PackageFolder, FetchRequest] | None:
-    """Return the folder for the package of a command, and the request by which the package is fetched. Return None if
-    the command has to run unchanged.
+    """Return the folder for the package that the command `argv` starts, and the request by which it is fetched. Return
+    None if the command has to run unchanged. `own` has the variables that the operator set for the server.
 
-    Both follow from what the operator has written, and from the installed programs. No file that a session could write
-    counts: it would decide for all sessions. So HOME is the gateway's, and a command with a path in the working
+    The results follow from what the operator has written, and from the installed programs. No file that a session could
+    write counts: it would decide for all sessions. So HOME is the gateway's, and a command with a path in the working
     directory is not fetched for all.
     """
     command = parse(argv)
@@ -291,7 +296,7 @@ def _place(argv: Sequence[str], own: Mapping[str, str]) -> tuple[PackageFolder, 
 
 
 def _is_in_working_directory(variable: str, value: str) -> bool:
-    """Return True if the value of a variable is, or has, a path in the working directory."""
+    """Return True if the value of a variable is a path in the working directory (a relative path), or contains one."""
     if not _OF_PATHS.fullmatch(variable):
         return _RELATIVE.search(value) is not None
     return any(not _ELSEWHERE.match(word) for word in re.split(r"[,\s]+", value.strip()) if word)
@@ -307,8 +312,8 @@ async def _lock_of(folder: PackageFolder) -> int:
 
 
 def _tools(command: PackageCommand, path: str) -> tuple[str, ...]:
-    """Return the paths of the programs on which a fetched package depends: the program of the command (such as npx or
-    uvx), and Node or Python. A compiled part of the package fits only one version of Node or Python."""
+    """Return the paths of the programs on which a fetched package depends: the launcher (such as npx or uvx), and Node
+    or Python, because a compiled part of the package fits only one version of it. `path` is the PATH to find them."""
     names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
     found = (shutil.which(name, path=path) for name in names)
     return tuple(one for one in found if one)

@@ -127,8 +127,8 @@ def is_broad(path: str) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _broad(home: str, temporary: str) -> frozenset[str]:
-    """Return the broad folders, for the HOME `home` and for folders of sessions in `temporary`
-    (`gateway.context.session_folders`). The home folders of this machine's users are among them."""
+    """Return the broad folders of this machine (`is_broad`). `home` is the gateway's HOME. `temporary` is the folder in
+    which the folders of sessions are made (`gateway.context.session_folders`)."""
     users = (user.pw_dir for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1_000)
     homes = dict.fromkeys(filter(None, (home, *users)))
     of_homes = (real(os.path.join(one, part)) for one in homes for part in _BROAD_IN_HOME)

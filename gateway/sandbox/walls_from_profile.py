@@ -52,30 +52,34 @@ class OwnFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalledProcess:
-    """The walls (kernel restrictions), variables and working directory of one process. A variable in `env` is
-    overridden by every other source of variables. `cwd` is None for the working directory of the gateway, and `~` for
-    the HOME of the process, whatever sets HOME."""
+    """The walls (kernel restrictions), variables and working directory of one process."""
 
     walls: Walls
     env: Mapping[str, str]
+    """Variables with the lowest rank: every other source of variables overrides them."""
     cwd: str | None
+    """`~`: the HOME of the process, whatever sets HOME. None: the working directory of the gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enclosure:
     """The walls (kernel restrictions) of one server for sessions of one trust, without what a single session is
-    granted. `own_env` are variables with paths in a process's `{home}` and `{temporary}` folders. `not_granted` has a
-    sentence for each thing that the configuration names but that is not granted, with the way to grant it. `withheld`
-    are files beside the server's code that may contain others' credentials. `moves`: the process is started in HOME."""
+    granted. `process` adds that for one process."""
 
     sandbox: Sandbox
     walls: Walls
     env: Mapping[str, str]
+    """Variables that are the same for all processes."""
     own_env: Mapping[str, str]
+    """Variables whose values have `{home}` and `{temporary}` in place of the process's own folders."""
     cwd: str | None
+    """The configured working directory; None: none is configured, or the process `moves`."""
     moves: bool
+    """True if the process is started in its HOME."""
     not_granted: tuple[str, ...]
+    """A sentence for each thing that the configuration names but that is not granted, with the way to grant it."""
     withheld: tuple[str, ...]
+    """Files beside the server's code that are not granted, because they may contain others' credentials."""
 
     @property
     def forgets(self) -> tuple[str, ...]:
@@ -175,9 +179,9 @@ def enclosure_of(
 
 
 def _own_files(settings: UpstreamSettings, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of variables by which a program writes its data into the session's folder. Otherwise
-    the program would write beside itself, or into the user's home folder. Leave out variables that the settings
-    have."""
+    """Yield the names and values of variables by which a known program writes its data into the session's folder.
+    Otherwise it would write beside itself, or into the user's home folder. Leave out variables that the settings have.
+    `folder` is the working directory of the command."""
     package = parse(settings.argv)
     named = None if package is None else _OWN_FILES.get(_NAME_IN.sub("", package.package))
     programs = (os.path.basename(command[0]) for command, _ in placed_commands(settings.argv, folder))
@@ -270,7 +274,8 @@ def _working_directory() -> str:
 
 
 def _is_relative(settings: UpstreamSettings, here: str) -> bool:
-    """Return whether the command or an argument names an existing file in the working directory of the gateway."""
+    """Return whether the command or an argument names an existing file in `here`, the working directory of the gateway,
+    by a relative path."""
     names: list[str] = []
     for command, folder in placed_commands(settings.argv, here):
         if folder == here:
@@ -281,7 +286,8 @@ def _is_relative(settings: UpstreamSettings, here: str) -> bool:
 
 
 def _words_within(argv: Sequence[str], folder: str) -> Iterator[str]:
-    """Yield the paths in the shell commands within a command line, such as in `sh -c`."""
+    """Yield the paths in the commands within the command line `argv`, such as those in `sh -c`. `folder` is the working
+    directory of the command line: relative paths are joined with it, or with the folder that a `cd` names."""
     for command, place in list(placed_commands(argv, folder))[1:]:
         yield from (os.path.join(place, word) for word in command if "/" in word and not word.startswith(("-", "~")))
 
@@ -299,8 +305,8 @@ def without_withheld(
     grants: Iterable[Grant], meant: Collection[str], private: Iterable[Path] = ()
 ) -> tuple[list[Grant], list[str]]:
     """Remove two kinds of files from the grants of code: those that may contain others' credentials, and the `private`
-    files, which need not exist yet and may have `{subject}` in their paths. Return the changed grants, and the files
-    with credentials.
+    files, which need not exist yet and may have `{subject}` in their paths. Return the changed grants, and the removed
+    files that may contain credentials.
 
     A folder with such a file may only be listed, and everything else in it gets its own grant. The search covers
     granted folders and those between two of them, such as between a project and a script in it. Paths in `meant` stay
@@ -376,9 +382,9 @@ _FILES = 8_192
 
 
 class WallsOfFetches:
-    """Make the walls (kernel restrictions) for each step of a fetch. `reach` are hosts that are not public. No grant
-    opens the addresses in `closed`. With `required`, nothing is fetched if the kernel cannot enforce all of the
-    walls."""
+    """Make the walls (kernel restrictions) for each step of a fetch of a package. `reach` are hosts that fetches may
+    reach beside public ones. No grant opens the addresses in `closed`. With `required`, nothing is fetched if the
+    kernel cannot enforce all of the walls."""
 
     def __init__(self, *, reach: Sequence[str], closed: Sequence[str], required: bool) -> None:
         self._reach = Reach(public=True, names=True, hosts=tuple(reach), refused=tuple(closed))
@@ -398,8 +404,9 @@ class WallsOfFetches:
         write: str,
         reach: Sequence[str],
     ) -> Walls:
-        """Return the walls (kernel restrictions) of a command. It may read and execute its program and the paths in
-        `read`, write only to the folder `write`, and connect to public hosts and those in `reach`."""
+        """Return the walls (kernel restrictions) of the command `argv` of a fetch, which has the environment `env` and
+        runs in `cwd`. It may read and execute its program and the paths in `read`, write only to the folder `write`,
+        and connect to public hosts and those in `reach`."""
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
             runtime.code.update(runtime_paths((program,), "", cwd, env.get("HOME", "/")).code)
