@@ -33,8 +33,8 @@ class TasksClosed(Exception):
 
 
 class Tasks:
-    """Manage the background tasks of `owner`, a name for log lines. A task that is started after `close` is cancelled
-    at once."""
+    """Manage the background tasks of one object. `owner` is a name of that object for log lines. A task that is started
+    after `close` is cancelled at once."""
 
     # Small while nothing runs: there are as many as there are sessions.
     __slots__ = ("_awaited", "_is_closed", "_owner", "_running", "_shared")

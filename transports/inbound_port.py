@@ -49,15 +49,14 @@ REASONS: Final[Mapping[int, str]] = MappingProxyType(
 class Refused(Exception):
     """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for people, and the reason for
     programs: a name that stays when the message changes. Only codes in `REASONS` have a default reason.
-
-    `correlation` is the correlation id of the request, once it is known. `log_facts` are fields of the log line about
-    the refusal, such as the session id, in the form that logs may show. `is_recorded` is True once the handler has
-    recorded the refusal, so that it is recorded once.
     """
 
     correlation = ""
+    """The correlation id of the request; empty until it is known."""
     is_recorded = False
+    """True once the handler has recorded the refusal, so that it is recorded only once."""
     log_facts: Mapping[str, str] = MappingProxyType({})
+    """Fields of the log line about the refusal, such as the session id, in the form that logs may show."""
 
     def __init__(
         self,
@@ -210,7 +209,7 @@ class FastPathOffer:
         the handler."""
 
     def prepare(self, decision: Any) -> None:
-        """Store the handler's decision on the request."""
+        """Store the handler's decision on the request, which the handler needs later to make its offer (`make`)."""
         self.decision = decision
 
     def make(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
@@ -219,52 +218,64 @@ class FastPathOffer:
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a client, checked by the rules of its era's transport, and not yet authenticated.
-
-    `headers` has lower-case names. `params` is the top level of the message's params. `same_site` is False if a browser
-    reports that another site caused the request. `forwarded` is set if another replica sent the request: it holds the
-    facts which that replica has checked (`gateway.cluster.ownership.Forwarded`). `peer` is the address of the
-    connection, `client` the network of the client behind trusted proxies. `arrived_at` is a time of the monotonic clock
-    (0: unknown). `again`: the request was forwarded to a process that was lost, and may have taken effect. `body_bytes`
-    is the size of the body, which stays in memory until the request is answered. `check_mirrored(schema, params)`
-    raises `Refused` if arguments of a tool call disagree with the headers that mirror them. It is called only after the
-    caller is known to see the tool. `vouched_for` is the authenticated caller of a request from within the process
-    (`gateway.identity.authenticate.Authenticated`); None for any other. `handler_cache` is None unless the connection
-    repeats the head. `offer` is None unless the connection can send, on the fast path, calls that differ from this one
-    only in id, arguments and progress token.
-    """
+    """One message of a client, checked by the rules of its era's transport, and not yet authenticated."""
 
     era: Era
     endpoint: str
+    """The name of the endpoint."""
     headers: Mapping[str, str]
+    """The HTTP headers, by lower-case name."""
     message: Message | None = None
+    """None for an HTTP request without a message, such as GET and DELETE."""
     params: Object = msgspec.field(default_factory=dict)
+    """The top level of the message's params, with raw values."""
     protocol_version: str = ""
+    """The MCP version that the message or its headers name; 2025-03-26 if they name none."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """The decoded `_meta` of the message."""
     forwarded: Any = None
+    """The facts that another replica has checked, if that replica sent the request
+    (`gateway.cluster.ownership.Forwarded`); None for a client's own request."""
     again: bool = False
+    """True if the request was forwarded before, to a process that was lost, and may have taken effect there."""
     same_site: bool = True
+    """False if a browser reports that another site caused the request."""
     peer: str = ""
+    """The address of the connection's other end."""
     client: str = ""
+    """The network of the client, which may be behind trusted proxies."""
     secure: bool = False
+    """True if the client uses TLS."""
     arrived_at: float = 0.0
+    """A time of the monotonic clock; 0 if unknown."""
     body_bytes: int = 0
+    """The size of the body, which stays in memory until the request is answered."""
     check_mirrored: Callable[[Any, Object], None] | None = None
+    """Raises `Refused` if arguments of a tool call disagree with the headers that mirror them. Its arguments are the
+    tool's input schema and the params. Called only after the caller is known to see the tool."""
     vouched_for: Any = None
+    """The authenticated caller of a request from within the process (`gateway.identity.authenticate.Authenticated`);
+    None for any other request."""
     handler_cache: HandlerCache | None = None
+    """Where the handler stores a value for later requests with the same head. None unless the connection repeats it."""
     offer: FastPathOffer | None = None
+    """None unless the connection can send later calls on the fast path that differ from this one only in id, arguments
+    and progress token."""
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """The session that a client's message or event stream belongs to. `token` is empty if there is no session.
-    `headers` tell the client the session. `is_returned`: the client itself has sent the token. `by_cookie`: the token
-    came in a cookie, perhaps without the client's knowledge. `caller` is the name of the authenticated sender."""
+    """The session that a message or event stream of an HTTP+SSE client belongs to."""
 
     caller: str = ""
+    """The name of the authenticated sender."""
     token: str = ""
+    """The session's token; empty if there is no session."""
     headers: HeaderList = msgspec.field(default_factory=list)
+    """Headers for the response, which tell the client the session."""
     is_returned: bool = False
+    """True if the client itself has sent the token."""
     by_cookie: bool = False
+    """True if the token came in a cookie, perhaps without the client's knowledge."""
 
 
 class Answer(Protocol):
@@ -289,8 +300,8 @@ class Answer(Protocol):
         """Return the message (frame) to send: the given one, or an error if another process owns the session now."""
 
     async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Store frames so that the client can fetch them later, and return their event ids; None for a frame that is
-        not stored. The frames may reach the store after this call."""
+        """Store frames for replay, so that the client can fetch them later, and return the event id of each; None for a
+        frame that is not stored. The frames may reach the store after this call."""
 
     def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
         """Store frames as `record` does, if that needs no waiting. Otherwise do nothing, and return None."""
@@ -392,7 +403,8 @@ class Handler(Protocol):
         """Handle a client's response to a request that an upstream server has sent to the client."""
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
-        """Open the GET stream of a legacy client."""
+        """Open the GET stream of a legacy client. `last_event_id` is the event after which the client resumes a stream;
+        None: it resumes none."""
 
     async def end(self, request: Request) -> None:
-        """Handle a legacy client's DELETE."""
+        """Handle a legacy client's DELETE, which ends its session."""

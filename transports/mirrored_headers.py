@@ -40,8 +40,11 @@ class _Annotated(NamedTuple):
     """A property of an input schema whose value is repeated in a header."""
 
     path: PropertyPath
+    """The names of the properties that lead to this one, which is the last."""
     token: str
+    """The header's name without `Mcp-Param-`."""
     schema: dict[str, Any]
+    """The schema of the property."""
 
     @property
     def header(self) -> str:
@@ -146,8 +149,8 @@ def _difference(annotated: _Annotated, value: Any, header: str | None) -> str | 
 
 
 def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
-    """Return True if a decoded header is another spelling of the integer `value`, such as `42.0` for 42. Exact for any
-    size."""
+    """Return True if a decoded header is another spelling of the integer `value`, such as `42.0` for 42. `kind` is the
+    type of the property in the schema; False unless it is "integer". Exact for integers of any size."""
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if kind != "integer" or isinstance(value, bool) or not is_whole or not _DECIMAL.fullmatch(decoded):
         return False

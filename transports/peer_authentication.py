@@ -52,19 +52,21 @@ class _Seal:
         self._number = 0
 
     def next(self, content: bytes) -> bytes:
-        """Return the MAC of the next record."""
+        """Return the MAC of the next record, which has this content."""
         number = self._number.to_bytes(8, "big")
         self._number += 1
         return hmac.digest(self._key, number + content, "sha256")
 
 
 class Seals(NamedTuple):
-    """The keyed MACs for the records that one side sends and receives, and the name of the connection, which is
-    unique."""
+    """What one side of a connection has after the handshake: the MACs of both directions, and a name."""
 
     sent: _Seal
+    """Computes the MACs of the records that this side sends."""
     received: _Seal
+    """Computes the MACs that the received records must have."""
     name: str
+    """The unique name of the connection, the same on both sides."""
 
 
 class _Proof:
@@ -251,8 +253,8 @@ class Sealed(Layer):
             self.abort()
 
     def _shake(self, data: bytes) -> bytes:
-        """Continue the handshake with received bytes. Return the bytes that follow the handshake; empty while it goes
-        on."""
+        """Continue the handshake with the received bytes `data`. Return those bytes that follow the handshake; empty
+        while the handshake goes on."""
         self._rest += data
         step = self._handshake.step(self._rest)
         answer, self._seals = (step, None) if isinstance(step, bytes) else step

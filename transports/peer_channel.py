@@ -87,10 +87,10 @@ class PeerOtherKeys(PeerUnproven):
 
 
 class Definition(Protocol):
-    """Facts that several calls share, and that a peer therefore gets only once. `place` is the channel on which they
-    were sent, and their number there."""
+    """Facts that several calls share, and that a peer therefore gets only once."""
 
     place: "tuple[PeerChannel, int] | None"
+    """The channel on which the facts were sent last, and their number there; None before they are sent."""
 
     def packed(self) -> bytes:
         """Return the facts as bytes for the peer."""
@@ -325,8 +325,9 @@ class PeerChannel(asyncio.Protocol):
             raise PeerConnectionLost
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
-        """Send a call, and return it. `facts` belong to this call alone. The peer stores a `Definition` for later
-        calls, but no definition that is given as bytes."""
+        """Send a call, and return it; its answer comes later. `definition` has the facts that the call shares with
+        others: the peer stores them for later calls, unless they are given as bytes. `facts` belong to this call
+        alone."""
         self._number = number = self._number + 1
         call = PeerCall(self, number, body)
         if not self._calls:
@@ -342,8 +343,8 @@ class PeerChannel(asyncio.Protocol):
         return call
 
     def _placed(self, definition: Definition) -> tuple[int, bytes]:
-        """Return the number under which the peer stores a definition, and the definition's bytes; empty if the peer has
-        it already."""
+        """Return the number under which the peer stores a definition, and the bytes to send for it: none if the peer
+        has the definition already."""
         if definition.place is not None:
             channel, place = definition.place
             if channel is self and self._places[place] is definition:
@@ -369,7 +370,8 @@ class PeerChannel(asyncio.Protocol):
             self.close()
 
     def cancel(self, call: PeerCall, *, has_ended: bool) -> None:
-        """Remove a call. Tell the peer to cancel it, unless it `has_ended` there."""
+        """Remove a call for whose answer nobody waits. Tell the peer to cancel it, unless the call `has_ended`
+        there."""
         if self.has(call):
             self.forget(call)
             if not has_ended:

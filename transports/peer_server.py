@@ -60,20 +60,21 @@ class CallLeft(Exception):
 
 
 class Rules(NamedTuple):
-    """The callbacks of a `PeerServer`, which its owner provides.
-
-    `define` reads a definition (facts that calls share), and `begin` begins a call. Each may raise `PeerFault`, and
-    nothing else. `cut` is called for each connection that is closed because it breaks a rule, or proves nothing.
-    """
+    """The callbacks of a `PeerServer`, which its owner provides."""
 
     define: Callable[[bytes], Any]
+    """Reads a definition (facts that calls share), and returns what `PeerIncomingCall.definition` will be. May raise
+    only `PeerFault`."""
     begin: Callable[["PeerIncomingCall"], None]
+    """Begins to serve a call. May raise only `PeerFault`."""
     cut: Callable[[], None]
+    """Called for each connection that is closed because it breaks a rule, or proves nothing in time."""
 
 
 class PeerIncomingCall:
     """Receive one call, and send its answer. `definition` is the result of `Rules.define` for the facts that the call
-    shares with others. `body` is the first part of its body; more follows if the body `goes_on`."""
+    shares with others, and `facts` are those of this call alone. `body` is the first part of the call's body; more
+    parts follow if the body `goes_on`."""
 
     __slots__ = (
         *("_changed", "_channel", "_credit", "_is_agreed", "_left", "_pieces", "_unread"),

@@ -14,8 +14,8 @@ class FrameTooLong(Exception):
 class FrameReader:
     """Assemble frames from the pieces in which they arrive.
 
-    `head_bytes` is the size of a head. `size_at` is the offset in the head of the content's size, which has 4 bytes,
-    big-endian. `most` is the largest accepted content, in bytes.
+    `head_bytes` is the size of a frame's head. The size of the content stands in the head at the offset `size_at` (4
+    bytes, big-endian). `most` is the largest accepted content, in bytes.
     """
 
     def __init__(self, head_bytes: int, size_at: int, most: int) -> None:

@@ -55,8 +55,8 @@ class Connection(Protocol):
 
 
 class RepeatedRequests:
-    """Serve those requests of one connection that repeat a head which is stored in `memory`, one request at a time.
-    Without `memory`, serve none."""
+    """Serve those requests of one connection that repeat a stored head (`head_cache.py`), one request at a time.
+    `memory` is where the connections of a listener share their stored heads. None: serve no request."""
 
     __slots__ = (
         *("_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known", "_memory"),
@@ -102,8 +102,8 @@ class RepeatedRequests:
         return self._started is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
-        """Handle received data. Return False if the caller has to give the data to the HTTP parser. The parser then has
-        all earlier bytes."""
+        """Handle received data of a request that repeats a stored head, and return True. Return False for other data:
+        the caller has to give it to the HTTP parser, which then has all earlier bytes."""
         if self._missing:
             return self._take_body(data)
         if self._started is not None or self._fast is not None:
@@ -184,13 +184,14 @@ class RepeatedRequests:
             waiting.add_done_callback(functools.partial(self._waited, started))
 
     def _waited(self, started: StartedPost, waiting: asyncio.Task[None]) -> None:
-        """Continue once the handler has accepted or refused the request, unless an ASGI task has taken the request
-        over."""
+        """Continue a request once the task `waiting` has ended: the handler has accepted or refused the request. Do
+        nothing if an ASGI task has taken the request over."""
         if started is self._started:
             self._go_on(started)
 
     def _go_on(self, started: StartedPost) -> None:
-        """Write the answer, or wait for its first frame. If the request has failed, finish it with parser and ASGI."""
+        """Write the handler's answer if its first frame has come, or wait for this frame. If there is no answer, or it
+        has to become an event stream at once, let parser and ASGI finish the request."""
         if started.answer is None:
             assert self._known is not None
             if not started.is_elsewhere:
@@ -329,7 +330,8 @@ class RepeatedRequests:
     # -- the usual way
 
     def give_up(self, why: HeadUse = "interrupted") -> None:
-        """If a request is being served, let parser and ASGI finish it. `why` is counted (`OUTCOMES`)."""
+        """If a request is being served here, let parser and ASGI finish it. `why` is the outcome that is counted for
+        the request (`OUTCOMES`)."""
         if self._missing:
             self._missing = 0
             assert self._memory is not None
@@ -342,8 +344,8 @@ class RepeatedRequests:
             self._resume(why)
 
     def _resume(self, why: HeadUse) -> None:
-        """Give the request's bytes to the parser. The ASGI task that this starts continues from the steps that were
-        done here."""
+        """Give the request's bytes to the parser. This starts an ASGI task, which continues from the steps that were
+        done here. `why` is the outcome that is counted for the request (`OUTCOMES`)."""
         assert self._memory is not None
         self._memory.counts[why] += 1
         self._resumed, self._started = self._started, None

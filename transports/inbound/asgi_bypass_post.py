@@ -31,8 +31,8 @@ from transports.reply_queue import Frame
 
 
 class PostServer(Protocol):
-    """An endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves POSTs: as an ASGI app, or as soon
-    as their bytes arrive. `started` is a POST with some steps done."""
+    """An endpoint that serves POSTs (`transports.inbound.streamable_http.StreamableHttp`). It is an ASGI app, which can
+    also finish a `StartedPost`. Its other methods are the single steps, for POSTs that are served without ASGI."""
 
     posts: Posts
 
@@ -63,8 +63,7 @@ meanwhile."""
 
 
 class RepeatedHead:
-    """Serve the POSTs that repeat one request head, which the endpoint has checked once. `shared` are headers of each
-    response. `can_resume`: the client can resume event streams; set with the first fast path."""
+    """Serve the POSTs that repeat one request head, which the endpoint has checked once."""
 
     __slots__ = (
         "__weakref__",
@@ -82,7 +81,9 @@ class RepeatedHead:
         self._endpoint = endpoint
         self.head = head
         self.shared = shared
+        """Headers of each response."""
         self.can_resume = False
+        """True if the client can resume event streams. Set with the first fast path."""
         self._paths: list[tuple[CallTemplate, CallPath]] = []
         self._credit = _MOST_CREDIT
         self._learned_at = 0.0
@@ -91,7 +92,8 @@ class RepeatedHead:
     def begin_fast(
         self, connection: AnsweringConnection, body: bytes, trace: bytes, correlation: str = ""
     ) -> CallInFlight | None:
-        """Send a call on the first fast path that fits it. Return None, and send nothing, if none does."""
+        """Send the call in `body` on the first fast path that fits it, and return it. Return None, and send nothing, if
+        no path does. The other arguments are those of `CallPath.begin`."""
         for place, (template, path) in enumerate(self._paths):
             if (values := template.fit(body)) is None:
                 continue
@@ -134,7 +136,8 @@ class RepeatedHead:
         self._paths.clear()
 
     def holds(self, hold: Callable[[int], None]) -> None:
-        """Set the function that counts the bytes of the fast paths. A negative number releases bytes."""
+        """Set `hold` as the function that counts the memory of this head's fast paths. It is called with the bytes of a
+        new path, and with the negative number when the path is dropped."""
         self._hold = hold
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
@@ -170,17 +173,15 @@ class RepeatedHead:
 
 
 def _is_like(template: CallTemplate, body: bytes) -> bool:
-    """Return True if a body fits the template of an earlier call, and the arguments in the body are one JSON value. A
-    template without a progress token also fits a body with a token behind the arguments. It then takes the token for a
-    part of the arguments, so that these are not one value."""
+    """Return True if the call in a body is like the earlier call of a template: the body fits, and the arguments that
+    `fit` finds are one JSON value. Without the second check, a body with a progress token behind the arguments would
+    also be like a call without a token, because the template takes the token for a part of the arguments."""
     values = template.fit(body)
     return values is not None and (not values[2] or is_one_value(values[2]))
 
 
 class StartedPost:
-    """Serve one POST step by step, and store the result of each step. `answer` is None until the handler returns one.
-    `quiet_at` is a time of the monotonic clock: if no frame has come by then, the answer becomes an event stream. 0: it
-    becomes one at once; None: there is no answer yet."""
+    """Serve one POST step by step, and store the result of each step."""
 
     __slots__ = (
         *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
@@ -192,7 +193,10 @@ class StartedPost:
         self._shared = shared
         self.body = body
         self.answer: Answer | None = None
+        """The handler's answer. None until the handler has returned it."""
         self.quiet_at: float | None = None
+        """The time (monotonic clock) at which the answer becomes an event stream if no frame has come by then. 0: at
+        once. None: there is no answer yet."""
         self._message: Message | None = None
         self._request: Request | None = None
         self._calling: Coroutine[Any, Any, Answer] | None = None
@@ -208,8 +212,8 @@ class StartedPost:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Store the error of a step. If another process owns the session, send the request there, if that needs no
-        waiting."""
+        """Store the error of a step. If the error says that another process owns the session, first try to send the
+        request there. If that is possible without waiting, store the other process's answer instead of the error."""
         if isinstance(error, OwnedByPeer) and self._request is not None:
             try:
                 self._peer = self._endpoint.begin_elsewhere(error, self._request, self.body)

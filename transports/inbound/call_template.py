@@ -52,10 +52,12 @@ hole."""
 
 
 class CallTemplate:
-    """The body of a tool call, cut into the bytes around its holes. Made by `of`. `before` has the bytes in front of
-    each hole that precedes the arguments. `first` are the bytes directly before the arguments, `last` those directly
-    behind them. `after` has the bytes behind each hole that follows the arguments, the last hole first. Without
-    arguments, all holes are in `before`, and `last` is empty."""
+    """The body of a tool call, cut into the bytes around its holes. Made by `of`.
+
+    `before` has the bytes in front of each hole that precedes the arguments, and `first` those directly in front of the
+    arguments. `last` has the bytes directly behind the arguments, and `after` those behind each hole that follows the
+    arguments, the last hole first. Without arguments, all holes are in `before`, and `last` is empty.
+    """
 
     __slots__ = ("_after", "_before", "_first", "_first_bytes", "_has_arguments", "_last", "_last_bytes")
 
@@ -133,8 +135,9 @@ class CallTemplate:
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
-    """Return (begin, end, number) of each hole in the body of a call, in the order of the body. Return None if a value
-    is not plain, or may stand in more than one place."""
+    """Return the holes that a template of this body has, in the order of the body: where each begins and ends, and its
+    number (`_ID`, `_TOKEN` or `_ARGUMENTS`). Return None if the message is no tool call, or if a value is not plain or
+    may stand in more than one place."""
     if message.method != "tools/call":
         return None
     spans = []
@@ -162,8 +165,8 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
 
 
 def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each place where `value` follows the key of the hole. Skip keys inside the span
-    `outside`."""
+    """Return where a hole may be in the body: (begin, end) of each place where `value` stands behind the JSON key of
+    this hole (`_KEYS`). Skip keys inside the span `outside`, which is that of the arguments."""
     begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
     return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
 
@@ -171,8 +174,9 @@ def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> l
 def _is_proved(
     proof: bytes, has_token: bool, message: Message, params: Object, read: Callable[[bytes], Message]
 ) -> bool:
-    """Return True if the parser reads `proof`, the body with `_PROOFS` in its holes, as the same call with these
-    values."""
+    """Return True if `proof`, the body with the test values `_PROOFS` in its holes, is the same call with these values.
+    The parser `read` decides. `has_token`: one of the holes is for a progress token. `message` and `params` are those
+    of the original body."""
     try:
         found = read(proof)
         got = found.params_object()

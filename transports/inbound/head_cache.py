@@ -60,15 +60,14 @@ _ABOUT_FRAMING: Final = frozenset({b"expect", b"te", b"trailer", b"transfer-enco
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A request head with holes for the digits of its Content-Length, and for a `traceparent` of the usual form.
-
-    For each hole, `before` has the bytes in front of it, their number, and True if the hole is the trace. `last` has
-    the bytes behind the last hole. `headers` is the number of headers.
-    """
+    """A request head with holes for the digits of its Content-Length, and for a `traceparent` of the usual form."""
 
     before: tuple[tuple[bytes, int, bool], ...]
+    """For each hole: the bytes in front of it, their number, and True if the hole is for the `traceparent`."""
     last: bytes
+    """The bytes behind the last hole."""
     headers: int
+    """The number of headers."""
 
     @property
     def parts(self) -> tuple[bytes, ...]:
@@ -105,13 +104,15 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
-    """The stored head `known` with which received bytes begin, the sizes of head and body in bytes, and the trace (the
-    value of `traceparent`; empty if there is none)."""
+    """A stored head with which received bytes begin, and what differs in these bytes."""
 
     known: "KnownHead[T]"
     head_bytes: int
+    """The size of the received head."""
     body_bytes: int
+    """The size of the body that follows it, as its Content-Length says."""
     trace: bytes = b""
+    """The value of its `traceparent`; empty if it has none."""
 
 
 def template_of(head: bytes, headers: HeaderList) -> Template | None:
@@ -319,9 +320,12 @@ OUTCOMES: Final[tuple[HeadUse, ...]] = get_args(HeadUse)
 
 class ConnectionMemory:
     """Share stored heads between the connections of a listener, and count in `counts` how requests were served
-    (`OUTCOMES`). `may_serve` returns False while the process ends or hands over its work: each response then has to end
-    its connection, so no stored head is used. A request with a body of more than `body_bytes` is served by parser and
-    ASGI, which authenticate the sender before they read the rest."""
+    (`OUTCOMES`).
+
+    `may_serve` returns False while the process ends or hands over its work. Each response then has to end its
+    connection, so no stored head is used. A body of more than `body_bytes` is left to parser and ASGI, too: they
+    authenticate the sender before they read all of it.
+    """
 
     def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
         self.counts = counts

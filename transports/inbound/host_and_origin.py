@@ -27,18 +27,20 @@ _LOOP: Final = (
 class Guard:
     """Check Host and Origin, so that web pages cannot reach a server on the user's own machine.
 
-    MCP 2025-11-25, Transports §Security Warning (DNS rebinding). If `hosts` is empty, any host is allowed, or with
-    `loopback` only the loopback names; `*` in `hosts` allows any. `domains` are further allowed suffixes of host names,
-    with their dot. The forwarding headers of `proxies` are trusted. A header in `single` may appear only once: two
-    credentials would be two callers.
+    MCP 2025-11-25, Transports §Security Warning (DNS rebinding).
     """
 
     hosts: frozenset[str] = frozenset()
+    """The allowed host names; with `*`, any host. Empty: any host, or with `loopback` only the loopback names."""
     domains: tuple[str, ...] = ()
+    """Further allowed suffixes of host names, each with its leading dot."""
     origins: frozenset[str] = frozenset()
     loopback: bool = True
+    """Of use only if `hosts` is empty: True if only the loopback names are allowed then."""
     proxies: Container[str] = ()
+    """The addresses of proxies whose forwarding headers are trusted."""
     single: frozenset[str] = frozenset()
+    """The headers that may appear only once in a request: two credentials would be two callers."""
     hops: frozenset[str] = frozenset()
     """The names under which this gateway may stand in `Via` headers (RFC 9110 §7.6.3): a request with one of them has
     passed it before."""
@@ -72,7 +74,7 @@ class Guard:
 
     @property
     def served_host(self) -> str:
-        """Return a host name that this check accepts, for requests from within the process."""
+        """Return a host name that `check` accepts. Requests from within the process use it as their Host."""
         named = sorted(host for host in self.hosts if "*" not in host)
         return named[0] if named else f"gateway{self.domains[0]}" if self.domains else "localhost"
 
@@ -96,7 +98,8 @@ class Guard:
         return peer in _LOOPBACK or peer in self.proxies
 
     def client_network(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Return the client's network: that of the connection, or the one that trusted proxies name."""
+        """Return the network (`network_of`) of the client's address. This is the address of the connection, or the one
+        in `X-Forwarded-For` if a trusted proxy sent the request."""
         return client_network(peer_of(scope), headers, self.proxies)
 
     @staticmethod
@@ -108,7 +111,7 @@ class Guard:
 
 
 def check_same_site(headers: Mapping[str, str]) -> None:
-    """Refuse an event stream to a page of another site. Raises `Refused` (403)."""
+    """Check the headers of a request for an event stream. Raises `Refused` (403) if a page of another site sent it."""
     if not Guard.same_site(headers):
         why = "Event streams are not served to pages of other sites."
         raise Refused(403, INVALID_REQUEST, why, reason="origin_not_allowed")

@@ -45,7 +45,8 @@ _KNOWN: Final = {
 def header_map(
     raw: Iterable[tuple[bytes, bytes]], single: Container[str] = (), most: int = Limits().head_bytes
 ) -> dict[str, str]:
-    """Return headers by lower-case name. A header in `single` or `_SINGLE` may appear only once. `most` is in bytes.
+    """Return the headers of a request by lower-case name. A header in `single` or `_SINGLE` may appear only once; the
+    values of others that are repeated are joined. `most` is the most bytes that all headers may have together.
 
     Raises:
         Refused: 400, a header appears twice that may appear only once, because readers would disagree on which one

@@ -89,16 +89,19 @@ class MessageBus(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A posted message, as it is published to the process that serves the sender's stream. Has the headers and the
-    address of the sender, and the token of the session that the message names. `nonce` makes equal messages differ, so
-    that each gets an acknowledgement of its own."""
+    """A posted message, as it is published to the process that serves the sender's stream."""
 
     headers: dict[str, str]
+    """The headers of the POST by which its sender is authenticated."""
     peer: str
+    """The sender's address."""
     body: bytes
     session: str = ""
+    """The token of the session that the message names; empty if it names none."""
     by_cookie: bool = False
+    """True if this token came in a cookie."""
     nonce: bytes = b""  # a former version has none
+    """Random bytes by which equal messages differ, so that each gets an acknowledgement of its own."""
 
 
 class HttpSse:

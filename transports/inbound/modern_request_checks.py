@@ -87,7 +87,8 @@ def check_notification(headers: Mapping[str, str]) -> None:
 
 
 def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, params: Object) -> None:
-    """Compare the `Mcp-Param-*` headers with the arguments that they mirror. Raises `Refused` if they disagree."""
+    """Compare the `Mcp-Param-*` headers of a `tools/call` with the arguments in `params` that they mirror, as the input
+    schema of the tool says. Raises `Refused` if they disagree."""
     _check_unique(raw_headers, lambda name: name.startswith(MIRRORED))
     arguments = decode_exact(params.get("arguments", b"null"))
     headers = {

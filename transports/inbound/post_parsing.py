@@ -202,7 +202,7 @@ class Posts:
         return self.head(scope, headers)
 
     def head(self, scope: Scope, headers: Mapping[str, str]) -> Head:
-        """Return the head of a request with these headers, which the guard has checked."""
+        """Return the head of the request in `scope`. `headers` are its headers, which the guard has checked."""
         return Head(
             headers=headers,
             raw_headers=scope["headers"],
@@ -257,7 +257,8 @@ class Posts:
         *,
         body_bytes: int = 0,
     ) -> Request:
-        """Make a request from a head and the parts of a message, which were checked before."""
+        """Make a request from a head and the parts of a message, which were checked before. Without a message, as for
+        GET and DELETE, the request has only the head."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         is_modern_call = era is MODERN and message is not None and message.method == "tools/call" and message.is_request
         return Request(

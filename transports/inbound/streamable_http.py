@@ -228,7 +228,8 @@ class StreamableHttp:
     async def _answer(
         self, request: Request, calling: Awaitable[Answer], receive: Receive, send: Send, quiet_at: float | None
     ) -> bool:
-        """Send the answer to a request. Return True if the answer did not end with an error."""
+        """Send the answer to a request. Return True if the answer did not end with an error. `calling` returns the
+        answer. `quiet_at` is that of a `StartedPost`; None: the time to wait for a frame begins with the answer."""
         answer = await calling
         watch = None
         if request.era is MODERN:

@@ -47,9 +47,13 @@ _CANCEL_S: Final = 1.0
 
 
 class TwoWayConnection:
-    """Serve one connected client. `write` sends the client a message. `token` names the session to resume; with
-    `outlives`, the session does not end with the connection. The `_meta` of the `initialize` result has the session's
-    token under `session_key`. All requests have `headers`, and come from the address `peer`."""
+    """Serve one connected client, whose messages become requests to the endpoint behind `client`.
+
+    `write` sends the client a message. `token` names a session to continue; empty: a new one is opened. With
+    `outlives`, the session does not end with the connection. The client gets the session's token in the `initialize`
+    result, under the key `session_key` in `_meta`; if the key is empty, the client does not get it. `headers` and
+    `peer` (an address) are those of each request, until a message brings its own.
+    """
 
     def __init__(
         self,
@@ -86,8 +90,9 @@ class TwoWayConnection:
         self._last_post: asyncio.Task[None] | None = None
 
     def returned(self, token: str) -> None:
-        """Handle the session token from the cookie of a message. If the token names an older session, use that, and end
-        the session that was opened for this connection. Do neither if the client has initialized the opened session."""
+        """Handle the session token that a message has brought in a cookie. If it names an older session than the one
+        that was opened for this connection, use the older one, and end the new one. Do neither if the client has
+        initialized the new one already."""
         if token == self._given:
             self.may_return = not self._outlives
         elif self._token and not self._session and not self._outlives:
@@ -98,8 +103,9 @@ class TwoWayConnection:
     async def receive(
         self, line: bytes, headers: dict[str, str] | None = None, peer: str = "", session: str = ""
     ) -> None:
-        """Handle a message of the client. `headers` and `peer`, if given, are those of the message. `session` is the
-        token of a session that the message names. A message that cannot be handled does not end the connection."""
+        """Handle a message of the client. `headers` and `peer`, if given, are those of this message and of later ones.
+        `session` is the token of the session that the message names; empty if it names none. A message that cannot be
+        handled does not end the connection."""
         if not line.strip():
             return
         try:
@@ -336,8 +342,8 @@ async def _pass_on(reply: Reply, write: Callable[[bytes], Awaitable[None]]) -> N
 
 
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
-    """Wait until the message of the task `before` is handled, and then until the message of `reply` is. If the message
-    of `reply` is refused, log that, because it has no other answer."""
+    """Wait until the task `before`, which sent an earlier message, has ended. Then wait until the app has handled the
+    message whose response is `reply`. If the app refuses this message, log that, because it has no other answer."""
     if before is not None:
         await before
     async for _ in reply.frames():
