@@ -59,46 +59,53 @@ async def _nothing() -> None:
 
 
 async def _never(sent: Collection[str]) -> bool:
-    """Return False: there are no other header values to try after a 401."""
+    """Return False: there are no other header values to try after the values `sent` were answered 401."""
     return False
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a link for its session, in addition to the operator's configuration of the server.
-
-    `env` is the environment of a process, in which the names `overriding` win over the configured ones. `launcher` is a
-    command that starts the process, and `walls` are the sandbox around both. If `argv` is not empty, it is started
-    instead of the configured command. `path` are folders in front of the PATH of the process. `cwd` is its working
-    directory, instead of the configured one. `hide` removes secrets that are not in `env` from what the process writes.
-    `headers` returns headers for every HTTP request. `renew` is awaited before each request, and may raise
-    `UpstreamUnavailable`. `rejected` is awaited with the header values of a request that was answered 401, and returns
-    True if other values may be accepted. `schemas` returns the input schemas, by tool, of the tools that mirror
-    arguments in headers. `resume` is the `Link.resume` of an earlier link of the same session. `keep` returns True if a
-    later link will resume this one.
-    `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
-    started process, or with None if processes that are not its descendants may do its work. `in_context` returns the
-    context variables with which an object in this process handles the message that is sent. `scope` are members of the
-    ASGI scope that the tools of such an object find in the request of their context.
+    """The options of a link for its session, in addition to the operator's configuration of the server. Each kind of
+    upstream (process, URL, object) uses those that concern it.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Variables for the environment of the process. The operator's configuration wins over them."""
     overriding: frozenset[str] = frozenset()
+    """The names of those variables in `env` that win over the operator's configuration."""
     launcher: tuple[str, ...] = ()
+    """The words in front of the command, by which another program starts it."""
     argv: tuple[str, ...] = ()
+    """The command to start instead of the configured one; empty: the configured one."""
     path: tuple[str, ...] = ()
+    """Folders to put in front of the PATH of the process."""
     walls: Walls | None = None
+    """The sandbox around the launcher and the process."""
     cwd: str | None = None
+    """The working directory instead of the configured one; None: the configured one."""
     hide: Callable[[str], str] = str
+    """Removes secrets that are not in `env` from what the process writes."""
     headers: Callable[[], Mapping[str, str]] = dict
+    """Returns headers for every HTTP request."""
     renew: Callable[[], Awaitable[None]] = _nothing
+    """Awaited before each HTTP request, to renew credentials. May raise `UpstreamUnavailable`."""
     rejected: Callable[[Collection[str]], Awaitable[bool]] = _never
+    """Awaited with the header values of a request that was answered 401. Returns True if other values may be
+    accepted."""
     schemas: Callable[[], Mapping[str, Any]] = dict
+    """Returns the input schemas, by tool, of the tools that mirror arguments in headers."""
     resume: str = ""
+    """The `Link.resume` of an earlier link of the same session; empty: there is none."""
     keep: Callable[[], bool] = lambda: False
+    """Returns True if a later link will resume this one, so that the server's session must not be ended."""
     started: Any = None
+    """A link that the same upstream has prestarted with these options; None: there is none."""
     began: Callable[[int | None], None] = lambda pid: None
+    """Called with the id of a started process, or with None if processes that are not its descendants may do its
+    work."""
     in_context: Callable[[], Context] = copy_context
+    """Returns the context variables with which an object in this process handles the message that is sent."""
     scope: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Members of the ASGI scope that the tools of such an object find in the request of their context."""
 
 
 class LinkEvents(Protocol):
@@ -122,8 +129,9 @@ class LinkEvents(Protocol):
         """Handle an unreadable message. `request_id` is the request that it answers; None if unknown."""
 
     def refused(self, request_id: int | str, reason: str, status: int = 0, cause: Exception | None = None) -> None:
-        """Handle a request that got no answer. `status` is the HTTP status that the upstream sent instead, or 0. If
-        `is_refusal(status)` is False, the request may have been executed. `cause` says why it was not sent."""
+        """Handle a request that got no answer. `status` is the HTTP status that the upstream sent instead; 0 if it sent
+        none. If `is_refusal(status)` is False, the request may have been executed. `cause` is the exception because of
+        which the request was not sent, if there is one."""
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
         """Handle a request that was not executed, because the upstream no longer knows this link's session (HTTP 404).
@@ -152,7 +160,8 @@ class Link(Protocol):
         messages; empty without a process. Lines are redacted, then cut."""
 
     def stderr_tail(self) -> list[str]:
-        """Return the kept lines of stderr, which are the last ones, redacted and then cut."""
+        """Return the last lines that the link's process wrote to stderr, as many as are kept. Lines are redacted, then
+        cut."""
 
     @property
     def resume(self) -> str:

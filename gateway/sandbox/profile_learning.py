@@ -248,8 +248,8 @@ async def run_watched(
     settings: UpstreamSettings, sink: LineSink, stderr: Callable[[bytes], None]
 ) -> AsyncIterator[tuple[Process, Lesson]]:
     """Run a server during an `async with` block, without restrictions but with a folder of its own, as under `strict`.
-    Yield its process and the `Lesson`, which records what the server touches. `sink` gets its stdout, `stderr` the
-    chunks of its stderr.
+    Yield its process and the `Lesson`, which records what the server touches. `sink` gets the lines of its stdout,
+    `stderr` those of its stderr.
 
     Raises:
         ProcessFailed: the command cannot be started.

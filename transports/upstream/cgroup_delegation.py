@@ -35,13 +35,14 @@ _OWN_WEIGHT: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegation:
-    """The result of the search for the subtree of cgroups that is delegated to the gateway. `root` is its folder; if it
-    is empty, `lacks` says why there is none. `controllers` are those of `memory`, `pids` and `cpu` that cgroups in the
-    subtree can have."""
+    """The result of the search for the subtree of cgroups that is delegated to the gateway."""
 
     root: str = ""
+    """The folder of the subtree; empty if there is none."""
     controllers: tuple[str, ...] = ()
+    """Those of `memory`, `pids` and `cpu` that cgroups in the subtree can have."""
     lacks: str = ""
+    """The reason why there is no subtree."""
 
     def missing(self, limits: Limits) -> Iterator[str]:
         """Yield a sentence for each of these limits that cannot be enforced here. Limits that are only defaults of a

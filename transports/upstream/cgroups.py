@@ -171,14 +171,14 @@ class Group:
         return self._pid_events
 
     def newly_refused(self) -> tuple[str, str, str] | None:
-        """Return a refusal to report (kind, what, why) if the kernel has refused to start a process since the last
-        call."""
+        """Return a refusal to report (kind, what, why) if the kernel has refused to start a process of the server since
+        the last call of this method; otherwise None."""
         before, self._refused = self._refused, _events(os.pread(self._pid_events, 256, 0)).get("max", 0)
         return ("processes", str(self.most_processes), _NO_MORE) if self._refused > before else None
 
     def last_refusal(self) -> tuple[str, str, str] | None:
-        """Return a refusal to report (kind, what, why) if the kernel has killed the processes for their use of
-        memory."""
+        """Return a refusal to report (kind, what, why) if the kernel has killed processes of the server because of the
+        cgroup's memory limit; otherwise None."""
         return ("memory", str(self._most_mb), _EXCEEDED) if self._exceeded() else None
 
     def kill(self) -> None:

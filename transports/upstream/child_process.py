@@ -106,8 +106,8 @@ class Inbox:
 
 
 class PipeWriter:
-    """Write to a descriptor. If `owns`, close the descriptor at the end. Bytes that do not fit into the pipe are
-    written later."""
+    """Write to a descriptor without waiting. Bytes that do not fit into the pipe are written later. `owns`: the
+    descriptor is closed at the end."""
 
     __slots__ = ("_fd", "_finishing", "_loop", "_owns", "pending", "taken_at")
 
@@ -191,8 +191,8 @@ _INSTALL: Final = {
 
 
 class ProcessFailed(Exception):
-    """A command, whose first word is `command`, could not be started. The message says why, and how to get a known
-    program if it `is_missing`."""
+    """A command could not be started. The message says why. `command` is its first word, the program. If the program
+    `is_missing` and is a known one, the message also says how to install it."""
 
     def __init__(self, reason: str, command: str, *, is_missing: bool = False) -> None:
         do = _INSTALL.get(command) if is_missing else None
@@ -215,12 +215,15 @@ class LineSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to start. `env` is the whole environment; its PATH is searched for the program."""
+    """A command to start."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)  # it may hold secrets
+    """The whole environment. Its PATH is searched for the program."""
     cwd: str | None = None
+    """The working directory; None: that of the fork server."""
     walls: Walls | None = None
+    """The sandbox around the process; None: it has none."""
 
 
 class Process:

@@ -96,8 +96,9 @@ class ForkServer:
         stderr: Callable[[bytes], None] | None = None,
         fields: Callable[[], Mapping[str, Any]] = dict,
     ) -> Process:
-        """Start a child process. If this fails or is cancelled, no process or descriptor remains. `fields` is for
-        `Gates.open`.
+        """Start a child process, and return it once it runs. `sink` gets the lines of its stdout and its end, `stderr`
+        the lines of its stderr. `fields` is for `Gates.open`. If the start fails or is cancelled, no process or
+        descriptor remains.
 
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
@@ -166,8 +167,10 @@ class ForkServer:
         receive_stderr: Callable[[bytes], None] | None,
         open_gate: Callable[[socket.socket], None] | None,
     ) -> Process:
-        """Send four descriptors to the fork server, and a fifth for a gate. Return the process, which has their other
-        ends."""
+        """Ask the fork server for a child process: send it four descriptors, and a fifth if there is to be a gate.
+        Return the process, which has their other ends. `kind` is that of the request (`fork_server.py`), and
+        `prototype` the common walls that it names. `open_gate` is called with the channel to the gate; None: there is
+        no gate."""
         with contextlib.ExitStack() as opened:
             control, theirs = socket.socketpair()
             opened.callback(theirs.close)
@@ -264,8 +267,9 @@ def _kind_of(walls: Walls | None) -> bytes:
 
 
 def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
-    """Return the specification for the reaper, without the walls of the prototype, which the reaper has already. If
-    there is a gate, make programs ask the DNS resolver over streams, because datagrams do not pass the gate."""
+    """Return the specification of a command for the reaper (`fork_server.py`). The walls of `prototype` are left out of
+    it, because the reaper has them already. If there is a gate, a variable makes programs ask the DNS resolver over
+    streams, because datagrams do not pass the gate."""
     walls, env = command.walls, dict(command.env)
     if walls is not None and walls.reach is not None:
         env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too

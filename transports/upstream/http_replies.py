@@ -37,15 +37,17 @@ _MOST_BACKOFF_S: Final = 60.0
 
 class StreamPlace:
     """How far an event stream was read, over all its connections. It is the stream of one request, or of the server's
-    own messages. `last_id` is the id of the last event, empty if no event had one. `retry_s` is the last reconnection
-    time that the server has named, None if it has named none. `events` counts events, those without data included."""
+    own messages."""
 
     __slots__ = ("events", "last_id", "retry_s")
 
     def __init__(self) -> None:
         self.last_id = ""
+        """The id of the last event that had one; empty if none had, or if a header cannot contain it."""
         self.retry_s: float | None = None
+        """The last reconnection time that the server has named; None if it has named none."""
         self.events = 0
+        """The number of events, those without data included."""
 
     def read(self, event_id: str) -> None:
         """Count an event, and store its id (empty if it has none). If a header cannot contain the id, store an empty
@@ -85,21 +87,23 @@ _MOST_SKIMMED_BYTES, _MOST_SKIMMED_S = 64 << 10, 2.0
 
 @dataclass(eq=False, repr=False)
 class ReplyReader:
-    """Read the responses of server `name`. Pass messages to `deliver`, and report unusable answers to `events`.
-
-    Raises `TooLarge` for an event or a body of more than `max_bytes`, and the errors of the HTTP client.
-    """
+    """Read the responses of one server. Its methods raise `TooLarge`, and the errors of the HTTP client."""
 
     name: str
+    """The server's name."""
     max_bytes: int
+    """The most bytes of an event or a body. A larger one raises `TooLarge`."""
     _: KW_ONLY
     deliver: Callable[[Message, int | str], None]
+    """Called with each message, and the id of the request on whose stream it came, or `STANDALONE`."""
     events: LinkEvents
+    """Gets the reports of answers that cannot be used."""
     budget: LineBudget
+    """Limits the log lines about the server."""
 
     async def read(self, response: httpx2.Response, message: Message, place: StreamPlace) -> bool:
-        """Read the response to a request. Return False if the response is a stream that ended before the answer; else
-        True."""
+        """Read the response to the request `message`, and deliver its messages. `place` records how far a stream was
+        read. Return False if the response is a stream that ended before the answer; otherwise True."""
         assert isinstance(message.id, int | str)
         if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
             return await self.stream(response, message.id, place)
@@ -152,7 +156,8 @@ class ReplyReader:
         return b"".join(parts)
 
     def _event(self, data: bytes, request_id: int | str | None) -> bool:
-        """Handle the data of one event. Return True if it was the answer to the request, readable or not."""
+        """Handle the data of one event. Return True if it was the answer to the request `request_id`, readable or not.
+        None: the stream belongs to no request."""
         try:
             message = parse(data, is_lenient=True)
         except InvalidMessage as error:

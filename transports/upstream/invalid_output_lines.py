@@ -27,18 +27,20 @@ _TAIL: Final = re.compile(rb"[}\]]" + _VERSION + rb'\s*,\s*"id"\s*:\s*(\d{1,18})
 
 
 class Meant(NamedTuple):
-    """The probable meaning of a line that is not a valid message. `is_answer` says if it was meant as an answer; None
-    if unknown. `request_id` is None if it is unknown or cannot be an id of the gateway."""
+    """The probable meaning of a line that is not a valid message."""
 
     is_answer: bool | None
+    """Whether the line was meant as an answer; None if unknown."""
     request_id: int | None = None
+    """The id of the answered request; None if it is unknown, or cannot be an id that the gateway has given."""
 
 
 _UNKNOWN: Final = Meant(None)
 
 
 def meant_by(line: bytes) -> Meant:
-    """Find out if a complete line that is not a valid message was meant as an answer, and to which request."""
+    """Return whether a complete line that is not a valid message was probably meant as an answer, and to which
+    request."""
     try:
         found = msgspec.json.decode(line, type=Object)
     except UNREADABLE:
@@ -52,8 +54,8 @@ def meant_by(line: bytes) -> Meant:
 
 
 def answered_by(head: bytes, tail: bytes) -> Meant:
-    """Find out the same as `meant_by` from the first and last bytes of a line that is not JSON or was too long to
-    keep."""
+    """Return the same as `meant_by` for a line that is not JSON, or was too long to keep. `head` are the line's first
+    bytes, and `tail` its last."""
     first = _HEAD.match(head)
     if first is not None and first["kind"] in (b"method", b"params"):
         return Meant(False)
@@ -113,8 +115,9 @@ class LineBudget:
 def log_line(
     logger: logging.Logger, before: int | None, what: str, more: str, fields: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Log the text `what`, then `more`, as a warning. `before` is the result of `LineBudget.add`. If it is None, log at
-    level debug; if it is not 0, the number of lines that were left out is logged, too."""
+    """Log the text `what`, then `more`, as a warning, with the fields that `fields` returns. `before` is the result of
+    `LineBudget.add`: if it is None, log at level debug; if it is not 0, say between the texts how many lines were left
+    out."""
     level = logging.DEBUG if before is None else logging.WARNING
     if logger.isEnabledFor(level):
         others = f" ({before} more before it, which have no line)" if before else ""

@@ -89,15 +89,18 @@ class LineSplitter:
 class StderrTail:
     """Keep the last lines of a stream that may never end. In a large chunk, search for the last newlines only.
 
-    `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`. All kept
-    lines together have at most `max_total` bytes. With the defaults, the traceback of a tool that fails in the Python
-    SDK fits: it has 126 lines, with the cause in the middle.
+    With the defaults, the traceback of a tool that fails in the Python SDK fits: it has 126 lines, with the cause in
+    the middle.
     """
 
     receive: Callable[[bytes], object] | None = None
+    """Called with each line that is kept, also if the line is dropped later to make room."""
     lines: int = 150
+    """The most lines that are kept."""
     max_bytes: int = 8_000
+    """The most bytes of a line. Longer ones are cut."""
     max_total: int = 256_000
+    """The most bytes of all kept lines together."""
     _total: int = field(default=0, init=False)
     _kept: list[bytes] = field(default_factory=list, init=False)  # an empty deque takes 600 bytes more
     _begun: bytes = field(default=b"", init=False)

@@ -23,8 +23,8 @@ _OWN_BYTES: Final = 1 << 10
 
 
 class OrderedMessages:
-    """Send messages to the server `name` in their order. `run` starts a task, under a key, that sends a message. If the
-    server takes longer than `SEND_S` for one message, all waiting ones are dropped."""
+    """Send messages to the server `name` in their order. If the server takes longer than `SEND_S` for one message, drop
+    all waiting ones. `run` has to start a coroutine, which sends a message, as a task under the given key."""
 
     __slots__ = ("_bytes", "_drops", "_last", "_name", "_run", "_unsent")
 
@@ -37,7 +37,8 @@ class OrderedMessages:
         self._drops = False  # whether the last message was dropped: a client that sends many makes one line of the log
 
     def add(self, size: int, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Send a message of `size` bytes by calling `send`, once all messages before it are sent."""
+        """Send a message of `size` bytes by calling `send`, once all messages before it are sent. If too many bytes
+        wait already, drop the message."""
         has_dropped, self._drops = self._drops, self._bytes > MOST_WAITING_BYTES
         if self._drops:
             if not has_dropped:

@@ -20,9 +20,9 @@ MOST_WAITING: Final = 1 << 16
 
 
 class PacedRequests:
-    """Send requests to the server `name` in their order, at most `AT_ONCE` at the same time. `run` starts a task, under
-    the request's id, that sends a request. If the server does not answer one within `ANSWER_S`, the waiting ones are
-    given up. `events` is told of requests that have failed."""
+    """Send requests to the server `name` in their order, at most `AT_ONCE` at the same time. If the server does not
+    answer one of them within `ANSWER_S`, give up the waiting ones. `events` is told of requests that were not sent or
+    not answered. `run` has to start a coroutine as a task under a key: for a request, its id."""
 
     __slots__ = ("_events", "_name", "_run", "_waiting", "_workers")
 
@@ -36,7 +36,8 @@ class PacedRequests:
         self._workers = 0
 
     def add(self, request_id: RequestId, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Send a request by calling `send`, as soon as fewer than `AT_ONCE` are in flight."""
+        """Send a request by calling `send`, as soon as fewer than `AT_ONCE` are in flight. If too many requests wait
+        already, refuse it."""
         if len(self._waiting) >= MOST_WAITING:
             self._events.refused(request_id, f"more than {MOST_WAITING} requests wait for server {self._name!r}")
             return

@@ -43,13 +43,15 @@ pages of memory."""
 
 
 class Prepared(NamedTuple):
-    """The prepared walls for one start of a server. Without a `ruleset`, `walls` are complete or a prototype. With one,
-    `walls` are the prototype whose rules are in the ruleset, and the grants in `own` have to be added to it. `ruleset`
-    is a descriptor; whoever holds it owns it."""
+    """The walls for one start of a server, as far as they are prepared."""
 
     walls: Walls
+    """The prototype; without a `ruleset`, this may also be the complete walls."""
     ruleset: int | None = None
+    """The descriptor of a Landlock ruleset with the rules of `walls`, owned by whoever holds this object; None: it has
+    to be made."""
     own: tuple[Grant, ...] = ()
+    """The grants that have to be added to the ruleset."""
 
 
 def close_all_but(ruleset: int | None) -> None:
@@ -97,16 +99,18 @@ class Announced:
 
 
 class _Prototype:
-    """A prototype (common walls) with its prepared rulesets and the times when they were made, oldest first. `due` is
-    when `Prototypes.renew` has to handle it; None: not before the next start."""
+    """A prototype (common walls) with its prepared Landlock rulesets."""
 
     __slots__ = ("due", "rulesets", "used_at", "walls")
 
     def __init__(self, walls: Walls) -> None:
         self.walls = walls
         self.rulesets: list[tuple[float, int]] = []
+        """For each ruleset, the oldest first: when it was made, and its descriptor."""
         self.used_at = 0.0
+        """The time of the last start with this prototype."""
         self.due: float | None = None
+        """When `Prototypes.renew` has to handle this prototype; None: not before the next start."""
 
     def drop(self, made_before: float) -> None:
         """Close the rulesets that were made before the time `made_before`."""

@@ -25,12 +25,13 @@ _LAST_REFUSALS_S: Final = 1.0
 
 class _GateOnDemand:
     """Open a server's gate when its filter announces a first system call. The gate is the thread that answers such
-    calls. `walls` returns the server's walls. `channel` has at most one descriptor, of the channel to the gateway;
-    without it, refusals are not reported and names not resolved. `poller` is the reaper's, `last` is for `Gate`. Owns
-    the descriptors of the filter and of the channel.
+    calls. It takes half a megabyte, and many servers never make a call that is announced. So the reaper itself watches
+    the filter's descriptor until the first call, which waits meanwhile.
 
-    A gate takes a thread and half a megabyte, and many servers never make a call that is announced. So the reaper
-    itself watches the filter's descriptor until the first call, which waits meanwhile."""
+    `walls` returns the server's walls. `channel` has the descriptor of the channel to the gateway; if it is empty,
+    refusals are not reported, and names not resolved. `poller` is the one of the reaper. `last` is for `Gate`. This
+    object owns the descriptors of the filter and of the channel.
+    """
 
     def __init__(
         self,
@@ -103,10 +104,13 @@ _RESCAN_MAX_MS: Final = 1_000  # the pause grows for a process that does not die
 
 
 class Reaper:
-    """Start, watch and end one server. Run as a separate process beside each server. `gateway` is a pidfd of the
-    gateway, or None. `lacks` says why the server has no namespaces or mounts of its own. `prepared` is the part of the
-    walls that all sessions of the server share; None: the specification has all walls. `has_mounts`: this process has
-    mounts of its own."""
+    """Start, watch and end one server. Run as a separate process beside each server.
+
+    `control` is the socket to the gateway, and `stdio` has the server's stdin, stdout and stderr. `channel` is that of
+    `_GateOnDemand`. `gateway` is a pidfd of the gateway, or None. `lacks` says why the server has no namespaces or
+    mounts of its own. `prepared` is the part of the walls that all sessions of the server share; None: the
+    specification has all walls. `has_mounts`: this process has mounts of its own.
+    """
 
     def __init__(
         self,
@@ -204,8 +208,8 @@ class Reaper:
             os.close(fd)
 
     def _arranged(self, spec: dict[str, Any]) -> Prepared | None:
-        """Return the walls to build around the server; None for a server without walls. Raises `WallsFailed` if the
-        server must not start."""
+        """Arrange the mounts of this process for the server of `spec` (the specification). Return the walls to build
+        around the server; None for a server without walls. Raises `WallsFailed` if the server must not start."""
         given, prepared = spec["walls"], self._prepared
         if given is None:
             return None
@@ -320,8 +324,8 @@ class Reaper:
             return False
 
     def _is_launching(self) -> bool:
-        """Read the reports of the process that becomes the server. Once it runs or has failed, report this to the
-        gateway, and return False."""
+        """Read the reports of the process that becomes the server. Return True while it is still starting. Once it runs
+        or its start has failed, report this to the gateway, and return False."""
         launch = self._launch
         if launch is None or launch.read():
             return launch is not None

@@ -26,8 +26,8 @@ def report_failure(report: int, sentence: str) -> None:
 
 
 def hand_over(report: int, listener: int) -> None:
-    """Wait until the reaper has copied the descriptor `listener` of this process, then close it here. End this process
-    if the reaper fails."""
+    """Announce the descriptor `listener` of this process to the reaper, by a line to the descriptor `report`. Wait
+    until the reaper has copied it, then close it here. End this process if the reaper fails."""
     # Nothing is secret in this process that will not be in the server itself.
     with dumpable():
         os.write(report, b"listener %d\n" % listener)
@@ -112,7 +112,10 @@ def note_signals() -> None:
 def become_server(
     spec: dict[str, Any], prepared: Prepared | None, stdio: list[int], report: int, reaper: int, group: Group | None
 ) -> NoReturn:
-    """Turn this newly forked process into the server, or write to `report` why that failed."""
+    """Turn this newly forked process into the server of `spec` (the specification that the reaper has received), behind
+    the walls `prepared` (None: without). If that fails, write to the descriptor `report` why, and end. `stdio` has the
+    server's stdin, stdout and stderr. `reaper` is the id of the parent, as this process sees it. `group` is the
+    server's cgroup, if it has one."""
     subject = "its cgroup"
     try:
         if group is not None:

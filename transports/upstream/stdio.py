@@ -57,15 +57,18 @@ logged. Further lines are only counted."""
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StdioUpstream:
-    """Start the child processes of one configured server. `scrubber` returns a function that redacts the credentials of
-    a given environment in the child's output."""
+    """Start the child processes of one configured server."""
 
     name: str
     command: Command
+    """The configured command. `ConnectOptions` may change parts of it."""
     fork_server: ForkServer
     max_line_bytes: int
+    """The most bytes of a line of stdout. Longer lines are lost."""
     grace_s: float
+    """The seconds that a child may take to end after its stdin was closed, and again after SIGTERM."""
     scrubber: Callable[[Mapping[str, str]], Callable[[str], str]]
+    """Returns a function that redacts the credentials of an environment in the child's output."""
 
     def __post_init__(self) -> None:
         self._budget = LineBudget()
@@ -87,8 +90,9 @@ class StdioUpstream:
         return await self._start(given, _Unheard())
 
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child. Its environment is made of inherited variables, `given.env` and the operator's configuration;
-        later ones win. Variables named in `given.overriding` always come from `given.env`."""
+        """Start a child, and return the link to it. Its environment is made of inherited variables, `given.env` and the
+        operator's configuration, of which later ones win. Variables named in `given.overriding` always come from
+        `given.env`."""
         own = {**given.env, **self.command.env, **{name: given.env[name] for name in given.overriding}}
         env = {**inherited(), **own}
         if given.path:
@@ -121,8 +125,8 @@ class StdioUpstream:
 
 @dataclass(eq=False, repr=False)
 class StdioLink:
-    """The link to one child process. Receives the lines of its output (`LineSink`), and passes on the messages in them.
-    `budget` limits the log lines about all children of the server together."""
+    """The link to one child process. Receives the lines of its output (`LineSink`), and passes on the messages in
+    them."""
 
     resume, may_forget = "", False
 
@@ -130,7 +134,9 @@ class StdioLink:
     events: LinkEvents
     grace_s: float
     scrub: Callable[[str], str]
+    """Redacts credentials in a line of the child's output."""
     budget: LineBudget
+    """Limits the log lines about all children of the server together."""
     _: KW_ONLY
     max_line_bytes: int
     _process: Process = field(init=False)

@@ -79,10 +79,7 @@ Headers = dict[str, str]
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HttpUpstream:
-    """Open links to one URL. `headers` are the operator's, for every request. `repeatable` are the methods that may be
-    sent again if the server closes the connection without an answer. `gateway` is the name of this gateway in `Via`;
-    empty: it sends none. `pause` waits for a number of seconds. `advice` ends the error of a server that cannot be
-    reached.
+    """Open links to one URL.
 
     If `headers` has `MCP-Gateway-Session: new`, the server is a gateway like this one. It gives a session to the first
     modern request of a link, and all later ones use that session. Otherwise each would get a session of its own,
@@ -92,11 +89,15 @@ class HttpUpstream:
     name: str
     url: str
     headers: Mapping[str, str]
+    """The operator's headers, for every request."""
     max_event_bytes: int
     gateway: str = ""
+    """The name of this gateway in `Via` headers; empty: it sends none."""
     repeatable: frozenset[str] = frozenset()
+    """The MCP methods that may be sent again if the server closes the connection without an answer."""
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     advice: str = ""
+    """The end of the error text about a server that cannot be reached."""
 
     def __post_init__(self) -> None:
         given = self.headers
@@ -128,8 +129,9 @@ class HttpUpstream:
     async def open(
         self, method: str, headers: Headers | httpx2.Headers, frame: bytes = b"", *, is_repeatable: bool = False
     ) -> AsyncIterator[httpx2.Response]:
-        """Send a request, and return the response, whose body is not read yet. Follow `redirect_target`, at most
-        `_MOST_REDIRECTS` times. With `is_repeatable`, try once more if the server closes the connection unanswered."""
+        """Send an HTTP request with the body `frame`, and yield the response, whose body is not read yet. Follow
+        `redirect_target`, at most `_MOST_REDIRECTS` times. With `is_repeatable`, try once more if the server closes the
+        connection unanswered."""
         url = httpx2.URL(self.url)
         for redirects_left in range(_MOST_REDIRECTS, -1, -1):
             response = await self._send(method, url, headers, frame, is_repeatable=is_repeatable)
@@ -249,8 +251,8 @@ class HttpLink:
     # -- requests
 
     async def _renewed_headers(self, more: Headers) -> Headers:
-        """Return the headers of a request, with current credentials. Raises `UpstreamUnavailable` if a credential is
-        not available any more."""
+        """Return all headers of a request: `more`, and those of each request, with renewed credentials. Raises
+        `UpstreamUnavailable` if a credential is not available any more."""
         await self._given.renew()
         return self._headers(more)
 
@@ -292,7 +294,8 @@ class HttpLink:
         await self._post(frame, message, modern or self._session_headers(), is_resumable=not version)
 
     async def _post(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> None:
-        """Send a request and read its answer. Every failure is reported to `LinkEvents`."""
+        """Send a request, and read its answer. Report every failure to `LinkEvents`, and raise none. `is_resumable`: a
+        stream that is cut before the answer may be resumed."""
         assert isinstance(message.id, int | str)
         name = self._upstream.name
         try:
@@ -312,8 +315,8 @@ class HttpLink:
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
 
     async def _is_answered(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> bool:
-        """Send a request and deliver its answer. Return False if the stream ended before the answer, and could not be
-        resumed."""
+        """Send a request, and deliver its answer. Return True also if a failure was reported instead. Return False if
+        the stream ended before the answer, and was not resumed (`is_resumable`)."""
         assert isinstance(message.id, int | str)
         place = StreamPlace()
         try:
@@ -463,7 +466,8 @@ class HttpLink:
     # -- the end
 
     def _forgotten(self, request_id: int | str | None) -> None:
-        """Report that the server does not know the session any more, and so has not executed this request."""
+        """Report that the server does not know the session any more, and so has not executed this request (None: a
+        message that is no request). Take no more messages."""
         self._takes_messages = False
         stream = self._running.get("stream")
         if stream is not None and stream is not asyncio.current_task():
@@ -492,8 +496,9 @@ def _modern_headers(
     schemas: Callable[[], Mapping[str, Any]],
     forwarded: Mapping[str, str],
 ) -> Headers:
-    """Return the headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP). Add those
-    headers of `forwarded` that the schema of the tool does not know."""
+    """Return the headers that repeat parts of a modern request's body (MCP 2026-07-28, Transports §Streamable HTTP).
+    Add those of the client's headers in `forwarded` that the tool's input schema does not know. `schemas` returns the
+    input schemas by tool."""
     method, schema = str(message.method), None
     headers = {"mcp-protocol-version": version, "mcp-method": method}
     source = NAME_SOURCES.get(method)

@@ -33,8 +33,9 @@ def prepare() -> None:
 
 def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
     """Arrange the mounts of this process, a reaper, as the walls require, before it forks the server. Return grants for
-    the server's own folders. If the reaper has neither namespaces nor mounts of its own, arrange nothing, and return no
-    grants. `no_namespaces` says why the reaper has no namespaces although these walls want them.
+    the server's own /tmp and /dev/shm. If the reaper has neither namespaces nor mounts of its own (`has_mounts`),
+    arrange nothing, and return no grants. `no_namespaces` says why the reaper has no namespaces although these walls
+    want them; empty: it has them, or they are not wanted.
 
     Raises:
         WallsFailed: the walls are required but cannot be enforced on this kernel, or a step failed.
@@ -61,11 +62,13 @@ def ruleset_for(walls: Walls) -> int | None:
 
 
 def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the TCP ports that Landlock lets a process bind (None: any), and True if Landlock lets it connect by TCP.
-    If there is a gate, it makes connections for the process, and checks its listen calls. The gate also reports
-    refusals, which Landlock does not. So Landlock then lets the process bind any port. But if the kernel may choose a
-    port (0 is among the granted ones), only the kernel knows that port, and Landlock allows just the granted ports.
-    Without a gate, Landlock refuses what its rules can express: other ports, and all connections if none is granted."""
+    """Return the TCP ports that Landlock has to let a process bind (None: any), and whether it has to let it connect.
+
+    With a gate, the gate makes the connections, and checks and reports listen calls, so Landlock lets the process bind
+    any port. But if the kernel may choose a port (0 is among the granted ones), Landlock allows just the granted ports,
+    because only the kernel knows which one it chose. Without a gate, Landlock refuses what its rules can express: other
+    ports, and all connections if none is granted.
+    """
     if reach is None:
         return None, True
     if has_gate:

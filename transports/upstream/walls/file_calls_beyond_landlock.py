@@ -142,8 +142,9 @@ class FileCalls:
 
     @staticmethod
     def _named(made: InterceptedCall, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
-        """Return a descriptor that only names the file (O_PATH) that the process means by a path in its memory. The
-        second value is False if the path is one of the process's own descriptors."""
+        """Open the file that a system call names, only to name it (O_PATH). Return the descriptor, and False if the
+        call names the file by one of the process's own descriptors, otherwise True. `folder`, `pointer` (to the path)
+        and `flags` are arguments of the call, as in openat(2)."""
         path = read_path(made.thread, pointer)
         if not path and flags & _AT_EMPTY_PATH:
             return duplicate(made.thread, folder), False
@@ -165,8 +166,9 @@ class FileCalls:
             return os.open(path, how, dir_fd=base), True
 
     def _check(self, target: int, granted: Sequence[str], *, is_named: bool = True) -> None:
-        """Raise `OSError` unless the file is within the granted paths. If `is_named` is False, a file without a path is
-        also allowed. A device is refused even if the server may write to it, because others use the device as well."""
+        """Raise `OSError`, and report the refusal, unless the file behind the descriptor `target` is within the paths
+        `granted`. If `is_named` is False, a file without a path is also allowed. A device is always refused, even if
+        the server may write to it, because others use the device as well."""
         path = os.readlink(_by_descriptor(target))
         kind = os.fstat(target).st_mode
         if not (stat.S_ISCHR(kind) or stat.S_ISBLK(kind)) and (
@@ -178,7 +180,8 @@ class FileCalls:
         raise OSError(errno.EACCES, "not granted")
 
     def _check_mode(self, target: int, mode: int) -> None:
-        """Raise `OSError` for a mode that makes a program run as the gateway's user or group, whoever starts it.
+        """Check the mode that the file behind the descriptor `target` is to have. Raise `OSError` for a mode that makes
+        a program run as the gateway's user or group, whoever starts it (setuid, setgid).
 
         On a folder the group's bit is allowed: it says which group new files have.
         """
@@ -203,14 +206,15 @@ _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 
 
 class Instance:
-    """An inotify instance of a server. `watches` is an upper bound of the number of its watches. `used`: the thread
-    that used the instance last, and the descriptor by which that thread knows it."""
+    """An inotify instance of a server."""
 
     __slots__ = ("used", "watches")
 
     def __init__(self) -> None:
         self.watches = 0
+        """An upper bound of the number of its watches."""
         self.used: tuple[int, int] | None = None
+        """The thread that used the instance last, and the descriptor by which that thread knows it; None: not used."""
 
     def count(self, fd: int) -> None:
         """Count the instance's watches again. `fd` is this process's own descriptor for the instance. Raises
@@ -251,8 +255,8 @@ class Instances:
         return sum(instance.watches for instance in self._known.values())
 
     def find(self, fd: int) -> Instance:
-        """Return the instance of this process's own descriptor `fd`. Raises `OSError` (ENOENT, EPERM) if it is not an
-        instance of this server."""
+        """Return the instance that this process's own descriptor `fd` leads to. Raises `OSError` (ENOENT, EPERM) if
+        `fd` does not lead to an instance of this server."""
         number = self._numbered(fd, _MODIFY)
         there = self._there()
         gone = [self._known.pop(each) for each in list(self._known) if each not in there]

@@ -125,8 +125,9 @@ def _existing(made: InterceptedCall, folder: int, pointer: int, letter: str) -> 
 
 
 def _made(made: InterceptedCall, folder: int, pointer: int) -> Iterator[Use]:
-    """Yield the use of a folder for a call that makes a file: a write to the folder. Yield nothing if the file exists,
-    because the call then fails."""
+    """Yield what a system call that makes a file uses: a write to the folder around the file. Yield nothing if the file
+    exists, because the call then fails. `folder` and `pointer` (to the path) are arguments of the call, as in
+    mkdirat(2)."""
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
     if path and not os.path.lexists(path) and os.path.isdir(os.path.dirname(path)):
         yield os.path.dirname(path), "w"
@@ -145,8 +146,9 @@ def _moved(made: InterceptedCall, source: Sequence[int], target: Sequence[int]) 
 
 
 def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
-    """Return the path that a process means, with symlinks resolved; empty if `raw` is empty or begins like a path that
-    is not watched (`_UNWATCHED`). Raises `OSError`, `ValueError`."""
+    """Return the absolute path that a thread means by `raw`, a path in its system call; empty if `raw` is empty or
+    begins like a path that is not watched (`_UNWATCHED`). A relative path begins in `folder`, a descriptor of the
+    thread or AT_FDCWD. Symlinks are resolved, but the last part only if `follows`. Raises `OSError`, `ValueError`."""
     path = os.fsdecode(raw)
     if not path or path.startswith(_UNWATCHED):
         return ""

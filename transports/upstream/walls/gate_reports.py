@@ -35,7 +35,8 @@ class RefusalQueue:
         self._counts[key] = self._counts.get(key, 0) + count
 
     def take(self, now: float, *, everything: bool = False) -> list[dict[str, Any]]:
-        """Remove and return the refusals to send now, in order of arrival."""
+        """Remove and return the refusals to send now, in order of arrival; empty if it is too early. With `everything`,
+        it is never too early."""
         if not self._counts or (now < self._next and not self._burst and not everything):
             return []
         self._burst = _BURST - 1 if now >= self._next else max(0, self._burst - 1)
@@ -73,7 +74,8 @@ class Touched:
             self._waiting.append(thing)
 
     def peek(self, now: float, *, everything: bool = False) -> list[tuple[str, str]]:
-        """Return the entries to send now. They remain until `sent` is called."""
+        """Return the entries to send now, as many as fit into one message; empty if it is too early. With `everything`,
+        it is never too early. The entries remain until `sent` is called."""
         if not self._waiting or (now < self._next and len(self._waiting) < _AT_ONCE and not everything):
             return []
         self._next = now + _EVERY_THING_S

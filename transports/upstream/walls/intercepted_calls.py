@@ -33,15 +33,18 @@ _PIDFD_THREAD: Final = os.O_EXCL  # Linux 6.9
 
 
 class InterceptedCall(NamedTuple):
-    """A system call that waits for a decision. `thread` is the id of the calling thread, as this process sees it."""
+    """A system call that waits for a decision."""
 
     id: int
+    """The kernel's name for this waiting call."""
     thread: int
+    """The id of the calling thread, as this process sees it."""
     number: int
+    """The system call's number, which says which call it is (`raw_system_calls.numbers`)."""
     arguments: tuple[int, ...]
 
     def integer(self, place: int) -> int:
-        """Return an argument that the kernel takes as an int."""
+        """Return the argument number `place` (from 0), which the kernel takes as an int."""
         return signed(self.arguments[place])
 
 
@@ -83,7 +86,7 @@ class Listener:
 
     def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
         """Complete the call by giving the process a duplicate of our descriptor `fd`. The call's result is the
-        duplicate's number. Raises `OSError`."""
+        duplicate's number. `closes_on_exec`: the duplicate has the flag O_CLOEXEC. Raises `OSError`."""
         self._place(made, _AND_ANSWER, fd, 0, closes_on_exec)
 
     def replace(self, made: InterceptedCall, fd: int, number: int) -> None:
@@ -170,7 +173,7 @@ def duplicate_from(process: int, fd: int) -> int:
 
 
 def signed(value: int) -> int:
-    """Return the value of the C int that the kernel reads from this argument."""
+    """Return the C int that the kernel reads from an argument of 64 bits: its low 32 bits, with their sign."""
     return ctypes.c_int(value & 0xFFFF_FFFF).value
 
 

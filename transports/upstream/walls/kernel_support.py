@@ -73,8 +73,8 @@ class Kernel:
 
 
 def probe(*, namespaces: bool = False) -> Kernel:
-    """Find out what the kernel supports, and return it. Later calls return the same result. Try namespaces only if
-    asked: that forks, so this process must not have other threads."""
+    """Find out which sandbox mechanisms the kernel supports, and return them. Later calls return the same result. With
+    `namespaces`, also try namespaces. That forks, so this process must not have other threads."""
     found = _without_namespaces()
     if not namespaces or found.namespaces != _NOT_TRIED:
         return found

@@ -136,9 +136,12 @@ def _mount_processes() -> None:
 def _cover(
     walls: Walls, folders: list[str], targets: Iterable[tuple[str, str, int]], *, all_read_only: bool
 ) -> tuple[Grant, ...]:
-    """Mount the server's own folders over the machine's, and the targets in them. Targets that may only be read are
-    mounted read-only, because Landlock lets the server write everything below its own folders. Return grants for the
-    folders."""
+    """Mount the server's own `folders` (/tmp, /dev/shm) over the machine's, then the `targets` (`_targets`). Return
+    grants for the folders. `all_read_only`: all other mounts are read-only already.
+
+    Targets that may only be read are mounted read-only, because Landlock lets the server write everything below its own
+    folders.
+    """
     memory = f"mode=1777,size={_OWN_BYTES},nr_inodes={_OWN_FILES}"
     temporary = None if walls.temporary is None else open_path(walls.temporary)
     mode = "rw"
@@ -163,9 +166,9 @@ def _cover(
 
 
 def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator[tuple[str, str, int]]:
-    """Yield the files and folders to mount (path, mode, descriptor): granted ones that the server's own folders would
-    cover, and with `written` those that may be written. Files that may only be listed are left out, because everything
-    that is mounted below an own folder can be read. Sockets come last, if they exist."""
+    """Yield (path, mode, descriptor) of each file and folder to mount: granted ones that the server's own `folders`
+    would cover, and with `written` also those that may be written. Folders that may only be listed are left out,
+    because everything that is mounted below an own folder can be read. Sockets come last, if they exist."""
     wanted = [
         grant
         for grant in walls.grants
@@ -272,8 +275,9 @@ def _once(what: str, fork: Callable[[], int], work: Callable[[], object]) -> str
 
 
 def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tuple[int, str]:
-    """Run `work` in a process that `fork` makes. Return the errno of the failure, or minus the number of the signal
-    that ended the process, and a sentence that names `what`. Return 0 and an empty text if `work` has succeeded."""
+    """Run `work` in a process that `fork` makes. If that succeeds, return 0 and an empty text. Otherwise return the
+    errno of the failure, or minus the number of the signal that ended the process, and a sentence about it that begins
+    with `what`."""
     try:
         pid = fork()
     except OSError as error:

@@ -51,10 +51,14 @@ _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 
 
 class NetworkCalls:
-    """Decide and answer the network calls of one sandboxed server. `resolve` gets the socket of a program that asks a
-    resolver, and returns an errno or 0. If `touched` is given, connections are not refused: instead, `touched` is
-    called with each address, Unix socket and port. `kernel_binds`: if the kernel may choose a port for the server, the
-    kernel also refuses to bind ports that are not granted."""
+    """Decide and answer the network calls of one sandboxed server.
+
+    `rules` decide which addresses it may connect to; `reach` has the Unix sockets and the ports. `refused` is called
+    with each refusal. `resolve` gets the socket of a program that asks a resolver, and returns an errno or 0. If
+    `touched` is given, connections are not refused: instead, `touched` is called with each address, Unix socket and
+    port. `kernel_binds`: if the kernel may choose a port for the server, the kernel also refuses to bind ports that are
+    not granted.
+    """
 
     def __init__(
         self,
@@ -194,8 +198,8 @@ class NetworkCalls:
         return error
 
     def _own(self, address: Address, port: int) -> set[int]:
-        """Return the sockets (inodes) of this server that listen on an address and port; empty if another process
-        listens there, too."""
+        """Return the inodes of the sockets of this server that listen on a loopback address and port; empty if another
+        process listens there, too, or if the address is no loopback address."""
         if not self._own_listeners or kind_of(address)[0] != "loopback":
             return set()
         found = listeners(address, port)

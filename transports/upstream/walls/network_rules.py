@@ -74,11 +74,14 @@ def shown(address: Address, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """One entry of `sandbox.reach`: a name, a wildcard ("*.example.com" is ".example.com" here), a network, or "*"."""
+    """One entry of `sandbox.reach`: a name, a wildcard, an address or network, or "*"."""
 
     name: str = ""
+    """The name; for the wildcard "*.example.com", ".example.com". Empty if the entry has none."""
     network: Network | None = None
+    """The network; an address is a network of one. None if the entry has none."""
     port: int | None = None
+    """The only port that the entry allows; None: all ports."""
     is_everything: bool = False
     """True for "*": every public address and every name."""
 
@@ -90,7 +93,7 @@ class Destination:
 
     def has_address(self, address: Address, port: int, special: Network | None) -> bool:
         """Return True if the entry is an address or network that contains this address, and allows the port. If
-        `special` is given, the entry must lie in this network."""
+        `special` is given, the special network of the address (`kind_of`), an entry that is larger does not count."""
         network = self.network
         if network is None or network.version != address.version or self.port not in (None, port):
             return False

@@ -37,15 +37,19 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A decision by the value of one argument, counted from 0.
+    """A decision by the value of one argument of the system call.
 
     Only the low 32 bits are compared, so the argument must be one that the kernel itself reads as 32 bits.
     """
 
     argument: int
+    """The number of the argument, from 0."""
     cases: Mapping[int, "Decision"]
+    """The decision for each of some values."""
     otherwise: "Decision"
+    """The decision for all other values."""
     mask: int = 0xFFFF_FFFF
+    """The bits of the argument that are compared."""
 
 
 Decision: TypeAlias = Return | Match
@@ -76,7 +80,8 @@ def assemble(arch: int, decisions: Mapping[int, Decision], *, last: int, beyond:
 
 
 def _search(ranges: list[tuple[int, Decision]]) -> Code:
-    """Return code that finds the range of the call number in the accumulator, by binary search."""
+    """Return code that decides by the call number in the accumulator. `ranges` are sorted: each begins at a number, and
+    has one decision. The code finds the range by binary search."""
     if len(ranges) == 1:
         return _decide(ranges[0][1])
     middle = len(ranges) // 2
@@ -94,7 +99,8 @@ def _decide(decision: Decision) -> Code:
 
 
 def _branch(test: int, constant: int, then: Iterable[tuple[int, int, int, int]], otherwise: Code) -> Code:
-    """Return the code of a branch. `otherwise` is placed before `then`, and both end with a return."""
+    """Return code that runs `then` if the accumulator passes `test` (a jump instruction) with `constant`, and
+    `otherwise` if not. Both end with a return."""
     if len(otherwise) <= _FAR:
         return [(test, len(otherwise), 0, constant), *otherwise, *then]
     return [(test, 0, 1, constant), (_JUMP, 0, 0, len(otherwise)), *otherwise, *then]

@@ -47,8 +47,8 @@ _LAST_S: Final = 0.5
 
 class Gate:
     """Answer system calls of one server that its filter cannot decide. `fd` is the filter's notification descriptor,
-    `channel` leads to the gateway. Owns both. `last` returns a refusal (kind, what, why) that is known only at the end,
-    or None."""
+    and `channel` leads to the gateway; the gate owns both. `last` is called at the end. It returns a refusal (kind,
+    what, why) that is known only then, or None."""
 
     def __init__(
         self,
@@ -109,7 +109,8 @@ class Gate:
         self._ended.acquire(timeout=timeout_s)
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Report to the gateway what the reaper itself has refused. Called in the reaper's main thread."""
+        """Report to the gateway what the reaper itself has refused: the kind, the thing that was refused, and why.
+        Called in the reaper's main thread."""
         self._refusals.add(kind, what, why)
         os.eventfd_write(self._told, 1)
 

@@ -17,9 +17,9 @@ class _GrantFields(NamedTuple):
 class Grant(_GrantFields):
     """A file, or a folder with everything below it, that a process may use.
 
-    `path` is absolute, and no part of it is a symlink, because the server could have made that: the gateway resolves
-    symlinks when it reads its configuration. `mode` is one of `MODES`. If the path does not exist, an `optional` grant
-    is left out; for any other grant, the server is not started."""
+    `path` is absolute. No part of it is a symlink, which the server could have made: the gateway resolves symlinks when
+    it reads its configuration. `mode` is one of `MODES`. If the path does not exist, an `optional` grant is left out;
+    with a grant that is not optional, the server is not started."""
 
     __slots__ = ()
 
