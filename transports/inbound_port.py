@@ -88,7 +88,7 @@ class Refused(Exception):
         self.correlation = correlation
 
     def about(self, facts: Mapping[str, str]) -> None:
-        """Add these fields to the log line about the refusal."""
+        """Add the fields `facts` to the log line about the refusal."""
         self.log_facts = {**self.log_facts, **facts}
 
     def with_headers(self, headers: Mapping[str, str]) -> "Refused":
@@ -213,7 +213,7 @@ class FastPathOffer:
         self.decision = decision
 
     def make(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
-        """Make the offer: store the function that makes the fast path."""
+        """Make the offer: store `path_for`, the function that makes the fast path."""
         self.path_for = path_for
 
 
@@ -356,12 +356,13 @@ class Forwarder(Protocol):
     """Forward requests to the gateway process that owns their session."""
 
     def begin(self, route: Any, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the process that owns its session, and return the answer, which comes later. If that would
-        need waiting, send nothing and return None."""
+        """Send a POST to the process that owns its session (`OwnedByPeer.route`), and return the answer, which comes
+        later. If that would need waiting, send nothing and return None."""
 
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
-        """Let another process answer the request, and return None. If it does not answer, return an ASGI `send` with
-        which the caller tries the request again. `scope["mcp.relayed"]` is True after one JSON message with status 200.
+        """Let the process that owns the session (`OwnedByPeer.route`) answer the request, and return None. If it does
+        not answer, return an ASGI `send` with which the caller tries the request again. After an answer,
+        `scope["mcp.relayed"]` is True if it was one JSON message with status 200.
 
         Raises:
             Refused: the other process is not available now.

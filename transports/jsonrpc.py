@@ -96,7 +96,7 @@ def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
 
 
 def decode_meta(raw: msgspec.Raw) -> Any:
-    """Decode the `_meta` of a client's message.
+    """Decode the `_meta` of a client's message, and return its value, which need not be an object.
 
     Raises:
         InvalidMessage: it is too large, in bytes or in parts.

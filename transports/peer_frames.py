@@ -90,7 +90,7 @@ class LogLimit:
 
 
 def frame(kind: bytes, number: int = 0, payload: bytes = b"") -> bytes:
-    """Return an encoded frame. The number 0 stands for no call."""
+    """Return an encoded frame of this kind. `number` is that of the call; 0: it is about no call."""
     return FRAME.pack(kind, len(payload), number) + payload
 
 

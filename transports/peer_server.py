@@ -351,8 +351,9 @@ class PeerServer:
         self.breaches = LogLimit()
 
     def entered(self, channel: AnsweringChannel) -> None:
-        """Register a new connection, which has proved nothing yet. If there are too many such connections, abort one.
-        If more than half of them come from one address, this is the oldest from there; otherwise the oldest of all."""
+        """Register a new connection, which has proved nothing yet. If there are too many such connections, abort the
+        oldest of them. But if more than half of the permitted number come from one address, abort the oldest from
+        there."""
         self.channels.add(channel)
         self._unknown[channel] = None
         self._peers[channel.peer] += 1

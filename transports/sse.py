@@ -14,7 +14,8 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\n|$)")
 
 
 def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
-    """Return one encoded event. `data` has no line break: it is a JSON-RPC message, or empty for a priming event."""
+    """Return one encoded event. `data` has no line break: it is a JSON-RPC message, or empty for a priming event.
+    `retry_ms` tells the client after how many milliseconds to connect again; None: it does not."""
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
     if retry_ms is not None:
         head += b"retry: %d\n" % retry_ms

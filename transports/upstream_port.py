@@ -39,7 +39,8 @@ def is_refusal(status: int) -> bool:
 
 
 def too_large(most_bytes: int) -> str:
-    """Return a clause for an upstream that has sent a message beyond the operator's limit: "sent a message of ..."."""
+    """Return the end of a sentence about an upstream that has sent a message beyond the operator's limit: "sent a
+    message of more than ... bytes"."""
     return (
         f"sent a message of more than {most_bytes} bytes (four times gateway.limits.body_bytes, 16 MiB at least), "
         "which was thrown away: ask it for less, or raise the limit"

@@ -62,7 +62,8 @@ class Turns:
 
 
 def run_steps(steps: Generator[None, None, T]) -> T:
-    """Run stepwise work to its end without pauses, and return its result."""
+    """Run stepwise work (a generator that yields between its steps) to its end without pauses, and return its
+    result."""
     try:
         while True:
             next(steps)

@@ -39,7 +39,7 @@ _packets: Final = msgspec.json.Decoder(_Packet)
 
 
 class SandboxGates:
-    """Serves the gates (threads that decide system calls) of all sandboxed processes of this gateway."""
+    """Serve the gates (threads that decide system calls) of all sandboxed processes of this gateway."""
 
     def __init__(self, refusals: Refusals, lookups: Lookups | None = None) -> None:
         self._refusals = refusals
@@ -75,9 +75,12 @@ class _Channel:
 
     channel: socket.socket
     resolves: Callable[..., "DnsResolver"]
+    """Makes the resolver for the process, with the arguments `learn` and `refused`."""
     refusals: ProcessRefusals
+    """Gets the refusals that the gate reports."""
     _: KW_ONLY
     ended: Callable[["_Channel"], None]
+    """Called with this object when the channel has ended."""
 
     def __post_init__(self) -> None:
         self._tasks = Tasks("resolver")

@@ -179,14 +179,14 @@ _MOST_CHARS = 65_536
 
 
 def commands_of(argv: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the command itself, and the commands within it (`sh -c`, `env`). The target of a redirection counts as a
-    command."""
+    """Return the command `argv` itself, and the commands within it (`sh -c`, `env`). The target of a redirection counts
+    as a command."""
     return [tuple(argv), *_within(tuple(argv))]
 
 
 def placed_commands(argv: Sequence[str], folder: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the command and those within it, each with the folder in which it runs. `cd` changes the folder of later
-    commands."""
+    """Yield the command `argv` and those within it (`commands_of`), each with the folder in which it runs. The first
+    one runs in `folder`; a `cd` changes the folder of later commands."""
     for command in commands_of(argv):
         yield command, folder
         if command[:1] == ("cd",) and len(command) == 2:

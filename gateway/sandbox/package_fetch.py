@@ -78,7 +78,7 @@ class _Lines:
 
 
 async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, package: str) -> None:
-    """Run a command that fetches a package, until it ends.
+    """Run a command that fetches a package, until it ends. `package` is the package's name, for reports of refusals.
 
     Raises:
         FetchFailed: the command could not be started, took too long, or failed.
@@ -103,7 +103,8 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, pa
 
 
 def _what_failed(lines: list[str], env: Mapping[str, str]) -> str:
-    """Return the error messages in the output of npm or uv, in one line without secrets."""
+    """Return the error messages of npm or uv as one line; if there are none, the last lines of the output. `lines` is
+    the output. Secrets in it are redacted, which `env`, the environment of the program, may contain."""
     told: list[str] = []
     for line in map(str.strip, lines):
         start = next((start for start in _TOLD if line.startswith(start)), "")
@@ -426,7 +427,8 @@ _SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "
 
 
 def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
-    """Return the path of the operator's npm settings (`.npmrc`) in a list; empty if there is no such file."""
+    """Return the path of the operator's npm settings in a list: the file that one of the `variables` names, or `.npmrc`
+    in the folder `home`. Return an empty list if there is no such file."""
     given = next((v for k, v in variables.items() if k.lower() == "npm_config_userconfig"), "")
     path = os.path.join(_NOWHERE, given or str(Path(home, ".npmrc")))
     return [path] if os.path.isfile(path) else []

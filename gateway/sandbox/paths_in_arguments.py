@@ -173,8 +173,8 @@ class _Named:
             return ""
 
     def folder(self, path: str, *, may_write: bool) -> None:
-        """Grant a folder. A folder that contains the server's code, or lies in it, is granted for reading only: a
-        session must not change the code that other sessions run."""
+        """Grant a folder for reading, with `may_write` also for writing. A folder that contains the server's code, or
+        lies in it, is granted for reading only: a session must not change the code that other sessions run."""
         is_code = any(f"{code}/".startswith(f"{path}/") or path.startswith(f"{code}/") for code in self._code)
         if is_code and may_write:
             self._leave_out(

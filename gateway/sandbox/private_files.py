@@ -20,9 +20,10 @@ _PLACEHOLDER: Final = re.compile(r"\{(?:subject|issuer)\}")
 
 
 def own_files(options: GatewaySettings) -> list[Path]:
-    """Return the files that no server may read. Some give access to all sessions: the gateway's keys, the file with the
-    store's URL, the files of a SQLite store, the client's key for Redis. The others are the file of audit events, and
-    the files of secrets, whose paths may contain `{subject}`. The files may not exist yet."""
+    """Return the gateway's files that no server may read. Some give access to all sessions: the gateway's keys, the
+    file with the store's URL, the files of a SQLite store, and the keys for Redis and for TLS between replicas. The
+    others are the file of audit events, and the files of secrets, whose paths may contain `{subject}`. The files may
+    not exist yet."""
     named = (
         key_file(),
         Path(options.store_file) if options.store_file else None,

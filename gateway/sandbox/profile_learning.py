@@ -54,7 +54,8 @@ class Learnt:
     """Sentences for the operator on what `table` does not grant or grants more broadly, the dangerous things first."""
 
     def add_unused(self, names: Iterable[str]) -> None:
-        """Add a remark for each name that the server has looked up, but that is not among the granted hosts."""
+        """Add a remark for each of `names`, those that the server has looked up, that is not among the granted
+        hosts."""
         hosts = {host.rpartition(":")[0] for host in self.table.get("reach", ())}
         for name in islice((name for name in dict.fromkeys(names) if name not in hosts), _MOST_NAMES):
             self.remarks.append(
@@ -224,7 +225,8 @@ class Lesson:
         self._asked: dict[str, None] = {}
 
     def add(self, kind: str, what: str) -> None:
-        """Record one file, host or other thing that the server has touched, as the system call gate reports it."""
+        """Record one file, address or other thing that the server has touched. The system call gate has reported its
+        kind and its name (`Touched.add`)."""
         self._touched[kind, what] = None
 
     def resolve(self, name: str) -> list[str]:

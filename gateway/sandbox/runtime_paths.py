@@ -305,7 +305,8 @@ def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
 
 
 def module_of(words: Sequence[str]) -> str:
-    """Return the top-level module that the option `-m` names; empty if there is no such option."""
+    """Return the top-level module that the option `-m` among the words of a command names; empty if there is no such
+    option."""
     return next((value.partition(".")[0] for option, value in pairwise(words) if option == "-m"), "")
 
 

@@ -185,8 +185,8 @@ def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
 
 
 def unprotected_secrets(one: ServerSandbox, options: GatewaySettings) -> str:
-    """Return a sentence that names the secrets whose files the server's processes can read, because nothing keeps them
-    from it. After a `;` it says what to do. Return an empty string if there are no such secrets."""
+    """Return a sentence for the operator if a server's sandbox `one` restricts nothing, so that its processes can read
+    the files of configured secrets. It names the secrets, and says what to do. Otherwise return an empty string."""
     names = ", ".join(f"gateway.secrets.{name}" for name, secret in options.secrets.items() if secret.files)
     if not names or not one.sandbox.is_unrestricted:
         return ""
@@ -213,7 +213,8 @@ def refuse_unheld(found: Iterable[ServerSandbox]) -> None:
 
 
 def refuse_cgroup(setting: str | None, delegation: Delegation) -> None:
-    """Raise an error if the cgroup folder that the operator has chosen cannot be used.
+    """Raise an error if the operator has chosen a cgroup folder (`setting`) that cannot be used. `delegation` is the
+    result of the search for it.
 
     Raises:
         ConfigurationError: the folder cannot be used; the message says why.

@@ -225,8 +225,8 @@ class Packages:
             self._failures.pop(name, None)
 
     async def _fetch_locked(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Fetch into a new copy and make it the current one, under the lock of the folder. Do nothing if another
-        gateway has fetched the package meanwhile.
+        """Fetch a package for `server` into a new copy, and make it the current one, under the lock of the folder. Do
+        nothing if another gateway has fetched the package meanwhile.
 
         Raises:
             FetchFailed: the package could not be fetched.

@@ -198,7 +198,8 @@ class _Listed:
         self.not_granted: list[str] = []
 
     def existing(self, paths: Iterable[str]) -> Iterator[str]:
-        """Yield the paths that exist, without symlinks. Leave out paths with symlinks that must not be followed."""
+        """Yield those of the paths that exist, with their symlinks resolved. Leave out paths with symlinks that must
+        not be followed. Add a sentence to `not_granted` for each path that is left out."""
         for path in paths:
             try:
                 found = followed(path)
@@ -213,7 +214,7 @@ class _Listed:
                 self.not_granted.append(f"{path}: there is no such file or folder")
 
     def grants(self, paths: Iterable[str], mode: str) -> list[Grant]:
-        """Return a grant with that mode for each path that exists."""
+        """Return a grant with this mode for each of the paths that exists (`existing`)."""
         return _granted(self.existing(paths), mode)
 
 

@@ -301,8 +301,8 @@ class RepeatedRequests:
         context.run(started.answer.replies.when_ready, functools.partial(self._ready, started), started.quiet_at or 0.0)
 
     def _whole(self, started: StartedPost) -> tuple[bytes, bytes] | None:
-        """Return the head and the body of a response whose frames have all arrived. Return None if uvicorn has to make
-        the response."""
+        """Return the encoded head and body of the response to `started` if all frames of the answer have arrived.
+        Return None if they have not, or if parser and ASGI have to make the response for another reason."""
         answer = started.answer
         frame = None if answer is None else answer.replies.first
         if answer is None or frame is None or answer.is_doubtful:
@@ -402,7 +402,8 @@ class JsonHeads:
         self._before = self._after = b""
 
     def head(self, status: int, defaults: HeaderList, headers: HeaderList, body_bytes: int) -> bytes | None:
-        """Return the encoded head of a response. `defaults` are the server's headers, `headers` those of the answer.
+        """Return the encoded head of a JSON response with a body of `body_bytes`. `defaults` are the headers that the
+        HTTP server adds to each response, `headers` those of the answer.
 
         Return None if uvicorn has to write the response, because a header concerns the connection or is not valid.
         """
@@ -428,8 +429,8 @@ class StreamHeads:
         self._head = b""
 
     def head(self, defaults: HeaderList, headers: HeaderList) -> bytes | None:
-        """Return the encoded head of a response with a chunked body, from the headers of the server and of the answer.
-        Return None if uvicorn has to write the response."""
+        """Return the encoded head of an event-stream response, with a chunked body. The arguments, and the result None,
+        are as for `JsonHeads.head`."""
         if not self._head or defaults is not self._defaults or headers != self._headers:
             if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
                 return None

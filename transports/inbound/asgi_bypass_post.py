@@ -149,7 +149,7 @@ class RepeatedHead:
 
     @classmethod
     def of(cls, endpoint: PostServer, head: Head) -> "RepeatedHead":
-        """Return a `RepeatedHead` for the head of a POST that was served by ASGI."""
+        """Return a `RepeatedHead` for later POSTs to the endpoint with the same head as one that ASGI has served."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
         # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
@@ -273,8 +273,8 @@ class StartedPost:
         become: Callable[[Request], Answer],
         shared: HeaderList,
     ) -> "StartedPost":
-        """Return the POST of a call that was sent on the fast path. `become` returns the handler's answer for the
-        call's request, or raises `OwnedByPeer`."""
+        """Return the POST of a call that was sent on the fast path and has left it. `become` returns the handler's
+        answer for the call's request, or raises `OwnedByPeer`. `shared` are headers of the response."""
         started = cls.__new__(cls)
         started._endpoint, started._shared, started.body = endpoint, shared, body
         started._message, started._request = request.message, request

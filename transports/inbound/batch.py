@@ -175,8 +175,9 @@ class Batches:
         client: BatchResponse,
         pass_on: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Handle the messages of a batch concurrently, until each of them has its answer. `pass_on` sends a message
-        that gets no answer to the process that has the session by now."""
+        """Handle the messages `parts` of a batch concurrently, until each request among them has its answer. `client`
+        gets the answers. If another process has the session by now, `pass_on` sends that process a notification or a
+        response of the client."""
         async with asyncio.TaskGroup() as group:
             for number, part in enumerate(parts):
                 group.create_task(self._handle(number, part, request, client, pass_on))

@@ -30,8 +30,8 @@ class Siblings(Protocol):
         """Return the place of the process named `owner`; None if that process is no sibling."""
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
-        """Send a connected socket to the sibling at `place`. `moves` counts the moves of the connection, including this
-        one. Return False if the socket was not sent."""
+        """Send the connected socket `descriptor` to the sibling at `place`. `moves` counts the moves of the connection,
+        including this one. Return False if the socket was not sent."""
 
 
 class ConnectionHandover:
@@ -50,8 +50,8 @@ class ConnectionHandover:
         return None if owner is None or self.moves >= MOST_MOVES else self._siblings.place_of(owner)
 
     def give(self, transport: asyncio.Transport, place: int) -> bool:
-        """Send the socket of an idle connection to a sibling. Return False if the connection stays here. After True,
-        the caller aborts the transport, which closes the descriptor here and sends nothing."""
+        """Send the socket of an idle connection to the sibling at `place`. Return False if the connection stays here.
+        After True, the caller aborts the transport, which closes the descriptor here and sends nothing."""
         if transport.get_write_buffer_size() or transport.get_extra_info("sslcontext") is not None:
             return False  # the rest of the response, and the state of TLS, are in this process
         return self._siblings.give(transport.get_extra_info("socket").fileno(), place, self.moves + 1)

@@ -184,7 +184,7 @@ class Connections:
         return len(self._open) < self.limits.connections and not is_one_too_many
 
     def _counted(self, peer: str) -> Hashable:
-        """Return the key under which connections from this address are counted; None if they are not counted."""
+        """Return the key under which connections from the address `peer` are counted; None if they are not counted."""
         return None if not peer or self._uncounted(peer) else network_of(peer) or peer
 
     def _refuse(self, kind: Limited) -> Limited:

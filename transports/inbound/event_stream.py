@@ -123,7 +123,8 @@ async def stream_answer(
 
 
 async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
-    """Return `frame` and the frames queued behind it, until they have more than `MOST_TOGETHER_BYTES`."""
+    """Return `frame` and those behind it that wait in the queue of the answer, to be written together: at most until
+    they have more than `MOST_TOGETHER_BYTES`."""
     frames: list[Frame] = []
     size, following = 0, frame
     while True:
@@ -141,9 +142,9 @@ def whole_stream(
     can_resume: bool,
     record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
 ) -> bytes | None:
-    """Store all frames of an answer for replay, and return them as the events that `stream_answer` would send. `record`
-    is `Answer.record_at_hand`. Return None, and store nothing, if the frames are too large together, or storing would
-    need waiting."""
+    """Store all frames of an answer for replay, and return the encoded events that `stream_answer` would send for them.
+    If the client `can_resume`, the first event is one from which it can resume. `record` is `Answer.record_at_hand`.
+    Return None, and store nothing, if the frames are too large together, or if storing would need waiting."""
     if sum(len(frame.data) for frame in frames) > MOST_TOGETHER_BYTES:
         return None
     recorded = [_PRIMING, *frames] if can_resume else frames
@@ -152,8 +153,8 @@ def whole_stream(
 
 
 def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
-    """Encode recorded frames as events. Leave out a priming event without an id, because a client could not resume from
-    it."""
+    """Encode recorded frames as events, with the event id of each (None: without). Leave out a priming event without an
+    id, because a client could not resume from it."""
     events = []
     for frame, event_id in zip(frames, ids, strict=True):
         if frame is not _PRIMING:

@@ -32,17 +32,17 @@ _PROGRESS_BITS: Final = 16
 
 
 class HeadBytes:
-    """Count the bytes of a request head, and copy them, because a second parser (h11) may have to read the head again.
-
-    `copy` is None if the head did not begin at the start of a chunk: only the first parser knows where it began.
-    `at_most` is the most bytes that a head can have if it ends in the present chunk.
-    """
+    """Count the bytes of a request head, and copy them, because a second parser (h11) may have to read the head
+    again."""
 
     __slots__ = ("_chunk", "_is_first", "at_most", "copy", "size")
 
     def __init__(self) -> None:
         self.copy: bytearray | None = None
+        """The bytes of the head so far. None between heads, and if the head did not begin at the start of a chunk: then
+        only the first parser knows where it began."""
         self.size = self.at_most = 0
+        """The bytes of the head in earlier chunks, and the most that it can have if it ends in the present chunk."""
         self._chunk = 0
         self._is_first = False
 
@@ -87,9 +87,12 @@ class LastRequest(Exception):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class. `place` is the path of a Unix socket, in
-    place of the peer's address. Without `memory`, no head is stored. Without `handover`, the connection stays in this
-    process."""
+    """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class.
+
+    `connections` has all open connections of the listener. `place` is the path of a Unix socket, if the connection is
+    on one. `memory` is for `RepeatedRequests`; None: no head is stored. `handover` may move the connection to another
+    process; None: it stays in this one.
+    """
 
     def __init__(
         self,

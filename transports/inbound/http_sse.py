@@ -262,9 +262,9 @@ class HttpSse:
         await send_status(send, 202)
 
     async def _deliver(self, topic: str, data: bytes) -> bool:
-        """Publish a message. Return True if the process that serves the sender's stream acknowledges it in time. The
-        store cannot tell whether the message arrived: it counts dead connections as subscribers, and a node of a
-        cluster counts its own subscribers only."""
+        """Publish a message (`data`) on the topic of the sender's stream. Return True if the process that serves the
+        stream acknowledges it in time. The store cannot tell whether the message arrived: it counts dead connections as
+        subscribers, and a node of a cluster counts its own subscribers only."""
         acknowledged = asyncio.Event()
 
         def acknowledge(sent: bytes | None) -> None:
@@ -284,7 +284,7 @@ def _topic(name: str) -> str:
 
 
 def _acknowledgement(data: bytes) -> str:
-    """Return the topic on which the receipt of a message is acknowledged."""
+    """Return the topic on which the receipt of the published message `data` is acknowledged."""
     return f"mcp:sse:received:{hashlib.sha256(data).hexdigest()}"
 
 

@@ -56,7 +56,9 @@ def names_version(meta: Any) -> bool:
 def check_request(
     message: Message, params: Object, meta: Any, headers: Mapping[str, str], raw_headers: list[tuple[bytes, bytes]]
 ) -> None:
-    """Check a request's headers, `_meta`, version, log level and method. Raises `Refused` if it breaks a rule."""
+    """Check a modern request: its headers, `_meta`, version, log level and method. `meta` is the decoded `_meta` in
+    `params`. `raw_headers` are the headers as they arrived, repeated ones included. Raises `Refused` if it breaks a
+    rule."""
     if len(headers) < len(raw_headers):  # a header appears twice
         _check_unique(raw_headers, lambda name: name in _ROUTING)
     if not isinstance(meta, dict):
@@ -107,8 +109,8 @@ def status_of(error_code: int | None) -> int:
 
 
 def _check_routing(message: Message, params: Object, version: Any, headers: Mapping[str, str]) -> None:
-    """Compare the headers by which proxies route a request with the request's body. Raises `Refused` if one differs or
-    is missing."""
+    """Compare the headers by which proxies route a request (version, method and name) with the request's body.
+    `version` is the one in the body's `_meta`. Raises `Refused` if a header differs or is missing."""
     header = headers.get(VERSION_HEADER)
     if header is None or header != version:
         raise _mismatch(f"{VERSION_HEADER} header does not match the request envelope's protocol version")

@@ -257,8 +257,8 @@ class Posts:
         *,
         body_bytes: int = 0,
     ) -> Request:
-        """Make a request from a head and the parts of a message, which were checked before. Without a message, as for
-        GET and DELETE, the request has only the head."""
+        """Make a request of this era from a head and the parts of a message, which were checked before. `meta` is the
+        decoded `_meta` in `params`. Without a message, as for GET and DELETE, the request has only the head."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         is_modern_call = era is MODERN and message is not None and message.method == "tools/call" and message.is_request
         return Request(

@@ -131,8 +131,8 @@ class StreamableHttp:
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None
     ) -> None:
-        """Serve the request here, or at the replica that owns its session. A forwarded request is not forwarded
-        again."""
+        """Serve the request here, or at the replica that owns its session. A forwarded request is not forwarded again:
+        then raise `OwnedByPeer`. `started` is that of `__call__`."""
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
@@ -186,7 +186,8 @@ class StreamableHttp:
     async def _post(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None
     ) -> bool:
-        """Answer a POST. Return True if it was a request, and the answer did not end with an error."""
+        """Answer a POST. Return True if it was a request, and the answer did not end with an error. `started` is that
+        of `__call__`."""
         if len(body) > LARGE_BYTES:
             await let_others_run()
         if started is None and is_batch(body):
@@ -273,8 +274,8 @@ class StreamableHttp:
         return self._handler.call(request)
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the process that owns its session, and return the answer. Return None, and send nothing, if
-        that would need waiting."""
+        """Send a POST to the process that owns its session, as `elsewhere` says, and return the answer, which comes
+        later. Return None, and send nothing, if that would need waiting."""
         if self._forwarder is None or request.forwarded is not None:
             return None
         return self._forwarder.begin(elsewhere.route, request, body)

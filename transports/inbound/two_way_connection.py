@@ -256,8 +256,9 @@ class TwoWayConnection:
         return call is not None or bool(self._modern_version)
 
     async def _initialize(self, line: bytes) -> None:
-        """Open a session, or resume the one that `token` names. End this connection's earlier session, which the client
-        has left, unless calls are in flight or the session may outlive the connection."""
+        """Pass the client's `initialize` (`line`) on, and send the answer. This opens a session, or continues the one
+        that the connection's token names. End the connection's earlier session, which the client has left, unless calls
+        are in flight, or that session may outlive the connection."""
         headers, former = dict(self._headers), self._session
         if self._token:
             headers["mcp-session-id"], self._token = self._token, ""
@@ -283,7 +284,7 @@ class TwoWayConnection:
 
     async def _open(self) -> msgspec.Raw | None:
         """Open a session for a client that does not begin with `initialize`, or whose `initialize` has failed. Return
-        the JSON-RPC error in the answer; None if there is none."""
+        the JSON-RPC error if that fails; otherwise None."""
         headers = self._headers | ({"mcp-session-id": self._token} if self._token else {})
         info = {"name": "stdio", "version": "0"}
         hello = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
@@ -351,7 +352,8 @@ async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> N
 
 
 def _modern_headers(method: str, version: str, params: Object) -> dict[str, str]:
-    """Return the headers that repeat parts of a modern message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
+    """Return the headers that repeat parts of a modern message: its MCP version, its method and a name in its params
+    (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
     headers = {"mcp-protocol-version": version, "mcp-method": method}
     source = NAME_SOURCES.get(method)
     if source in params:
@@ -373,7 +375,8 @@ def _own(frame: bytes) -> Message:
 
 
 def _with_token(frame: bytes, key: str, token: str) -> bytes:
-    """Return an answer to `initialize` with the session's token in its `_meta`, for a client that sees no headers."""
+    """Return the answer `frame` to `initialize` with the session's token under `key` in its `_meta`, for a client that
+    sees no headers."""
     answer = _own(frame)
     assert isinstance(answer.result, msgspec.Raw)
     found = decode_object(answer.result, "result")

@@ -74,8 +74,8 @@ def look(setting: str | None = None) -> Delegation:
 
 
 def take(setting: str | None = None) -> Delegation:
-    """Find the delegated subtree of cgroups and prepare it: move the processes in its root into the leaf, and allow
-    limits on the cgroups below. May be called again, and by several processes at once."""
+    """Find the delegated subtree of cgroups as `look` does, and return it. Also prepare it: move the processes in its
+    root into the leaf, and allow limits on the cgroups below. May be called again, and by several processes at once."""
     found = look(setting)
     if not found.root:
         return found
@@ -93,8 +93,8 @@ def take(setting: str | None = None) -> Delegation:
 
 @contextlib.contextmanager
 def writes_alone(root: str) -> Iterator[None]:
-    """Wait until no other gateway changes this subtree, and lock it during a `with` block. After `LOCK_WITHIN_S`, go on
-    without the lock: a server that can read the folder could lock it, too."""
+    """Lock the subtree with the folder `root` during a `with` block, so that no other gateway changes it. Wait for the
+    lock. After `LOCK_WITHIN_S`, go on without it: a server that can read the folder could lock it, too."""
     with closing_fd(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as held:
         until = time.monotonic() + LOCK_WITHIN_S
         while time.monotonic() < until:
@@ -134,7 +134,8 @@ def _enable(root: str, controller: str) -> bool:
 
 
 def write(folder: int | None, name: str, text: str) -> None:
-    """Write to a file of a cgroup. `name` is the file's name in `folder`, or its whole path. Raises `OSError`."""
+    """Write to a file of a cgroup. `name` is the file's name in `folder` (a descriptor), or its whole path if there is
+    no folder. Raises `OSError`."""
     with closing_fd(os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)) as file:
         os.write(file, text.encode())
 

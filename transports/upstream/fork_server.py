@@ -212,8 +212,9 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
-    """Collect the children that have exited. Return True if one of them may have left orphans. Only a reaper that has
-    ended in order leaves none."""
+    """Collect the children of the fork server that have exited, and remove them from `reapers`, which has the ids of
+    the running reapers. Return True if one of them may have left orphans: only a reaper that ended in order leaves
+    none."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

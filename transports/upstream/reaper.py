@@ -55,7 +55,8 @@ class _GateOnDemand:
         self._poller.register(listener, select.POLLIN)
 
     def look(self, event: int) -> None:
-        """Open the gate if a system call waits for it. Else stop watching: all processes with the filter have ended."""
+        """Handle the `event` that poll(2) has reported on the filter's descriptor. Open the gate if a system call
+        waits. Otherwise stop watching: all processes with the filter have ended."""
         if event & select.POLLIN:
             self._open()
         else:

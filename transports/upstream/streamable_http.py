@@ -278,8 +278,8 @@ class HttpLink:
     async def _ask(
         self, frame: bytes, message: Message, params: Object, version: str, forwarded: Mapping[str, str]
     ) -> None:
-        """Send a request, after the notifications before it. `version` is the MCP version of a modern request; empty
-        for a legacy one."""
+        """Send a request, after the notifications before it, and read its answer. `version` is the MCP version of a
+        modern request; empty for a legacy one. `forwarded` is that of `send`."""
         assert isinstance(message.id, int | str)
         modern: Headers = {}
         try:
@@ -401,8 +401,9 @@ class HttpLink:
                 answered.cancel()  # nobody else would end its own response, which may have no end
 
     async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
-        """Resume a stream that was cut before the answer, after its last event, as often as the server cuts it (MCP
-        2025-11-25, Resumability). Return False if no answer comes."""
+        """Resume the stream of the request `request_id`, which was cut before the answer, after its last event
+        (`place`). Do so as often as the server cuts it (MCP 2025-11-25, Resumability). Return False if no answer
+        comes."""
         failures, heard_at, is_first = 0, monotonic(), True
         while place.last_id and failures < _MOST_FAILURES and monotonic() - heard_at < _MOST_QUIET_S:
             await self._upstream.pause(pause_s(place, failures, at_once=is_first))

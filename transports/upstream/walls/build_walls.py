@@ -62,7 +62,8 @@ def ruleset_for(walls: Walls) -> int | None:
 
 
 def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the TCP ports that Landlock has to let a process bind (None: any), and whether it has to let it connect.
+    """Return the TCP ports that Landlock has to let a process bind (None: any), and whether Landlock has to let the
+    process connect by TCP.
 
     With a gate, the gate makes the connections, and checks and reports listen calls, so Landlock lets the process bind
     any port. But if the kernel may choose a port (0 is among the granted ones), Landlock allows just the granted ports,

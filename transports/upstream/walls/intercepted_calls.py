@@ -119,7 +119,7 @@ class _Span(ctypes.Structure):
 
 
 def read_memory(thread: int, address: int, size: int) -> bytes:
-    """Copy memory of another process. Raises `OSError`: EFAULT if not all of it is readable there."""
+    """Return `size` bytes of another process's memory. Raises `OSError`: EFAULT if not all of them can be read."""
     buffer = ctypes.create_string_buffer(size)
     here = _Span(ctypes.addressof(buffer), size)
     there = _Span(address, size)
@@ -130,8 +130,8 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 
 def read_path(thread: int, pointer: int) -> bytes:
-    """Read a path from another process's memory, and return a path to the same file for this process. Raises
-    `OSError`."""
+    """Read the path at `pointer` in another process's memory, and return a path that names the same file for this
+    process. Raises `OSError`."""
     return as_meant(thread, _read_string(thread, pointer))
 
 
@@ -168,7 +168,8 @@ def open_process(thread: int) -> int:
 
 
 def duplicate_from(process: int, fd: int) -> int:
-    """Return a duplicate of a descriptor of another process, which is given by its pidfd. Raises `OSError`."""
+    """Return a duplicate, in this process, of the descriptor `fd` of another process. `process` is the pidfd of that
+    process. Raises `OSError`."""
     return call("pidfd_getfd", process, signed(fd), 0)
 
 

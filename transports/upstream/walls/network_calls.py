@@ -113,7 +113,8 @@ class NetworkCalls:
             self._listener.answer(made, error)
 
     def _tell_of_bind(self, made: InterceptedCall) -> None:
-        """Report that the kernel is about to refuse a port, because the kernel itself does not report it."""
+        """Look at a bind(2). If the kernel is about to refuse the port, report this as a refusal, because the kernel
+        itself does not report it."""
         if not self._kernel_binds:
             return
         _, pointer, size, *_ = made.arguments
@@ -149,7 +150,8 @@ class NetworkCalls:
             raise
 
     def _connect(self, made: InterceptedCall, theirs: socket.socket) -> int | None:
-        """Decide on connect(2). Return an errno, or None if the connection is being made and answered later."""
+        """Decide on a connect(2) of the socket `theirs`, a duplicate of the process's one. Return the errno of the call
+        (0: success), or None if the connection is being made, and the call is answered later."""
         _, pointer, size, *_ = made.arguments
         size &= 0xFFFF_FFFF
         if size > MAX_BYTES:

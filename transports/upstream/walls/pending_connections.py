@@ -99,7 +99,7 @@ class PendingConnections:
             self._end(made, theirs, error)
 
     def ready(self, fd: int) -> None:
-        """Answer the system call of a socket that has connected, or has failed to."""
+        """Answer the system call that waits for the socket `fd`, which has connected or has failed to."""
         waiting = self._waiting.get(fd)
         if waiting is None:
             return
@@ -135,7 +135,9 @@ class PendingConnections:
                 self._finish(fd, None)
 
     def _repeat(self, made: InterceptedCall, theirs: socket.socket, earlier: _Waiting) -> None:
-        """Handle a second connect(2) on a socket that is already connecting: after a signal, or by another thread."""
+        """Handle a second connect(2) on a socket that is already connecting. If the first call (`earlier`) still waits,
+        another thread has made the second: it fails with EALREADY. Otherwise a signal has interrupted the first, and
+        the second waits in its place."""
         if self._listener.is_valid(earlier.made):
             self._end(made, theirs, errno.EALREADY)
         else:
@@ -150,7 +152,8 @@ class PendingConnections:
         self._inodes[os.fstat(fd).st_ino] = fd
 
     def _finish(self, fd: int, error: int | None) -> None:
-        """Remove a socket, and answer its system call with `error` (0: success). None: the call is not answered."""
+        """Stop waiting for the socket `fd`, and answer its system call with `error` (0: success). None: the call is not
+        answered."""
         waiting = self._waiting.pop(fd)
         self._inodes.pop(os.fstat(fd).st_ino, None)
         with contextlib.suppress(KeyError):  # retried sockets are not polled

@@ -134,7 +134,7 @@ def fork_by(name: str, *arguments: int | bytes) -> int:
 
 @contextmanager
 def closing_fd(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of a `with` block."""
+    """Yield the descriptor `fd`, and close it at the end of the `with` block."""
     try:
         yield fd
     finally:

@@ -54,7 +54,7 @@ class UnixPath:
 
 
 def read_address(raw: bytes, domain: int) -> Disconnect | InternetAddress | AbstractName | UnixPath:
-    """Read an address for a socket of this address family.
+    """Read the encoded address `raw` for a socket of the address family `domain`.
 
     Raises:
         OSError: the address is invalid. It has the errno that the kernel itself would give.

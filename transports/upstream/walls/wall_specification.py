@@ -139,5 +139,5 @@ class Walls:
 
 
 def _fields_of(part: Reach | Limits | Walls) -> dict[str, Any]:
-    """Return the fields by name. Unlike `asdict`, do not copy the values."""
+    """Return the fields of `part` by name. Unlike `asdict`, do not copy the values."""
     return {field.name: getattr(part, field.name) for field in fields(part)}
