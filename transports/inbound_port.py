@@ -375,7 +375,8 @@ class Handler(Protocol):
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         """Give a refusal its correlation id, log it, and return the refusal to send. Call this before any refusal is
-        sent. `again`: the request may have taken effect, so the refusal must not invite the client to repeat it."""
+        sent. `headers` are those of the refused request. `again`: the request may have taken effect, so the refusal
+        must not invite the client to repeat it."""
 
     async def call(self, request: Request) -> Answer:
         """Handle a client's request, and return its answer."""

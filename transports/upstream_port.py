@@ -110,7 +110,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkEvents(Protocol):
-    """Receive the reports of a link. The methods are called on the event loop, one at a time, and must not block."""
+    """Receive the reports of a link. The methods are called on the event loop, one at a time, and must not block. A
+    `reason` is a text for people."""
 
     def log_fields(self) -> Mapping[str, Any]:
         """Return the fields (`extra`) for a log line about what the upstream has just sent or done."""

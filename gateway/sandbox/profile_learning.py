@@ -54,7 +54,7 @@ class Learnt:
     """Sentences for the operator on what `table` does not grant or grants more broadly, the dangerous things first."""
 
     def add_unused(self, names: Iterable[str]) -> None:
-        """Add a remark for each of `names`, those that the server has looked up, that is not among the granted
+        """Add a remark for each name that the server has looked up (`names`) but that is not among the granted
         hosts."""
         hosts = {host.rpartition(":")[0] for host in self.table.get("reach", ())}
         for name in islice((name for name in dict.fromkeys(names) if name not in hosts), _MOST_NAMES):

@@ -135,8 +135,9 @@ def server_sandbox_of(
     *,
     delegation: Delegation,
 ) -> ServerSandbox:
-    """Return the `ServerSandbox` for `sandbox`, a sandbox of the server `name`. It is for sessions of
-    the trust levels `trusts`; empty: for all. `kernel` and `delegation` are as for `server_sandboxes`."""
+    """Return the `ServerSandbox` for one sandbox of the server `name`. The sandbox is for sessions of the trust levels
+    `trusts`; empty: for all. `by_trust` has the walls of the server's sandboxes. `kernel` and `delegation` are as for
+    `server_sandboxes`."""
     enclosure = by_trust.enclosure(sandbox)
     if enclosure is None:
         return ServerSandbox(server=name, sandbox=sandbox, trusts=trusts)

@@ -56,7 +56,7 @@ _MOST_TRIES: Final = 6
 
 
 class StreamableHttp:
-    """Serve one endpoint as an ASGI app. The handler knows it by the name `endpoint`."""
+    """Serve one endpoint as an ASGI app. `endpoint` is the name by which the handler knows the endpoint."""
 
     def __init__(
         self,

@@ -73,13 +73,19 @@ class Limits:
     head_bytes: int = 64 << 10
     headers: int = 128
     head_timeout_s: float = 10.0
+    """How long a connection may take to send its first request head, or the rest of a head."""
     body_bytes: int = 4 << 20
     body_timeout_s: float = 30.0
+    """How long a connection may take to send another 64 KiB of a body, or its end."""
     idle_timeout_s: float = 75.0
+    """How long a connection may wait for its next request."""
     write_timeout_s: float = 30.0
+    """How long a client may take none of the bytes that wait for it."""
     connections: int = 1_024
     peer_connections: int = 512
+    """The most connections from one address."""
     pipelined: int = 16
+    """The most requests of a connection that wait behind the one that is being served."""
     batch_messages: int = 64
     """The most messages of a JSON-RPC batch. A larger batch is refused before any of its messages is executed."""
     name_chars: int = 256

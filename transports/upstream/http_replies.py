@@ -36,8 +36,8 @@ _MOST_BACKOFF_S: Final = 60.0
 
 
 class StreamPlace:
-    """How far an event stream was read, over all its connections. It is the stream of one request, or of the server's
-    own messages."""
+    """Record how far an event stream was read, over all its connections, so that it can be resumed. The stream is that
+    of one request, or that of the server's own messages."""
 
     __slots__ = ("events", "last_id", "retry_s")
 
