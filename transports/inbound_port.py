@@ -393,7 +393,8 @@ class Handler(Protocol):
         """Authenticate the sender of a message to an HTTP+SSE stream, and find the session that the message names."""
 
     async def leave(self, token: str) -> None:
-        """Handle the end of an HTTP+SSE event stream. The session stays, because its client may come back."""
+        """Handle the end of the HTTP+SSE event stream of the session with this token. The session stays, because its
+        client may come back."""
 
     async def negotiated(self, request: Request) -> str:
         """Return the protocol version that the session of a legacy request has negotiated."""

@@ -95,8 +95,9 @@ def frame(kind: bytes, number: int = 0, payload: bytes = b"") -> bytes:
 
 
 def credit_after(payload: bytes, credit: int) -> int:
-    """Return the bytes that may be sent after the other side has returned credit. `credit` is the number before that,
-    and `payload` that of the frame `w`. Raises `PeerFault` if the frame returns more than was used."""
+    """Return the credit (the bytes that may be sent) after a frame `w`, by which the other side returns credit.
+    `credit` is the credit before it, and `payload` the payload of the frame. Raises `PeerFault` if the frame returns
+    more than was used."""
     if len(payload) != NUMBER.size or not 0 < (returned := int.from_bytes(payload, "big")) <= CREDIT_BYTES - credit:
         raise PeerFault("it returns credit that was not used")
     return credit + returned

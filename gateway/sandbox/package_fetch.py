@@ -103,8 +103,8 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, pa
 
 
 def _what_failed(lines: list[str], env: Mapping[str, str]) -> str:
-    """Return the error messages of npm or uv as one line; if there are none, the last lines of the output. `lines` is
-    the output. Secrets in it are redacted, which `env`, the environment of the program, may contain."""
+    """Return the error messages in `lines`, the output of npm or uv, as one line; if there are none, the last lines.
+    Secrets in `env`, the environment of the program, are redacted."""
     told: list[str] = []
     for line in map(str.strip, lines):
         start = next((start for start in _TOLD if line.startswith(start)), "")
@@ -179,8 +179,7 @@ class PackageFetcher:
         self._lookups = Lookups()
 
     async def fetch(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-        """Fetch a package into the folder `copy`, which was just made, and return what starts it. `now` is the Unix
-        time.
+        """Fetch a package into the folder `copy`, which was just made, and return the package. `now` is the Unix time.
 
         Raises:
             FetchFailed: the package could not be fetched.

@@ -344,7 +344,7 @@ class StartedPost:
         return whole_stream(frames, self._endpoint.can_resume(self._request), answer.record_at_hand)
 
     def status(self, frame: Frame) -> int:
-        """Return the HTTP status of a JSON response."""
+        """Return the HTTP status of the JSON response `frame` to this POST."""
         return (
             200 if frame.error_code is None or self._request is None else self._endpoint.status_of(self._request, frame)
         )

@@ -285,7 +285,7 @@ class StreamableHttp:
         return PRIMING_AFTER_S if self.can_resume(request) else KEEPALIVE_S
 
     def status_of(self, request: Request, frame: Frame) -> int:
-        """Return the HTTP status of a JSON answer."""
+        """Return the HTTP status of the JSON answer `frame` to a request."""
         return status_of(frame.error_code) if request.era is MODERN else 200
 
     async def _batch(self, scope: Scope, head: Head, body: bytes, send: Send) -> None:

@@ -87,7 +87,8 @@ class LineBudget:
         self._looked_at = Counter[str]()
 
     def is_spent(self, topic: str, *, now: float) -> bool:
-        """Count a line of this topic. Return True if it must not be logged, whatever its text."""
+        """Count a line of this topic, before its text is looked at. Return True if so many lines of the topic came
+        lately that this one is neither looked at nor logged."""
         self._looked_at[topic] = 0 if now - self._began >= EVERY_S else self._looked_at[topic] + 1
         if self._looked_at[topic] < MOST_LOOKED_AT:
             return False

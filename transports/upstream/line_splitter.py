@@ -34,7 +34,7 @@ class LineSplitter:
         self._too_long = False
 
     def feed(self, data: bytes) -> None:
-        """Process one chunk of data."""
+        """Add one chunk of data, and pass on the lines that it completes."""
         lines = data.split(b"\n")
         rest = lines.pop()
         if lines:
@@ -106,7 +106,7 @@ class StderrTail:
     _begun: bytes = field(default=b"", init=False)
 
     def feed(self, data: bytes) -> None:
-        """Process one chunk of data."""
+        """Add one chunk of data, and keep the lines that it completes."""
         first, *ended = data.rsplit(b"\n", self.lines + 1)
         if not ended:
             self._begin(first)
