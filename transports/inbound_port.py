@@ -230,7 +230,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: Object = msgspec.field(default_factory=dict)
     """The top level of the message's params, with raw values."""
     protocol_version: str = ""
-    """The MCP version that the message or its headers name; 2025-03-26 if they name none."""
+    """The MCP version that the `_meta` of a modern message or the headers name; 2025-03-26 if they name none. Empty if
+    the request was not made by Streamable HTTP."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded `_meta` of the message."""
     forwarded: Any = None

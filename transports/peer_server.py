@@ -68,7 +68,8 @@ class Rules(NamedTuple):
     begin: Callable[["PeerIncomingCall"], None]
     """Begins to serve a call. May raise only `PeerFault`."""
     cut: Callable[[], None]
-    """Called for each connection that is closed because it breaks a rule, or proves nothing in time."""
+    """Called for each connection that is closed because it breaks a rule, proves nothing in time, or is one of too many
+    that have proved nothing yet."""
 
 
 class PeerIncomingCall:

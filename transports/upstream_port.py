@@ -106,7 +106,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     in_context: Callable[[], Context] = copy_context
     """Returns the context variables with which an object in this process handles the message that is sent."""
     scope: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """Members of the ASGI scope that the tools of such an object find in the request of their context."""
+    """Members of the ASGI scope that the tools of an object in this process find in the request of their context."""
 
 
 class LinkEvents(Protocol):

@@ -138,8 +138,8 @@ class BlockedEvent(Protocol):
 
 
 def allowed_by(refused: Refusal) -> str:
-    """Return the setting with the value that would allow what was refused, such as `sandbox.reach = ["x.org:443"]`;
-    empty if none does."""
+    """Return the setting that would allow what was refused; empty if none does. The setting has its value, such as
+    `sandbox.reach = ["x.org:443"]`, unless it is an amount, such as `sandbox.processes`."""
     field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
     if not refused.what or field is None or refused.why in _NEVER:
         return ""
@@ -194,8 +194,8 @@ class Refusals:
             self.shown.add(session, row)
 
     def tell(self, fields: Mapping[str, Any], refused: Refusal) -> None:
-        """Record the refusal as an event of its session, and log it, unless the same line was logged lately. `fields`
-        are those of the log line."""
+        """Record the refusal as an event of its session. Unless the same line was logged lately, also log the refusal.
+        `fields` are those of the log line."""
         server = str(fields.get("server", ""))
         said = sentence(server, refused, str(fields.get("package", "")))
         key = (said, refused.kind, refused.what)

@@ -187,7 +187,8 @@ def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
 
 def unprotected_secrets(one: ServerSandbox, options: GatewaySettings) -> str:
     """Return a sentence for the operator if a server's sandbox `one` restricts nothing, so that its processes can read
-    the files of configured secrets. It names the secrets, and says what to do. Otherwise return an empty string."""
+    the files of configured secrets. It names the secrets, and after a `;` it says what to do. Otherwise return an
+    empty string."""
     names = ", ".join(f"gateway.secrets.{name}" for name, secret in options.secrets.items() if secret.files)
     if not names or not one.sandbox.is_unrestricted:
         return ""

@@ -102,8 +102,9 @@ class RepeatedRequests:
         return self._started is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
-        """Handle received data of a request that repeats a stored head, and return True. Return False for other data:
-        the caller has to give it to the HTTP parser, which then has all earlier bytes."""
+        """Handle received data of a request that repeats a stored head, and return True. Return False if the data is
+        not of such a request, or cannot be handled here: the caller has to give it to the HTTP parser, which then has
+        all earlier bytes."""
         if self._missing:
             return self._take_body(data)
         if self._started is not None or self._fast is not None:

@@ -136,8 +136,8 @@ class RepeatedHead:
         self._paths.clear()
 
     def holds(self, hold: Callable[[int], None]) -> None:
-        """Set `hold` as the function that counts the memory of this head's fast paths. It is called with the bytes of a
-        new path, and with the negative number when the path is dropped."""
+        """Set `hold` as the function that counts the memory of this head's fast paths. It is called with the number of
+        bytes by which this memory grows, which is negative if paths are dropped."""
         self._hold = hold
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":

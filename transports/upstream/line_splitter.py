@@ -106,7 +106,7 @@ class StderrTail:
     _begun: bytes = field(default=b"", init=False)
 
     def feed(self, data: bytes) -> None:
-        """Add one chunk of data, and keep the lines that it completes."""
+        """Add one chunk of data, and keep the last ones (at most `lines`) of the lines that it completes."""
         first, *ended = data.rsplit(b"\n", self.lines + 1)
         if not ended:
             self._begin(first)

@@ -108,7 +108,7 @@ class _Prototype:
         self.rulesets: list[tuple[float, int]] = []
         """For each ruleset, the oldest first: when it was made, and its descriptor."""
         self.used_at = 0.0
-        """The time of the last start with this prototype."""
+        """The time of the last start with this prototype that needed a ruleset; 0.0 before the first."""
         self.due: float | None = None
         """When `Prototypes.renew` has to handle this prototype; None: not before the next start."""
 

@@ -188,7 +188,7 @@ def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
 
 def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> bool:
     """Find the reaper that is an ancestor of a process. Record it in `owners` for the process and for all processes
-    between them; 0 if none of the reapers is. Return False, and record nothing, if one of these processes has just
+    between them; 0 if none of the reapers is. Return False, and record nothing, if a process between them has just
     ended: its children have another parent now, so the caller tries again."""
     walked: list[int] = []
     while pid not in owners and pid not in reapers:

@@ -166,9 +166,9 @@ class FileCalls:
             return os.open(path, how, dir_fd=base), True
 
     def _check(self, target: int, granted: Sequence[str], *, is_named: bool = True) -> None:
-        """Raise `OSError`, and report the refusal, unless the file behind the descriptor `target` is within the paths
-        `granted`. If `is_named` is False, a file without a path is also allowed. A device is always refused, even if
-        the server may write to it, because others use the device as well."""
+        """Raise `OSError` unless the file behind the descriptor `target` is within the paths `granted`. Also report the
+        refusal if the file has a path. If `is_named` is False, a file without a path is also allowed. A device is
+        always refused, even if the server may write to it, because others use the device as well."""
         path = os.readlink(_by_descriptor(target))
         kind = os.fstat(target).st_mode
         if not (stat.S_ISCHR(kind) or stat.S_ISBLK(kind)) and (
