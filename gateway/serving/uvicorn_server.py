@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -58,9 +57,6 @@ OPERATORS_CONNECTIONS = 128
 _NOBODYS_USER: Final = 65_533
 """The id of a user that does not exist: the one before `nobody`. It is valid in containers with their own range of
 users."""
-
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
 
 
 def make_loop(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
@@ -370,7 +366,7 @@ def open_listeners(
 
 
 def _settle_interpreter() -> None:
-    """Tune the garbage collector, thread switches and memory allocation for a process that only serves a gateway."""
+    """Tune the garbage collector and thread switches for a process that only serves a gateway."""
     # All present objects stay: the collector need not visit them again.
     gc.freeze()
     # Reference cycles of refused connections are still found in time. To visit the youngest generation takes a
@@ -380,14 +376,6 @@ def _settle_interpreter() -> None:
     # The loop releases and takes the interpreter more often than each 5 ms, the default interval. So while a server
     # floods the loop, a thread that asks after 5 ms never gets it: SQLite's needed a second for a transaction.
     sys.setswitchinterval(0.0005)
-    # Where glibc allocates (musl has no mallopt), it maps large blocks one by one, and unmaps them when they are freed.
-    # But what is "large" rises by itself up to 32 MiB with the first such block that is freed (mallopt(3)). After it
-    # large answers lie among small objects, and their memory stays with the process: 57 MB for six of 12 MB.
-    # A lower bound would cost more than it gives back: a call of 4 MB takes twice the processor time when each of its
-    # blocks is mapped anew. Free memory at the end of the heap stays up to twice the bound, as glibc has it otherwise.
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, 8 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 16 << 20)
 
 
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:

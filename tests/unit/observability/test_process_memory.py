@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from gateway.observability import process_memory as module
-from gateway.observability.process_memory import machine_memory, proportional_bytes, resident_bytes, tree_bytes
+from gateway.observability.process_memory import (
+    HeapTrimming,
+    machine_memory,
+    proportional_bytes,
+    resident_bytes,
+    tree_bytes,
+)
 from tests.requirements import requirement
 
 pytestmark = requirement("ops.memory")
@@ -46,3 +52,21 @@ def test_the_limit_of_a_cgroup_counts_where_it_is_lower(tmp_path: Path, monkeypa
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {10 * MIB}\nactive_file {20 * MIB}\n")
     monkeypatch.setattr(module, "own_cgroup_folders", lambda: [str(inner), str(outer), str(top)])
     assert machine_memory() == (64 * MIB, 34 * MIB)
+
+
+def test_free_memory_is_given_back_when_the_process_has_grown_and_not_too_often() -> None:
+    sizes, now, trimmed = [100 << 20], [0.0], list[int]()
+    trimming = HeapTrimming(own=lambda: sizes[-1], trim=trimmed.append, clock=lambda: now[0])
+    for size, at, expected in (
+        (115, 1, 0),  # has not grown by 16 MiB
+        (90, 2, 0),
+        (106, 3, 1),
+        (200, 4, 1),  # too soon
+        (200, 13, 2),
+        (210, 30, 2),  # this much is in use, as the last time has shown
+    ):
+        sizes.append(size << 20)
+        now[0] = float(at)
+        trimming.look()
+        assert len(trimmed) == expected, (size, at)
+    HeapTrimming(own=lambda: None, trim=None).look()
