@@ -19,6 +19,8 @@ ROOT: Final = Path(__file__).parents[1]
 _WIRE: Final = ("transports/inbound/", "gateway/relay/")
 _PEERS: Final = ("transports/peer_frames.py", "transports/peer_channel.py", "transports/peer_server.py")
 _CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis/", *_PEERS)
+_PROCESS: Final = "gateway/serving/uvicorn_server.py"
+"""What tunes the process."""
 _CONSOLE: Final = ("gateway/admin/",)
 _SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
 _TASKS: Final = ("gateway/tasks/",)
@@ -33,7 +35,13 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
         "gateway/observability/",
         "session_store/memory.py",
     ),
-    "tests/attack/test_bystander.py": (*_WIRE, "gateway/identity/", "gateway/policy/", "tests/attack/attackers.py"),
+    "tests/attack/test_bystander.py": (
+        *_WIRE,
+        "gateway/identity/",
+        "gateway/policy/",
+        _PROCESS,
+        "tests/attack/attackers.py",
+    ),
     "tests/attack/test_fast_path_differential.py::test_nor_does_that_of_calls_which_another_replica_forwards": (
         *_WIRE,
         *_PEERS,
@@ -41,7 +49,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
         "gateway/cluster/",
     ),
     "tests/attack/test_fuzz.py": ("transports/",),
-    "tests/attack/test_hostile_memory.py": ("transports/inbound/", "gateway/calls/", "gateway/sessions/"),
+    "tests/attack/test_hostile_memory.py": ("transports/inbound/", "gateway/calls/", "gateway/sessions/", _PROCESS),
     "tests/attack/test_smuggling.py": ("deploy/", "transports/inbound/"),
     "tests/clients/test_apps.py": ("gateway/bridge/", "gateway/relay/"),
     "tests/clients/test_client_table.py": ("docs/clients.md", "gateway/sessions/", "tests/clients/programs/"),
@@ -119,7 +127,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/simulation": (*_CLUSTER, "gateway/calls/", "tests/proof/histories.py"),
     "tests/store/test_redis_cluster.py": ("session_store/",),
     "tests/store/test_sentinel.py": ("session_store/redis/",),
-    "tests/test_bench.py": ("bench/", "transports/", "gateway/relay/", "gateway/calls/"),
+    "tests/test_bench.py": ("bench/", "transports/", "gateway/relay/", "gateway/calls/", _PROCESS),
     "tests/test_documents.py::test_a_command_does_what_the_document_says": (
         "docs/",
         "README.md",
@@ -132,7 +140,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/test_site.py": ("docs/", "mkdocs.yml"),
     "tests/test_surroundings.py::test_a_run_beside_a_gateway": ("gateway/serving/", "gateway/cli/"),
     "tests/test_wheel.py": ("gateway/cli/", "gateway/__init__.py", "pyproject.toml"),
-    _MODELS: ("tests/proof/configuration_numbers.pml", "tests/proof/losses.pml", "tests/proof/ownership.pml"),
+    _MODELS: tuple(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/proof").glob("*.pml")),
 }
 """Suite (a folder, a file, or a beginning of test ids) → what touches it beside itself: folders and files."""
 _LONGEST: Final = (
@@ -181,41 +189,53 @@ def _texts_of(suite: str) -> Iterator[str]:
             yield file.read_text(encoding="utf-8")
 
 
-def _git(*arguments: str) -> list[str]:
-    ran = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return ran.stdout.split("\n")[:-1]
-
-
 def same_program(before: str, after: str) -> bool:
-    """True for two texts of a module that differ in nothing but comments, docstrings and layout."""
-    return ast.dump(_WithoutDocstrings().visit(ast.parse(before))) == ast.dump(
-        _WithoutDocstrings().visit(ast.parse(after))
+    """True for two texts of a module that differ in nothing but comments, docstrings and layout. The docstring of a
+    decorated function counts: the decorator may make the description of a tool or a verb of it."""
+    try:
+        return ast.dump(_without_docstrings(before)) == ast.dump(_without_docstrings(after))
+    except (SyntaxError, ValueError):
+        return False
+
+
+def _without_docstrings(text: str) -> ast.Module:
+    module = ast.parse(text)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.Module | ast.ClassDef) or not node.decorator_list:
+                node.body = [one for one in node.body if not _is_text(one)]
+    return module
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
     )
 
 
-class _WithoutDocstrings(ast.NodeTransformer):
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if is_text else node
-
-
-def _changed(base: str) -> Iterator[str]:
-    """The files that differ from that commit's. A module is left out if only its words are others, unless commands show
-    these."""
-    for line in _git("diff", "--name-status", "--no-renames", base, "HEAD"):
+def changed_since(base: str, root: Path = ROOT) -> Iterator[str]:
+    """The files that differ from that commit's. A module is left out if only its words are others, unless it is one of
+    the commands, which show theirs."""
+    for line in _git("diff", "--name-status", "--no-renames", base, "HEAD", root=root).splitlines():
         status, file = line.split("\t")
         if status == "M" and file.endswith(".py") and not file.startswith("gateway/cli/"):
-            before, after = ("\n".join(_git("show", f"{commit}:{file}")) for commit in (base, "HEAD"))
-            if same_program(before, after):
+            before, after = (_git("show", f"{commit}:{file}", root=root) for commit in (base, "HEAD"))
+            if before != after and same_program(before, after):
                 continue
         yield file
 
 
+def _git(*arguments: str, root: Path = ROOT) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
 def main(arguments: list[str]) -> None:
-    base = (
-        arguments or _git("rev-list", "-1", "--before=1 day ago", "HEAD") or _git("rev-list", "--max-parents=0", "HEAD")
-    )
-    begun = {suite.partition("::")[0] for suite in touched(_changed(base[0]))}
+    base = arguments or (
+        _git("rev-list", "-1", "--before=1 day ago", "HEAD") or _git("rev-list", "--max-parents=0", "HEAD")
+    ).split("\n")
+    begun = {suite.partition("::")[0] for suite in touched(changed_since(base[0]))}
     # pytest takes files and folders; a beginning of names stands for those that begin with it. The mark of the ring
     # chooses among the tests of a file.
     named = {

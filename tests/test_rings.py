@@ -1,8 +1,11 @@
 """Each test is in one ring, and every part of the product touches some suite of the second."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from tests.rings import ROOT, SECOND_RING, is_of_the_second_ring, same_program, touched
+from tests.rings import ROOT, SECOND_RING, changed_since, is_of_the_second_ring, same_program, touched
 
 
 def test_the_table_names_what_exists() -> None:
@@ -41,6 +44,34 @@ def test_words_alone_touch_nothing_and_each_statement_does() -> None:
     assert not same_program(module, module.replace("+ 1", "+ 2"))
     assert not same_program(module, module.replace("a + 1", '"a"'))
     assert not same_program(module, module.replace("int:", "str:"))
+    tool = module.replace("def add", "@tool\ndef add")
+    assert same_program(tool, tool.replace("Add.", "Sum.")) and not same_program(tool, tool.replace("one.", "1."))
+    assert not same_program("a = (", "a = ()") and not same_program(module, "\0")
+
+
+def test_a_commit_changes_what_it_adds_moves_and_rewrites_but_not_what_it_only_says_in_other_words(
+    tmp_path: Path,
+) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.com")
+        ran = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return ran.stdout.strip()
+
+    def commit(**texts: str) -> str:
+        for name, text in texts.items():
+            (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        git("add", "--all")
+        git("commit", "--message", "next")
+        return git("rev-parse", "HEAD")
+
+    git("init")
+    base = commit(words="a = 1", code="a = 1\nb = 2", mode="a = 1", broken="a = (", moved="a = 1", gone="a = 1")
+    (tmp_path / "gone.py").unlink()
+    (tmp_path / "mode.py").chmod(0o755)
+    git("mv", "moved.py", "there.py")
+    commit(words="a = 1  # one", code="a = 1\nb = 3", broken="a = ()", new="a = 1")
+    files = {"code.py", "mode.py", "broken.py", "moved.py", "there.py", "gone.py", "new.py"}
+    assert set(changed_since(base, tmp_path)) == files
 
 
 def test_the_first_ring_proves_each_feature_with_real_parts() -> None:
