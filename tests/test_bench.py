@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_the_gateway_has_not_lost_half_of_its_speed(redis_server: RunningRedis, tmp_path: Path) -> None:
     wanted = ("minimal relay", "gateway, redis", "forwarded, redis")
-    results = measure([row for row in TABLES["stores"](Place(tmp_path, redis_server.url)) if row.name in wanted], 2, 1)
+    results = measure([row for row in TABLES["stores"](Place(tmp_path, redis_server.url)) if row.name in wanted], 1, 2)
     assert not any(run.errors for runs in results.values() for run in runs)
     assert share(results, "gateway, redis", "minimal relay") > 0.55, results  # 1.08
     assert share(results, "forwarded, redis", "minimal relay") > 0.15, results  # 0.29
@@ -30,7 +30,7 @@ def test_features_cost_little(redis_server: RunningRedis, tmp_path: Path) -> Non
     nothing, everything = "nothing", "everything, spans of 1 trace of 100"
     with collector() as spans:
         rows = TABLES["features"](Place(tmp_path, redis_server.url, spans))
-        results = measure([row for row in rows if row.name in (nothing, everything)], 2, 1)
+        results = measure([row for row in rows if row.name in (nothing, everything)], 1, 2)
     assert not any(run.errors for runs in results.values() for run in runs)
     assert share(results, everything, nothing) > 0.25, results  # 0.43
 
