@@ -1,4 +1,4 @@
-"""Serve a client that keeps one connection, on which messages go both ways, and with it one session.
+"""Serve a client whose messages, and those for it, form one conversation: it has one session as long as this lasts.
 
 Used for the gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and for the event
 streams of HTTP+SSE (MCP 2024-11-05)."""
