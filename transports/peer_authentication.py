@@ -163,8 +163,8 @@ class Answering:
 
 
 class Layer(asyncio.Transport, asyncio.Protocol):
-    """Transform the bytes between an asyncio connection and its protocol. To the connection, this object is a protocol;
-    to the protocol, a transport."""
+    """Base of classes that transform the bytes between an asyncio connection and its protocol. To the connection, such
+    an object is a protocol; to the protocol, a transport."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()

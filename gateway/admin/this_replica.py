@@ -243,8 +243,8 @@ class Replica:
 
     @question("parts")
     async def parts(self, session_ids: list[str]) -> list[SessionPart]:
-        """Return facts about the given sessions, with processes and refusals. Leave out sessions that this replica does
-        not serve."""
+        """Return what only this replica knows about the given sessions, such as their server processes and what their
+        sandboxes have refused. Leave out sessions that this replica does not serve."""
         lines = MOST_LINES if len(session_ids) == 1 else _LISTED_LINES
         found = [live for one in session_ids if (live := self.live.get(one)) is not None]
         return [

@@ -51,8 +51,8 @@ _SUMMED: Final = ("processes", "memory_bytes", "links", "in_flight", "started", 
 
 
 class Insights:
-    """Read timelines and counts that replicas have written to the store, and get from replicas what is not written
-    yet."""
+    """Answer operators' questions about the past: timelines of sessions, history of calls, and the states of servers.
+    Read what replicas have written to the store, and get from replicas what is not written yet."""
 
     def __init__(self, backend: Backend, replicas: Replicas, clock: Callable[[], float]) -> None:
         self._backend = backend

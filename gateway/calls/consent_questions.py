@@ -18,10 +18,9 @@ _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 
 def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = None) -> None:
-    """End a call with the refusal `refused`. If it is for lack of consent, ask the client to open the consent page
-    instead, if the client has declared that it can (URL elicitation). Do not ask if the request continues an earlier
-    one, because the client's answer would repeat the call from its beginning. `params` are the params of the request;
-    None: take those that the exchange has stored, because the request was sent."""
+    """End a call with `refused`; or, if consent is missing, ask the client to open the consent page. Ask only a client
+    that has declared URL elicitation, and not if the request continues an earlier one: the answer would repeat the call
+    from its beginning. `params` are the params of the request; None if it was already sent: the exchange has them."""
     if not isinstance(refused, ConsentRefusal):
         exchange.refuse(refused)
         return

@@ -341,11 +341,11 @@ class _Numbers:
 
 
 class EventWriter:
-    """Give the events of sessions their ids, and write them to `log` (`session_store.ports.events.EventStreams`).
-    `epoch_of` returns the ownership epoch in which this process serves a session; None if this process does not serve
-    it.
+    """Record the messages of sessions' event streams, so that clients can fetch what they missed: give each message its
+    event id at once, and write it to `log` (`session_store.ports.events.EventStreams`) soon after.
 
-    `stream_of` and `unfinished` first wait until the store has the session's events."""
+    `epoch_of` returns the ownership epoch in which this process serves a session; None if this process does not serve
+    it. The methods `stream_of` and `unfinished` first wait until the store has the session's events."""
 
     def __init__(self, log: EventLog, epoch_of: Callable[[str], int | None]) -> None:
         self._log = log

@@ -503,8 +503,8 @@ class LiveSessions:
         return self._live.get(session_id)
 
     def epoch_of(self, session_id: str, replica: str) -> int | None:
-        """Return the ownership epoch in which this replica serves the session. None if it does not serve the session,
-        or the session's record names another owner than `replica`, this replica's id (empty without a cluster)."""
+        """Return the ownership epoch in which this replica serves the session. Return None if the session is not live
+        here, or its record names another owner. `replica`: this replica's id; empty without a cluster."""
         live = self._live.get(session_id)
         return live.session.epoch if live is not None and live.session.owner == replica else None
 

@@ -89,7 +89,7 @@ def tasks_table(rows: list[TaskRow]) -> Table:
 
 
 def credentials_table(rows: list[Connection]) -> Table:
-    """Return a table of connected accounts."""
+    """Return a table with a row for each account that a principal has connected by consent to a server."""
     table = Table(box=None)
     for name in ("principal", "secret", "server", "connected for", "token"):
         table.add_column(name, no_wrap=name != "server", overflow="fold")

@@ -83,9 +83,10 @@ class RestClient:
         return answer[verb.answers] if verb.answers else answer
 
     async def _named(self, what: str, prefix: str) -> str:
-        """Return an id or name, or the beginning of one, quoted for a URL's path. `what` is the kind of thing that it
-        names, such as `session`. An empty `prefix` of a session stands for the only live session. Raises
-        `OperatorError` if no session is live or several are, or if the prefix has too few characters."""
+        """Return `prefix`, an id or name or the beginning of one, quoted for a URL's path; the gateway completes it.
+        `what` is the kind of thing that it names, such as `session`. For an empty `prefix` of a session, return the id
+        of the only live session. Raises `OperatorError` if no session is live or several are, or if the prefix has too
+        few characters."""
         if what == "session" and not prefix:
             found = (await self._self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
             if not found:

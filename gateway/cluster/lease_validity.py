@@ -116,8 +116,8 @@ class OwnLease:
         return self._renewed_since is not None and monotonic() - self._renewed_since >= LEASE_S
 
     def hold(self, replica: str) -> bool:
-        """Agree to claim no session of `replica`, which asks for this because it does not reach the store, for
-        `HOLD_S`. Return True if this replica agrees. Return False if it already treats `replica` as dead."""
+        """Agree to claim no session of `replica` for `HOLD_S`: it asks for this because it does not reach the store.
+        Return True if this replica agrees. Return False if it already treats `replica` as dead."""
         now = monotonic()
         if now - self._doubted.get(replica, -LEASE_S) < LEASE_S:
             return False

@@ -210,9 +210,9 @@ class PeerRequests:
         self._looks = Tasks("looks at leases")
 
     def channel_to(self, route: Route) -> PeerChannel | None:
-        """Return an open channel to the session's owner, for a POST that shares its HTTP head with others. Return None
-        if no channel is ready, or if the POST must be sent in the general way. The owner's lease is not read, because
-        the owner itself checks that it owns the session."""
+        """Return an open channel to the session's owner, for a POST whose HTTP head repeats an earlier one. Return None
+        if no channel is open, if the head is not remembered or too large, or if calls are traced. The owner's lease is
+        not read, because the owner itself checks that it owns the session."""
         memory = route.memory
         if memory is None or self._log.tracing is not None or len(memory.common) > MAX_DEFINITION_BYTES:
             return None

@@ -213,8 +213,8 @@ class SecretSettings(Frozen):
 
     @property
     def files(self) -> list[Path]:
-        """Return the paths of all files that the secret needs: the file that contains it, with `{subject}` and
-        `{issuer}` as in `file`, and the files that `client_secret_file` names."""
+        """Return the paths of all files that the secret needs: `file`, with its placeholders (`{subject}`, `{issuer}`),
+        and the files that `client_secret_file` names."""
         own = [Path(self.file)] if self.file else []
         return own + [file for client in self.clients.values() if (file := client.client_secret_file) is not None]
 

@@ -237,12 +237,12 @@ class ConsentFlow:
             raise ConsentFailed("the authorization server does not offer PKCE with S256, which MCP requires")
         urls = (metadata.authorization_endpoint, metadata.token_endpoint, metadata.registration_endpoint)
         if not all(self._is_usable(str(url), settings) for url in urls if url is not None):
-            raise ConsentFailed("the authorization server has endpoints that are not https")
+            raise ConsentFailed("the authorization server has endpoints that are not https, or are on this machine")
 
     @staticmethod
     def _is_usable(url: str, settings: ConsentSettings) -> bool:
-        """Return True if a URL that a server names may be used. A URL on this machine may be named only by a server on
-        this machine."""
+        """Return True if the gateway may send requests and people to `url`, which an MCP server or its authorization
+        server has named: it is safe (`safe_url`), and is on this machine only if the MCP server is, too."""
         try:
             return bool(safe_url(url)) and (is_of_this_machine(settings.resource) or not is_of_this_machine(url))
         except ValueError:

@@ -46,8 +46,9 @@ class ProcessTree:
             self._top.set_result(None if pid is None else parent(pid) or 0)
 
     async def has(self, pid: int) -> bool:
-        """Return True if a process belongs to the server, or is its reaper, which connects for a sandboxed server.
-        After `started(None)`, return True for every process. Without any report of the start in time, return False."""
+        """Return True if a process descends from the server's reaper, or is the reaper, which connects for a sandboxed
+        server. Wait a limited time for `started`; return False if it is not called. After `started(None)`, return True
+        for every process: the processes of such a server need not descend from a reaper."""
         try:
             top = await asyncio.wait_for(asyncio.shield(self._top), _START_S)
         except TimeoutError:

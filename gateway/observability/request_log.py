@@ -216,8 +216,8 @@ class RequestLog:
         self.answered(request, principal, Outcome.refused(refused.code), refused.log_facts, str(refused))
 
     def refused_by_wire(self, refused: Refused) -> None:
-        """Log an HTTP request that was refused before its body was parsed, or that is not a call. It is not counted in
-        the metrics of calls."""
+        """Log a refused HTTP request that is in no metrics of calls: it was refused before its body was parsed, or is
+        no call."""
         if self._has_line():
             outcome, correlation = Outcome.refused(refused.code), refused.correlation
             self._line("request refused", outcome, 0.0, reason=str(refused), correlation=correlation)

@@ -223,8 +223,9 @@ class Tools:
         return self._declared.get(name, _UNLISTED).operation
 
     def digest(self, name: str) -> str:
-        """Return the digest of the tool `name`. Return an empty text if the tool is not listed, if it is listed twice
-        with different contents, or if it has no digest. The first call computes the digests of all tools."""
+        """Return the digest by which the lock file approves the tool `name`. Return an empty text if the tool is not
+        listed, is listed twice with different contents, or cannot be hashed (`digests_of`). The first call computes the
+        digests of all tools."""
         if self._digests is None:
             self._digests = _digests(self.listed, "name")
         return self._digests.get(name, "")

@@ -444,9 +444,9 @@ class ServerSubscriptions:
             self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
 
     def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
-        """Record that a server has confirmed its part of the client's filter (`part`), or that its subscription has
-        failed (None). If the client has its acknowledgement already, notify it of everything in `part`: it may have
-        missed changes."""
+        """Record that a server has confirmed its part of the client's filter (`part`). `part` None: the subscription at
+        this server has failed. If the client has its acknowledgement already, send it each notification of a change
+        that `part` asks for: it may have missed changes."""
         waiting = self._unconfirmed.pop(upstream.name, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)

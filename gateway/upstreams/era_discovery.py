@@ -138,8 +138,8 @@ def _of_versions(data: dict[str, Any]) -> Discovery:
 
 @dataclass(eq=False, repr=False)
 class SessionDiscovery:
-    """Ask one server for its era, with the credentials of sessions. `known` has the facts about the server so far.
-    `learn` is called with facts that a session has found.
+    """Find out the era of a server that answers only requests with a session's credentials, which the probe does not
+    have. `known` has the facts about the server so far. `learn` is called with facts that a session has found.
 
     The era and the capabilities that one session finds count for all sessions. The rest of the answer is not stored,
     because it may be meant only for the owner of the credentials.
@@ -212,8 +212,8 @@ class SessionDiscovery:
         self.learn(ServerFacts(discover=shared, needs_credentials=True, at=self.clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
-        """Close the conversation unless the server is known to be modern: later calls over it would be sent in the
-        wrong era."""
+        """Close the conversation, which was opened in the modern era, unless the server is known to be modern. Else
+        later calls would be sent in an era that the server may not know."""
         facts = self.known.latest
         if facts is not None and facts.discover is not None:
             return

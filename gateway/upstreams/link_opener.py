@@ -139,7 +139,8 @@ class UpstreamLinks:
         self.start_failure = (time(), why)
 
     def note(self, session: Session, name: str, correlation: str = "", *, took_s: float = 0.0, why: str = "") -> None:
-        """Add an event of a session's link to the timeline of the session."""
+        """Add an event of a session's link to this server to the timeline of the session. `name`: what happened.
+        `took_s`: how long it took, in seconds; the event is dated at its beginning. `why`: the reason, if any."""
         at, took_s = round(time() - took_s, 3), round(took_s, 3)
         self.records.happened(
             session, TimelineEntry(at, "server", self.name, name, took_s=took_s, correlation=correlation, why=why)

@@ -74,8 +74,9 @@ def look(setting: str | None = None) -> Delegation:
 
 
 def take(setting: str | None = None) -> Delegation:
-    """Find the delegated subtree of cgroups as `look` does, and return it. Also prepare it: move the processes in its
-    root into the leaf, and allow limits on the cgroups below. May be called again, and by several processes at once."""
+    """Find the delegated subtree of cgroups as `look` does, and prepare it: move the processes in its root into the
+    cgroup `LEAF`, and allow limits on the cgroups below. Return it; `lacks` says why it cannot be used, if so. May be
+    called again, and by several processes at once."""
     found = look(setting)
     if not found.root:
         return found

@@ -1,4 +1,5 @@
-"""Define the parts of a console page. Each module of `gateway.admin.pages` defines one page."""
+"""Define what a console page consists of (`ConsolePage`). The modules of `gateway.admin.pages` that are named after a
+page define it."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
