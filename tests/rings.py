@@ -29,6 +29,7 @@ _SHARED: Final = ("tests/conftest.py", "pyproject.toml")
 """What every suite stands on, other than `_MODELS`."""
 _MODELS: Final = "tests/proof/test_model.py"
 """SPIN reads the models, and nothing of the product."""
+_COMMENT: Final = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/attack/test_audit_trail.py::test_thousands_of_bad_keys_flush_nothing_and_are_all_counted[memory]": (
@@ -179,14 +180,21 @@ def touched(changed: Iterable[str]) -> list[str]:
 
 
 def _names_one(text: str, modules: set[str]) -> bool:
-    """By import or as a command: both have the name of the module."""
-    return not modules.isdisjoint(re.findall(r"\w+", text))
+    """By import (`support.NAME`, or a line of several) or by its file (`NAME.py`, `support/NAME`)."""
+    lines = "\n".join(line for line in text.splitlines() if "tests.support import" in line)
+    named = {*re.findall(r"(?<=support[./])\w+|\w+(?=\.py\b)", text), *re.findall(r"\w+", lines)}
+    return not modules.isdisjoint(named)
 
 
 def _texts_of(suite: str) -> Iterator[str]:
     for path in ROOT.glob(f"{suite.partition('::')[0]}*"):
         for file in path.rglob("*.py") if path.is_dir() else [path]:
             yield file.read_text(encoding="utf-8")
+
+
+def same_model(before: str, after: str) -> bool:
+    """True for two texts of a model that differ in nothing but comments."""
+    return _COMMENT.sub("", before) == _COMMENT.sub("", after)
 
 
 def same_program(before: str, after: str) -> bool:
@@ -216,13 +224,14 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def changed_since(base: str, root: Path = ROOT) -> Iterator[str]:
-    """The files that differ from that commit's. A module is left out if only its words are others, unless it is one of
-    the commands, which show theirs."""
+    """The files that differ from that commit's. A module or a model is left out if only its words are others, unless it
+    is one of the commands, which show theirs."""
     for line in _git("diff", "--name-status", "--no-renames", base, "HEAD", root=root).splitlines():
         status, file = line.split("\t")
-        if status == "M" and file.endswith(".py") and not file.startswith("gateway/cli/"):
+        same = {".py": same_program, ".pml": same_model}.get(Path(file).suffix)
+        if status == "M" and same is not None and not file.startswith("gateway/cli/"):
             before, after = (_git("show", f"{commit}:{file}", root=root) for commit in (base, "HEAD"))
-            if before != after and same_program(before, after):
+            if before != after and same(before, after):
                 continue
         yield file
 

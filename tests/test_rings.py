@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rings import ROOT, SECOND_RING, changed_since, is_of_the_second_ring, same_program, touched
+from tests.rings import ROOT, SECOND_RING, changed_since, is_of_the_second_ring, same_model, same_program, touched
 
 
 def test_the_table_names_what_exists() -> None:
@@ -46,6 +46,7 @@ def test_words_alone_touch_nothing_and_each_statement_does() -> None:
     assert not same_program(module, module.replace("int:", "str:"))
     tool = module.replace("def add", "@tool\ndef add")
     assert same_program(tool, tool.replace("Add.", "Sum.")) and not same_program(tool, tool.replace("one.", "1."))
+    assert same_model("/* a\n */ byte a;", "/* b */ byte a;") and not same_model("byte a; /* b */", "byte b; /* b */")
     assert not same_program("a = (", "a = ()") and not same_program(module, "\0")
 
 
