@@ -13,9 +13,8 @@ from bench.tables import TABLES, Place
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
 
-pytestmark = pytest.mark.alone
 
-
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_the_gateway_has_not_lost_half_of_its_speed(redis_server: RunningRedis, tmp_path: Path) -> None:
     wanted = ("minimal relay", "gateway, redis", "forwarded, redis")
@@ -25,6 +24,7 @@ def test_the_gateway_has_not_lost_half_of_its_speed(redis_server: RunningRedis, 
     assert share(results, "forwarded, redis", "minimal relay") > 0.15, results  # 0.29
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_features_cost_little(redis_server: RunningRedis, tmp_path: Path) -> None:
     nothing, everything = "nothing", "everything, spans of 1 trace of 100"
