@@ -10,7 +10,7 @@ import ctypes
 import heapq
 import os
 from collections.abc import Callable, Collection, Iterator
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any, Final, NamedTuple
 
 from transports.upstream.cgroup_delegation import own_cgroup_folders
@@ -33,6 +33,8 @@ _FORKED: Final = 0x40
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _GROWN_BYTES: Final = 16 << 20
 _TRIM_EVERY_S: Final = 10.0
+_QUIET: Final = 0.1
+"""A process is quiet if it uses less than this share of one processor."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -60,8 +62,9 @@ class HeapTrimming:
     """Give free memory of this process back to the system when the process has grown.
 
     Large messages are freed in between small objects that stay, and glibc keeps such memory: some 300 MB after 60
-    bodies of 4 MB at once. To have it map each large block by itself would not keep it, but doubles the processor time
-    of such a message. `malloc_trim` takes 10 ms for 100 MB that it gives back, so it is called seldom.
+    bodies of 4 MB at once. To have it map each large block by itself would not keep it, but doubles the processor
+    time of such a message. `malloc_trim` stops the event loop, for some 10 ms for each 100 MB: so a quiet second is
+    awaited.
     """
 
     def __init__(
@@ -70,17 +73,22 @@ class HeapTrimming:
         own: Callable[[], int | None] = resident_bytes,
         trim: Callable[[int], Any] | None = _malloc_trim,
         clock: Callable[[], float] = monotonic,
+        used: Callable[[], float] = process_time,
     ) -> None:
-        self._own, self._trim, self._clock = own, trim, clock
+        self._own, self._trim, self._clock, self._used = own, trim, clock, used
         self._least = own() or 0
         self._next_at = 0.0
+        self._looked_at, self._used_s = clock(), used()
 
-    def look(self) -> None:
-        """Trim the heap if the process is 16 MiB larger than at its smallest since the last time, which was 10 seconds
-        ago at least. Do nothing where the C library is not glibc."""
-        size, now = self._own() or 0, self._clock()
-        self._least = min(self._least, size)
-        if self._trim is not None and size - self._least >= _GROWN_BYTES and now >= self._next_at:
+    def look(self, *, is_short: bool) -> None:
+        """Trim the heap if the process is 16 MiB larger than at its smallest since the last time, if that was 10
+        seconds ago, and if the process has used little processor time since the last look, or memory is short. Do
+        nothing where the C library is not glibc."""
+        size, now, used_s = self._own() or 0, self._clock(), self._used()
+        is_quiet = used_s - self._used_s < _QUIET * (now - self._looked_at)
+        self._least, self._looked_at, self._used_s = min(self._least, size), now, used_s
+        is_due = size - self._least >= _GROWN_BYTES and now >= self._next_at
+        if self._trim is not None and is_due and (is_quiet or is_short):
             self._trim(0)
             self._least, self._next_at = self._own() or 0, now + _TRIM_EVERY_S
 

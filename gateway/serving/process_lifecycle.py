@@ -224,7 +224,7 @@ class Lifecycle:
         """Give back free memory, and measure the memory of server processes. If memory is short, end prestarted
         processes, and processes that were idle for a tenth of their idle timeout."""
         memory = self._parts.foundation.memory
-        self._heap.look()
+        self._heap.look(is_short=memory.is_short)
         await memory.sample()
         if not memory.is_short:
             return

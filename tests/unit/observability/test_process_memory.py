@@ -54,19 +54,21 @@ def test_the_limit_of_a_cgroup_counts_where_it_is_lower(tmp_path: Path, monkeypa
     assert machine_memory() == (64 * MIB, 34 * MIB)
 
 
-def test_free_memory_is_given_back_when_the_process_has_grown_and_not_too_often() -> None:
-    sizes, now, trimmed = [100 << 20], [0.0], list[int]()
-    trimming = HeapTrimming(own=lambda: sizes[-1], trim=trimmed.append, clock=lambda: now[0])
-    for size, at, expected in (
-        (115, 1, 0),  # has not grown by 16 MiB
-        (90, 2, 0),
-        (106, 3, 1),
-        (200, 4, 1),  # too soon
-        (200, 13, 2),
-        (210, 30, 2),  # this much is in use, as the last time has shown
+def test_free_memory_is_given_back_in_a_quiet_second_when_the_process_has_grown() -> None:
+    sizes, now, used, trimmed = [100 << 20], [0.0], [0.0], list[int]()
+    clocks = {"clock": lambda: now[0], "used": lambda: used[0]}
+    trimming = HeapTrimming(own=lambda: sizes[-1], trim=trimmed.append, **clocks)
+    for size, at, used_s, is_short, expected in (
+        (115, 1, 0.0, False, 0),  # has not grown by 16 MiB
+        (90, 2, 0.0, False, 0),
+        (106, 3, 0.2, False, 0),  # is busy
+        (106, 4, 0.25, False, 1),
+        (200, 5, 0.25, False, 1),  # too soon
+        (200, 15, 9.0, True, 2),  # is busy, but memory is short
+        (210, 30, 9.0, True, 2),  # this much is in use, as the last time has shown
     ):
         sizes.append(size << 20)
-        now[0] = float(at)
-        trimming.look()
+        now[0], used[0] = float(at), used_s
+        trimming.look(is_short=is_short)
         assert len(trimmed) == expected, (size, at)
-    HeapTrimming(own=lambda: None, trim=None).look()
+    HeapTrimming(own=lambda: None, trim=None).look(is_short=True)
