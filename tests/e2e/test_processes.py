@@ -105,12 +105,13 @@ def test_connections_dropped_mid_call_leave_no_process(http: httpx.Client) -> No
         assert eventually(lambda: len(descendants(gateway.pid)) <= idle)
 
 
+_KILLED = pytest.param(signal.SIGKILL, marks=pytest.mark.alone)  # all have to be gone in two seconds
 SHELL = ("sh", "-c", f"'{DEMO[0]}' -m gateway demo-server; true")
 
 
 @requirement("proc.gone", "proc.shutdown")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [_KILLED, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: signal.Signals) -> None:
     with running_gateway({"setsid": server(PROBE), "sh": server(SHELL)}, must_stop=False) as gateway:
         clients = {name: Legacy(gateway.at(name), http).open() for name in ("setsid", "sh")}
@@ -121,7 +122,7 @@ def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: s
 
 @requirement("proc.gone", "proc.shutdown")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("end", [_KILLED, signal.SIGTERM])
 def test_what_npx_starts_ends_with_the_gateway(http: httpx.Client, end: signal.Signals) -> None:
     folder = npm_packages({"@modelcontextprotocol/server-everything": "2026.8.31"})
     command = (*npx(), "--no-install", "mcp-server-everything")

@@ -418,6 +418,7 @@ async def test_two_hundred_lives_leave_no_descriptor_and_no_process(house: House
 
 
 @requirement("proc.gone")
+@pytest.mark.alone  # it bounds a time
 async def test_when_the_gateway_is_killed_everything_is_gone_within_two_seconds(family: Family) -> None:
     with subprocess.Popen(  # noqa: ASYNC220  # not of this loop: it is a gateway of its own
         [sys.executable, "-m", "tests.processes.stand_in", family.tag, "20"], cwd=ROOT, stdout=subprocess.PIPE
