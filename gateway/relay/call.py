@@ -162,9 +162,8 @@ def _correlation_of(request: Request) -> str:
 
 
 class FoundSession(NamedTuple):
-    """What `Clients.session` returns for a request that it has not answered. `resolved` is the session (None: the
-    request needs none), `request` the client's request, maybe changed, and `params` what to send if a server has to
-    answer."""
+    """What `Clients.session` returns for a request that it has not answered: the session (`resolved`; None: it needs
+    none), the client's request, maybe changed, and the `params` to send if a server has to answer."""
 
     resolved: Resolved | None
     request: Request
