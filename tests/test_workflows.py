@@ -52,7 +52,7 @@ def test_machines_of_github_get_the_programs_that_tests_run() -> None:
     tools = {"buildah", "debootstrap", "qemu-system-x86", "virtiofsd"}  # of `make image-check` and `make kernels`
     there = {"chromium", "gcc"}
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/**/*.py")]
-    asked = {name for file in files for name in re.findall(r'program\("[^"]+", "([^"]+)"\)', file.read_text("utf-8"))}
+    asked = {name for file in files for name in re.findall(r'\bprogram\("[^"]+", "([^"]+)"\)', file.read_text("utf-8"))}
     missing = asked - tools - there - {"redis-tools"} - set(installed.split())
     assert asked and not missing, f"add to .github/programs.sh: {missing}"
     for file, name in (("ci.yml", "test"), ("ci.yml", "conformance"), ("release.yml", "package")):
