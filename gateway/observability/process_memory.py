@@ -10,6 +10,7 @@ import ctypes
 import heapq
 import os
 from collections.abc import Callable, Collection, Iterator
+from math import inf
 from time import monotonic, process_time
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +34,7 @@ _FORKED: Final = 0x40
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _GROWN_BYTES: Final = 16 << 20
 _TRIM_EVERY_S: Final = 10.0
+_MOST_WAIT_S: Final = 600.0
 _QUIET: Final = 0.1
 """A process is quiet if it uses less than this share of one processor."""
 
@@ -59,7 +61,7 @@ def resident_bytes(pid: int | None = None) -> int | None:
 
 
 class HeapTrimming:
-    """Give free memory of this process back to the system when the process has grown.
+    """Give free memory of this process back to the system.
 
     Large messages are freed in between small objects that stay, and glibc keeps such memory: some 300 MB after 60
     bodies of 4 MB at once. To have it map each large block by itself would not keep it, but doubles the processor
@@ -77,20 +79,24 @@ class HeapTrimming:
     ) -> None:
         self._own, self._trim, self._clock, self._used = own, trim, clock, used
         self._least = own() or 0
-        self._next_at = 0.0
+        self._wait_s, self._trimmed_at = _TRIM_EVERY_S, -inf
         self._looked_at, self._used_s = clock(), used()
 
     def look(self, *, is_short: bool) -> None:
-        """Trim the heap if the process is 16 MiB larger than at its smallest since the last time, if that was 10
-        seconds ago, and if the process has used little processor time since the last look, or memory is short. Do
-        nothing where the C library is not glibc."""
+        """Trim the heap if the process is 16 MiB larger than at its smallest, and has used little processor time since
+        the last look, or memory is short. Wait 10 seconds after each trim. If a trim gave little back, because the
+        memory was in use, wait longer each time unless memory is short. Do nothing where the C library is not glibc."""
         size, now, used_s = self._own() or 0, self._clock(), self._used()
         is_quiet = used_s - self._used_s < _QUIET * (now - self._looked_at)
         self._least, self._looked_at, self._used_s = min(self._least, size), now, used_s
-        is_due = size - self._least >= _GROWN_BYTES and now >= self._next_at
-        if self._trim is not None and is_due and (is_quiet or is_short):
-            self._trim(0)
-            self._least, self._next_at = self._own() or 0, now + _TRIM_EVERY_S
+        wait_s = _TRIM_EVERY_S if is_short else self._wait_s
+        is_due = size - self._least >= _GROWN_BYTES and now - self._trimmed_at >= wait_s
+        if self._trim is None or not is_due or not (is_quiet or is_short):
+            return
+        self._trim(0)
+        self._trimmed_at = now
+        gave_back = size - (self._own() or 0) >= _GROWN_BYTES
+        self._wait_s = _TRIM_EVERY_S if gave_back else min(2 * self._wait_s, _MOST_WAIT_S)
 
 
 def tree_bytes(tops: Collection[int]) -> dict[int, int]:

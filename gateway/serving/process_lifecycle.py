@@ -10,7 +10,6 @@ from typing import Final
 
 from gateway.calls.server_start_failures import with_output_tail
 from gateway.config.settings import ConfigurationError
-from gateway.observability.process_memory import HeapTrimming
 from gateway.observability.tracing import flush
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
 from gateway.serving.composition import Parts
@@ -102,7 +101,6 @@ class Lifecycle:
         self._parts = parts
         self._strict = strict  # refuse to start without one of the servers
         self.store = StoreWatch(parts.foundation.backend, parts.foundation.settings.gateway.store)
-        self._heap = HeapTrimming()
         self._sweep_every_s = min(SWEEP_EVERY_S, parts.foundation.settings.gateway.shortest_ttl_s / 3)
 
     async def try_store(self) -> None:
@@ -221,10 +219,9 @@ class Lifecycle:
             await self._parts.servers.consented.end_unused(secrets, rights.is_known)
 
     async def _watch_memory(self) -> None:
-        """Give back free memory, and measure the memory of server processes. If memory is short, end prestarted
-        processes, and processes that were idle for a tenth of their idle timeout."""
+        """Measure the memory of server processes. If memory is short, end prestarted processes, and processes that were
+        idle for a tenth of their idle timeout."""
         memory = self._parts.foundation.memory
-        self._heap.look(is_short=memory.is_short)
         await memory.sample()
         if not memory.is_short:
             return

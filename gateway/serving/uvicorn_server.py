@@ -20,6 +20,7 @@ from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.endpoint_paths import ALL
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.observability.process_memory import HeapTrimming
 from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.drain import HAND_OVER_S
@@ -45,6 +46,9 @@ from transports.inbound.unauthenticated_limits import room_for_connections
 logger = logging.getLogger(__name__)
 
 _ASK_EVERY_S: Final = 0.5
+
+_TICKS: Final = 10
+"""uvicorn ticks ten times a second."""
 """Seconds between the questions whether a gateway that serves is ready."""
 
 CLOSE_S: Final = ceil(HAND_OVER_S)
@@ -196,6 +200,12 @@ class _Server(uvicorn.Server):
         self._welcome = welcome
         self._serves = serves
         self._tasks = Tasks("the operators' listener")
+        self._heap = HeapTrimming()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS == 0:
+            self._heap.look(is_short=self._gateway.memory.is_short)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

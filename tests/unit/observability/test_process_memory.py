@@ -55,20 +55,34 @@ def test_the_limit_of_a_cgroup_counts_where_it_is_lower(tmp_path: Path, monkeypa
 
 
 def test_free_memory_is_given_back_in_a_quiet_second_when_the_process_has_grown() -> None:
-    sizes, now, used, trimmed = [100 << 20], [0.0], [0.0], list[int]()
-    clocks = {"clock": lambda: now[0], "used": lambda: used[0]}
-    trimming = HeapTrimming(own=lambda: sizes[-1], trim=trimmed.append, **clocks)
-    for size, at, used_s, is_short, expected in (
-        (115, 1, 0.0, False, 0),  # has not grown by 16 MiB
-        (90, 2, 0.0, False, 0),
-        (106, 3, 0.2, False, 0),  # is busy
-        (106, 4, 0.25, False, 1),
-        (200, 5, 0.25, False, 1),  # too soon
-        (200, 15, 9.0, True, 2),  # is busy, but memory is short
-        (210, 30, 9.0, True, 2),  # this much is in use, as the last time has shown
-    ):
-        sizes.append(size << 20)
-        now[0], used[0] = float(at), used_s
+    size, now, used, trimmed = [100], [0.0], [0.0], list[float]()
+    free = [0]
+
+    def trim(pad: int) -> None:
+        trimmed.append(now[0])
+        size[0] -= free[0]
+        free[0] = 0
+
+    trimming = HeapTrimming(own=lambda: size[0] << 20, trim=trim, clock=lambda: now[0], used=lambda: used[0])
+
+    def looked(at: float, *, is_short: bool = False) -> bool:
+        now[0] = at
         trimming.look(is_short=is_short)
-        assert len(trimmed) == expected, (size, at)
+        return trimmed[-1:] == [at]
+
+    size[0], free[0] = 115, 15
+    assert not looked(1), "has not grown by 16 MiB"
+    size[0] = 400
+    used[0] += 0.2
+    assert not looked(2), "is busy"
+    assert looked(3), "and all of it is in use"
+    free[0] = 300
+    assert not looked(13) and looked(23), "the longer wait of a trim that gave nothing back"
+    size[0], free[0] = 400, 300
+    assert looked(33), "the last one gave something back"
+    size[0] = 400
+    assert looked(43) and not looked(53)
+    free[0] = 300
+    used[0] += 9.0
+    assert looked(54, is_short=True), "whatever the wait, and though it is busy"
     HeapTrimming(own=lambda: None, trim=None).look(is_short=True)
