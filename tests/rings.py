@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).parents[1]
 _WIRE: Final = ("transports/inbound/", "gateway/relay/")
 _PEERS: Final = ("transports/peer_frames.py", "transports/peer_channel.py", "transports/peer_server.py")
 _CLUSTER: Final = ("gateway/cluster/", "gateway/sessions/", "session_store/redis/", *_PEERS)
-_PROCESS: Final = "gateway/serving/uvicorn_server.py"
+_PROCESS: Final = ("gateway/serving/uvicorn_server.py", "gateway/observability/process_memory.py")
 """What tunes the process."""
 _CONSOLE: Final = ("gateway/admin/",)
 _SANDBOX: Final = ("transports/upstream/walls/", "gateway/sandbox/")
@@ -40,7 +40,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
         *_WIRE,
         "gateway/identity/",
         "gateway/policy/",
-        _PROCESS,
+        *_PROCESS,
         "tests/attack/attackers.py",
     ),
     "tests/attack/test_fast_path_differential.py::test_nor_does_that_of_calls_which_another_replica_forwards": (
@@ -50,7 +50,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
         "gateway/cluster/",
     ),
     "tests/attack/test_fuzz.py": ("transports/",),
-    "tests/attack/test_hostile_memory.py": ("transports/inbound/", "gateway/calls/", "gateway/sessions/", _PROCESS),
+    "tests/attack/test_hostile_memory.py": ("transports/inbound/", "gateway/calls/", "gateway/sessions/", *_PROCESS),
     "tests/attack/test_smuggling.py": ("deploy/", "transports/inbound/"),
     "tests/clients/test_apps.py": ("gateway/bridge/", "gateway/relay/"),
     "tests/clients/test_client_table.py": ("docs/clients.md", "gateway/sessions/", "tests/clients/programs/"),
@@ -128,7 +128,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/simulation": (*_CLUSTER, "gateway/calls/", "tests/proof/histories.py"),
     "tests/store/test_redis_cluster.py": ("session_store/",),
     "tests/store/test_sentinel.py": ("session_store/redis/",),
-    "tests/test_bench.py": ("bench/", "transports/", "gateway/relay/", "gateway/calls/", _PROCESS),
+    "tests/test_bench.py": ("bench/", "transports/", "gateway/relay/", "gateway/calls/", *_PROCESS),
     "tests/test_documents.py::test_a_command_does_what_the_document_says": (
         "docs/",
         "README.md",
@@ -182,7 +182,7 @@ def touched(changed: Iterable[str]) -> list[str]:
 def _names_one(text: str, modules: set[str]) -> bool:
     """By import (`support.NAME`, or a line of several) or by its file (`NAME.py`, `support/NAME`)."""
     lines = "\n".join(line for line in text.splitlines() if "tests.support import" in line)
-    named = {*re.findall(r"(?<=support[./])\w+|\w+(?=\.py\b)", text), *re.findall(r"\w+", lines)}
+    named = {*re.findall(r"(?<=support[./])\w+|\w+(?=\.(?:py|mjs|c|schema\.json)\b)", text), *re.findall(r"\w+", lines)}
     return not modules.isdisjoint(named)
 
 
@@ -194,7 +194,7 @@ def _texts_of(suite: str) -> Iterator[str]:
 
 def same_model(before: str, after: str) -> bool:
     """True for two texts of a model that differ in nothing but comments."""
-    return _COMMENT.sub("", before) == _COMMENT.sub("", after)
+    return _COMMENT.sub(" ", before) == _COMMENT.sub(" ", after)
 
 
 def same_program(before: str, after: str) -> bool:
@@ -226,12 +226,14 @@ def _is_text(statement: ast.stmt) -> bool:
 def changed_since(base: str, root: Path = ROOT) -> Iterator[str]:
     """The files that differ from that commit's. A module or a model is left out if only its words are others, unless it
     is one of the commands, which show theirs."""
-    for line in _git("diff", "--name-status", "--no-renames", base, "HEAD", root=root).splitlines():
-        status, file = line.split("\t")
+    for line in _git("diff", "--raw", "--no-renames", base, "HEAD", root=root).splitlines():
+        how, file = line.split("\t")
+        mode_before, mode, *_, status = how.lstrip(":").split()
         same = {".py": same_program, ".pml": same_model}.get(Path(file).suffix)
-        if status == "M" and same is not None and not file.startswith("gateway/cli/"):
+        is_rewritten = status == "M" and mode_before == mode and not file.startswith("gateway/cli/")
+        if is_rewritten and same is not None:
             before, after = (_git("show", f"{commit}:{file}", root=root) for commit in (base, "HEAD"))
-            if before != after and same(before, after):
+            if same(before, after):
                 continue
         yield file
 

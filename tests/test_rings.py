@@ -31,6 +31,10 @@ def test_every_room_of_the_product_touches_a_suite() -> None:
         ("tests/hosts/test_hosts.py", {"tests/hosts"}),
         ("CHANGELOG.md", set()),
         ("tests/support/waiting.py", set(SECOND_RING) - {"tests/proof/test_model.py"}),
+        (
+            "tests/support/authorization_server.mjs",
+            {"tests/clients/test_oauth.py", "tests/cluster/test_person_tokens.py"},
+        ),
         ("tests/support/sentinels.py", {"tests/cluster/test_failovers.py", "tests/store/test_sentinel.py"}),
     ],
 )
@@ -70,7 +74,7 @@ def test_a_commit_changes_what_it_adds_moves_and_rewrites_but_not_what_it_only_s
     (tmp_path / "gone.py").unlink()
     (tmp_path / "mode.py").chmod(0o755)
     git("mv", "moved.py", "there.py")
-    commit(words="a = 1  # one", code="a = 1\nb = 3", broken="a = ()", new="a = 1")
+    commit(words="a = 1  # one", mode="a = 1  # one", code="a = 1\nb = 3", broken="a = ()", new="a = 1")
     files = {"code.py", "mode.py", "broken.py", "moved.py", "there.py", "gone.py", "new.py"}
     assert set(changed_since(base, tmp_path)) == files
 
