@@ -49,8 +49,8 @@ class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a server's stderr, shortened. `number` is larger than that of every earlier line. `at` is in seconds
-    since 1970; 0 if the line was written before the watch began."""
+    """One line of a server's stderr, shortened. `number` is larger than that of every earlier line; 0 if the session is
+    not watched. `at` is in seconds since 1970; 0 if the line was written before the watch began."""
 
     number: int
     server: str

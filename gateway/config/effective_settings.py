@@ -45,8 +45,8 @@ class EffectiveSetting:
 
 def effective(settings: Settings) -> dict[str, list[EffectiveSetting]]:
     """Return the settings in effect, in groups. The key of a group is the path of its object in the configuration.
-    First come `gateway` and its objects, with all their settings. Then come the servers, with only the settings that
-    are given."""
+    First come `gateway` and its objects, with all their settings. Then come the servers, with the given settings
+    that differ from the defaults, and their faults."""
     origins = settings.gateway.origins
     found: dict[str, list[EffectiveSetting]] = {}
     for one in _of_object("", settings.gateway, GatewaySettings(), origins):

@@ -93,7 +93,7 @@ class Given(msgspec.Struct):
 
     def is_of(self, wanted: str) -> bool:
         """Return True if the answer has a token of the type `wanted` (`ID_JAG`, or else an access token for a server),
-        and the token has only characters that a header may contain."""
+        and the token has only characters that a header may contain. An `ID_JAG` must not have expired."""
         is_text, kind = _TOKEN.fullmatch(self.access_token) is not None, self.token_type.lower()
         if wanted != ID_JAG:
             return is_text and kind == "bearer" and self.issued_token_type not in _NO_ACCESS

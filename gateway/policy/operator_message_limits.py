@@ -25,7 +25,8 @@ class ToldOnce:
         self._recent: dict[str, TTLCache[Key, None]] = {}
 
     def is_new(self, server: str, key: Key) -> bool:
-        """Return True if this method was not called with this server and `key` before."""
+        """Return True if this method was not called with this server and `key` before, as far as it remembers: the last
+        `_MOST_TOLD` keys of each server."""
         told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
         is_new = key not in told
         told[key] = None

@@ -478,8 +478,8 @@ class Admission:
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object] | None:
         """Return a function that removes, from the result of a list request, the items that the session may not see.
-        Return None if `method` requests no list, or if policy hides nothing in it. `conversation` is where the result
-        comes from; None for a result from the cache."""
+        Return None if `method` requests no list, or a list of other things than tools in which policy hides nothing.
+        `conversation` is where the result comes from; None for a result from the cache."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return None

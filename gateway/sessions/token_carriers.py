@@ -154,8 +154,8 @@ class Carriers:
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
         """Return the response headers with the session's token and cookie. Legacy clients get them only with the answer
-        to `initialize`. A client that has the cookie already (`cookie_held`) gets no cookie. Nor does a client with a
-        session key: it may have other sessions, under other keys.
+        to `initialize`, or by HTTP+SSE with their event stream. A client that has the cookie already (`cookie_held`)
+        gets no cookie. Nor does a client with a session key: it may have other sessions, under other keys.
 
         A page of another site gets no cookie either. The gateway ignores the cookie that such a page sends
         (`SessionResolver`), and a new one would replace the cookie of the user's session."""

@@ -340,9 +340,9 @@ class RelayedTasks:
     def handle_for(
         self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool
     ) -> str | None:
-        """Return the client's handle of a task in a server's list; None if the session must not see the task. `own_id`
-        is the server's id of the task. `is_own`: all tasks in the list are this session's, so that a task unknown to
-        this replica gets a handle, too."""
+        """Return the client's handle of a task in a server's list; None if the session must not see the task, or if
+        no handle can be made of `own_id`, which is the server's id of the task. `is_own`: all tasks in the list are
+        this session's, so that a task unknown to this replica gets a handle, too."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)
         owned = self.known.owned(live, handle)
         if owned is not None:
