@@ -37,11 +37,9 @@ def _official(run: Callable[[], tuple[list[Check], str]], passes: int, expected:
 def runs() -> Iterator[tuple[str, Callable[[], Result]]]:
     """What there is to run, by name. The longest is first, so that nothing waits for it at the end."""
     yield interaction.NAME, interaction.compared
-    for run in servers.RUNS:
-        yield run.name, partial(_official, partial(servers.run_suite, run), run.passes, EXPECTED.get(run.name, {}))
-    for client in clients.RUNS:
-        expected = EXPECTED.get(client.name, {})
-        yield client.name, partial(_official, partial(clients.run_suite, client), client.passes, expected)
+    for half in (servers, clients):
+        for run in half.RUNS:
+            yield run.name, partial(_official, partial(half.run_suite, run), run.passes, EXPECTED.get(run.name, {}))
 
 
 def main() -> int:
