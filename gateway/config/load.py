@@ -32,6 +32,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.auth.proxies.workspace_header": "give the principals of the proxies their workspace by policy.rules",
     "gateway.cards.*.title": "clients show the name that the server gives",
     "gateway.cards.*.website": "a card has no website",
+    "gateway.connection_memory": "heads that a connection repeats are always parsed once",
     "gateway.context.env.*.empty_for_anonymous": 'a default, such as "", is also the value for anonymous clients',
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
     "gateway.context.workspace_pattern": "a workspace in a variable is a slug, or an absolute path without `..`",

@@ -108,10 +108,6 @@ class GatewaySettings(Frozen):
     sessions. Needs `mcp-session-gateway[mcp]`."""
     sse: bool = False
     """Also serve HTTP+SSE at `/sse`, for clients of MCP 2024-11-05."""
-    connection_memory: bool = True
-    """Remember the request lines and headers that a client repeats on its connection, so that they are parsed once.
-    Each request is still authenticated ([details](operating.md#connection-memory)). Switch it off to find out whether
-    it causes a fault."""
     result_meta: bool = False
     """Put the session id (shortened) and the correlation id into the `_meta` of results."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -355,8 +355,7 @@ def open_listeners(
                 raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
             operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", url_of(host, beside, ADMIN))
-        memory = _memory(gateway) if options.connection_memory else None
-        http: Any = http_connections(connections, memory, siblings)  # uvicorn's types allow only classes
+        http: Any = http_connections(connections, _memory(gateway), siblings)  # uvicorn's types allow only classes
         config = _Config(
             app,
             loop=loop,

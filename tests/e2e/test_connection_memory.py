@@ -24,7 +24,7 @@ from tests.tools.obtain import node
 
 pytestmark = requirement("hot.memory")
 FETCH = Path(__file__).parents[1] / "clients/fetch_calls.mjs"
-ON: dict[str, Any] = {"connection_memory": True, "admin": {"listen": "127.0.0.1:0"}, "log_format": "json"}
+ON: dict[str, Any] = {"admin": {"listen": "127.0.0.1:0"}, "log_format": "json"}
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +151,3 @@ def test_a_session_that_has_ended_is_not_kept_by_a_connection_that_remembers_it(
             legacy.delete()
             assert eventually(lambda: not kept())
             assert raw.call("pid").status == 404
-
-
-def test_the_setting_turns_it_off() -> None:
-    with in_process_gateway({"p": server(PROBE)}, options={**ON, "connection_memory": False}) as gateway:
-        with Raw(gateway) as raw:
-            assert raw.call("pid").status == 200
-        assert not any(became(gateway).values())
