@@ -5,21 +5,27 @@ The author of a backend writes `Records` (eleven short methods) and `run`, and r
 """
 
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import time
-from typing import Final
 
 from msgspec.structs import replace
 
+from session_store.embedded.accounting import (
+    MemoryAuditTrail,
+    MemoryExpiringFlags,
+    MemoryHistory,
+    MemoryQuotas,
+    MemoryRates,
+    MemorySealedValues,
+    MemoryTimelines,
+)
 from session_store.embedded.events import MemoryEventLog
-from session_store.embedded.quotas import MemoryExpiringFlags, MemoryQuotas, MemoryRates, MemorySealedValues
 from session_store.embedded.records_port import Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.embedded.tasks import MemoryTasks
-from session_store.embedded.timelines import MemoryHistory, MemoryTimelines
-from session_store.ports.audit import PARTS, AuditEvent, AuditTrail, by_part, newest
+from session_store.ports.audit import AuditTrail
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
 from session_store.ports.events import EventLog
@@ -210,22 +216,3 @@ class MemoryDirectory:
             return replace(session, owner="") if (session.owner, session.epoch) == (replica, epoch) else None
 
         return await self._sessions.change(session_id, released) is not None
-
-
-MAX_EVENTS: Final = 2_000
-"""The most events of each part of the audit trail. Fewer than in other backends, because they use this process's
-memory."""
-
-
-class MemoryAuditTrail:
-    """Store the newest events of each part of the audit trail. They are lost when the process ends."""
-
-    def __init__(self) -> None:
-        self._parts = {part: deque[AuditEvent](maxlen=MAX_EVENTS) for part in PARTS}
-
-    async def record(self, events: Sequence[AuditEvent]) -> None:
-        for part, found in by_part(events).items():
-            self._parts[part].extend(found)
-
-    async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        return newest((list(part)[-limit:][::-1] for part in self._parts.values()), limit)

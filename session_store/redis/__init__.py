@@ -1,58 +1,38 @@
 """Provide the production backend: Redis, for many replicas."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from time import time
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from session_store.ports.audit import MAX_AUDIT_EVENTS, PARTS, AuditEvent, Part, by_part, newest
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.redis import keys
-from session_store.redis.commands import ClusterCommands, Commands, RedisPart, script
+from session_store.redis.accounting import (
+    RedisAuditTrail,
+    RedisExpiringFlags,
+    RedisHistory,
+    RedisQuotas,
+    RedisRates,
+    RedisSealedValues,
+    RedisTimelines,
+)
+from session_store.redis.commands import ClusterCommands, Commands
 from session_store.redis.connection import TIMEOUT_S, ServerError
 from session_store.redis.events import RedisEventLog
-from session_store.redis.quotas import RedisExpiringFlags, RedisQuotas, RedisRates, RedisSealedValues
 from session_store.redis.replica_directory import RedisBus, RedisDirectory
 from session_store.redis.server_checks import inspect
 from session_store.redis.sessions import RedisSessionStore, RedisStateStore
 from session_store.redis.tasks import RedisTasks
-from session_store.redis.timelines import RedisHistory, RedisTimelines
 from session_store.token_signing import KeyRing
 
 __all__ = ["RedisBackend", "RedisEventLog"]
-
-
-_AUDIT_KEPT_S: Final = 30 * 86_400
-_EVENTS_AT_ONCE: Final = 200
-_RECORD: Final = script("record")
-
-
-class RedisAuditTrail(RedisPart):
-    """Store the newest audit events of all replicas, in one Redis stream of limited length for each part of the
-    trail."""
-
-    async def record(self, events: Sequence[AuditEvent]) -> None:
-        for part, found in by_part(events).items():
-            bodies = [msgspec.json.encode(event) for event in found]
-            for start in range(0, len(bodies), _EVENTS_AT_ONCE):
-                some = bodies[start : start + _EVENTS_AT_ONCE]
-                await self._commands.call(_RECORD, [keys.audit(part)], MAX_AUDIT_EVENTS, _AUDIT_KEPT_S, *some)
-
-    async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        return newest(await asyncio.gather(*(self._newest(part, limit) for part in PARTS)), limit)
-
-    async def _newest(self, part: Part, limit: int) -> list[AuditEvent]:
-        entries = await self._commands.run("XREVRANGE", keys.audit(part), "+", "-", "COUNT", limit)
-        return [msgspec.json.decode(body, type=AuditEvent) for _, (_, body) in entries]
 
 
 class RedisBackend:

@@ -12,17 +12,21 @@ import msgspec
 
 from session_store.embedded.backend import EmbeddedBackend
 from session_store.embedded.records_port import Records, Result, Work
-from session_store.ports.audit import MAX_AUDIT_EVENTS, PARTS, AuditEvent, by_part, newest
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreMissing
 from session_store.ports.sessions import SessionStatus
 from session_store.record import from_fields
 from session_store.session import Session
-from session_store.sqlite.database import FORMAT, Database, Tables, audit_table, check_is_ours, no_folder, transaction
+from session_store.sqlite.accounting import (
+    SqliteAuditTrail,
+    SqliteHistory,
+    SqliteQuotas,
+    SqliteSealedValues,
+    SqliteTimelines,
+)
+from session_store.sqlite.database import FORMAT, Database, check_is_ours, no_folder
 from session_store.sqlite.events import SqliteEventLog, drop_log
-from session_store.sqlite.quotas import SqliteQuotas, SqliteSealedValues
 from session_store.sqlite.tasks import SqliteTasks
-from session_store.sqlite.timelines import SqliteHistory, SqliteTimelines
 from session_store.token_signing import InvalidKeyRing, KeyRing, generate_key
 
 __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]
@@ -105,25 +109,6 @@ class SqliteRecords(Records):
         newest = "SELECT session FROM fates ORDER BY at DESC LIMIT ?"
         if self._db.execute("SELECT COUNT(*) FROM fates").fetchone()[0] > _STATUSES_HELD:
             self._db.execute(f"DELETE FROM fates WHERE session NOT IN ({newest})", (_STATUSES_HELD,))
-
-
-class SqliteAuditTrail(Tables):
-    """Store the newest audit events, in one table for each part of the trail."""
-
-    @transaction
-    def record(self, db: sqlite3.Connection, events: Sequence[AuditEvent]) -> None:
-        rows = {part: [(msgspec.json.encode(event),) for event in found] for part, found in by_part(events).items()}
-        for part, found in rows.items():
-            table = audit_table(part)
-            db.executemany(f"INSERT INTO {table} (event) VALUES (?)", found)
-            last = f"(SELECT MAX(number) FROM {table})"
-            db.execute(f"DELETE FROM {table} WHERE number <= {last} - ?", (MAX_AUDIT_EVENTS,))
-
-    @transaction
-    def recent(self, db: sqlite3.Connection, limit: int = 100) -> list[AuditEvent]:
-        queries = [f"SELECT event FROM {audit_table(part)} ORDER BY number DESC LIMIT ?" for part in PARTS]
-        found = [db.execute(query, (limit,)).fetchall() for query in queries]
-        return newest([[msgspec.json.decode(row[0], type=AuditEvent) for row in rows] for rows in found], limit)
 
 
 class SqliteBackend(EmbeddedBackend):

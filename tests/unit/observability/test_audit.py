@@ -14,7 +14,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.observability.observed_call import ObservedCall
 from gateway.observability.request_outcomes import OK
 from session_store import AuditEvent, Context, StoreUnavailable
-from session_store.embedded.backend import MemoryAuditTrail
+from session_store.embedded.accounting import MemoryAuditTrail
 from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 

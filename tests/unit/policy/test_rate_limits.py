@@ -10,7 +10,7 @@ from gateway.config.policy import PolicySettings, RateSettings
 from gateway.policy import rate_limits as module
 from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, StoreUnavailable
-from session_store.embedded.quotas import MemoryRates
+from session_store.embedded.accounting import MemoryRates
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.virtual_time import skip_waits

@@ -9,7 +9,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import FULL_ALIKE, Audit
 from gateway.relay.audited_refusals import record_refused_request
 from session_store import AuditEvent
-from session_store.embedded.backend import MemoryAuditTrail
+from session_store.embedded.accounting import MemoryAuditTrail
 from session_store.testing import ALICE
 from tests.requirements import requirement
 from tests.unit.relay.parts import a_request

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 from time import time
 
-from session_store.embedded.quotas import MemoryExpiringFlags, MemoryQuotas, MemoryRates
+from session_store.embedded.accounting import MemoryExpiringFlags, MemoryQuotas, MemoryRates
 from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
