@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-import msgspec
 from cachetools import TLRUCache
 
 from session_store.ports.audit import PARTS, AuditEvent, by_part, newest
@@ -17,12 +16,13 @@ from session_store.ports.timelines import (
     Timeline,
     TimelineHead,
     TimelinePart,
-    joined,
-    merged,
+    extended,
+    head_of,
     timeline_of,
 )
 
-_HELD: Final = 20_000
+_MAX_RATES: Final = 20_000
+"""The most keys whose rates are limited at once."""
 
 
 class MemoryRates:
@@ -41,7 +41,7 @@ class MemoryRates:
         self._due[key] = due + every * times
         self._due.move_to_end(key)
         # A time that has passed limits nothing: forget its key.
-        while self._due and (len(self._due) > _HELD or next(iter(self._due.values())) <= now):
+        while self._due and (len(self._due) > _MAX_RATES or next(iter(self._due.values())) <= now):
             self._due.popitem(last=False)
         return max(0.0, wait)
 
@@ -81,6 +81,7 @@ class MemoryQuotas:
 
 
 _MOST: Final = 10_000
+"""The most flags, and the most sealed values."""
 
 
 class MemoryExpiringFlags:
@@ -147,7 +148,6 @@ _MAX_TIMELINES: Final = 2_000
 """The most timelines that are stored. Fewer than in other backends, because they use this process's memory."""
 _MAX_ENTRY_BYTES: Final = 16 << 20
 """The most bytes of the entries of all timelines together."""
-_heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
 class MemoryTimelines:
@@ -162,9 +162,8 @@ class MemoryTimelines:
         now = self._clock()
         for part in parts:
             _, head, entries = self._of.pop(part.head.session, (0.0, b"", b""))
-            known = _heads.decode(head) if head else None
-            lines = joined(entries, part.entries)
-            self._of[part.head.session] = (now, msgspec.json.encode(merged(known, part, now)), lines)
+            head, lines = extended(head, entries, part, now)
+            self._of[part.head.session] = (now, head, lines)
             self._bytes += len(lines) - len(entries)
         self._drop(now)
 
@@ -179,7 +178,7 @@ class MemoryTimelines:
     async def read(self, session: str) -> Timeline | None:
         self._drop(self._clock())
         found = self._of.get(session)
-        return None if found is None else timeline_of(_heads.decode(found[1]), found[2].split(b"\n"))
+        return None if found is None else timeline_of(head_of(found[1]), found[2].split(b"\n"))
 
     async def names(self, begins: str) -> list[str]:
         self._drop(self._clock())
@@ -187,7 +186,7 @@ class MemoryTimelines:
 
     async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
         self._drop(self._clock())
-        return [_heads.decode(head) for _, head, _ in islice(reversed(self._of.values()), skip, skip + limit)]
+        return [head_of(head) for _, head, _ in islice(reversed(self._of.values()), skip, skip + limit)]
 
 
 class MemoryHistory:

@@ -103,6 +103,8 @@ class TimelineStore(Protocol):
 
 
 _entries: Final = msgspec.json.Decoder(TimelineEntry)
+head_of: Final = msgspec.json.Decoder(TimelineHead).decode
+"""Return the facts of a timeline, decoded from JSON."""
 
 
 def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> TimelineHead:
@@ -122,18 +124,20 @@ def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> Timeli
     )
 
 
-def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
-    """Return the entries of a timeline after `entries` were added, encoded. `known`: the stored entries, encoded in the
-    same way, one on each line. The oldest are dropped beyond `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
-    lines = known.split(b"\n") if known else []
-    lines += [msgspec.json.encode(entry) for entry in entries]
+def extended(head: bytes, entries: bytes, part: TimelinePart, now: float) -> tuple[bytes, bytes]:
+    """Return the encoded facts and entries of a timeline after `part` was added at the time `now`. `head`, `entries`:
+    what an earlier call returned, empty if the timeline is new. Entries are JSON, one on each line. The oldest are
+    dropped beyond `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
+    lines = entries.split(b"\n") if entries else []
+    lines += [msgspec.json.encode(entry) for entry in part.entries]
     lines = lines[-MAX_ENTRIES:]
     over = sum(map(len, lines)) - MAX_TIMELINE_BYTES
     oldest = 0
     while over > 0:
         over -= len(lines[oldest])
         oldest += 1
-    return b"\n".join(lines[oldest:])
+    facts = merged(head_of(head) if head else None, part, now)
+    return msgspec.json.encode(facts), b"\n".join(lines[oldest:])
 
 
 def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:

@@ -20,6 +20,7 @@ from session_store.ports.timelines import (
     Timeline,
     TimelineHead,
     TimelinePart,
+    head_of,
     timeline_of,
 )
 from session_store.redis import keys
@@ -121,7 +122,6 @@ class RedisAuditTrail(RedisPart):
 _ADD: Final = script("timeline")
 _FIELDS: Final = ("facts", "calls", "failed", "ended", "ended_at", "updated_at")
 _KEPT_MS: Final = int(KEPT_S * 1_000)
-_heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
 class RedisTimelines(RedisPart):
@@ -173,7 +173,7 @@ class RedisTimelines(RedisPart):
 def _head(values: Sequence[Any]) -> TimelineHead:
     facts, calls, failed, ended, ended_at, updated_at = values
     return replace(
-        _heads.decode(facts),
+        head_of(facts),
         calls=int(calls or 0),
         failed=int(failed or 0),
         ended=(ended or b"").decode(),

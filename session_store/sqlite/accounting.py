@@ -16,8 +16,8 @@ from session_store.ports.timelines import (
     Timeline,
     TimelineHead,
     TimelinePart,
-    joined,
-    merged,
+    extended,
+    head_of,
     timeline_of,
 )
 from session_store.sqlite.database import Tables, audit_table, transaction
@@ -97,7 +97,6 @@ class SqliteAuditTrail(Tables):
         return newest([[msgspec.json.decode(row[0], type=AuditEvent) for row in rows] for rows in found], limit)
 
 
-_heads: Final = msgspec.json.Decoder(TimelineHead)
 _READ: Final = "SELECT head, entries FROM timelines WHERE session = ?"
 _WRITE: Final = "INSERT OR REPLACE INTO timelines (session, written_at, head, entries) VALUES (?, ?, ?, ?)"
 _DROP: Final = (
@@ -113,17 +112,15 @@ class SqliteTimelines(Tables):
     def add(self, db: sqlite3.Connection, parts: Sequence[TimelinePart]) -> None:
         now = self.clock()
         for part in parts:
-            row = db.execute(_READ, (part.head.session,)).fetchone()
-            head, entries = (None, b"") if row is None else (_heads.decode(row[0]), row[1])
-            written = msgspec.json.encode(merged(head, part, now))
-            db.execute(_WRITE, (part.head.session, now, written, joined(entries, part.entries)))
+            head, entries = db.execute(_READ, (part.head.session,)).fetchone() or (b"", b"")
+            db.execute(_WRITE, (part.head.session, now, *extended(head, entries, part, now)))
         if parts:
             db.execute(_DROP, (now - KEPT_S, MAX_SESSIONS))
 
     @transaction
     def read(self, db: sqlite3.Connection, session: str) -> Timeline | None:
         row = db.execute(f"{_READ} AND written_at > ?", (session, self.clock() - KEPT_S)).fetchone()
-        return None if row is None else timeline_of(_heads.decode(row[0]), row[1].split(b"\n"))
+        return None if row is None else timeline_of(head_of(row[0]), row[1].split(b"\n"))
 
     @transaction
     def names(self, db: sqlite3.Connection, begins: str) -> list[str]:
@@ -133,7 +130,7 @@ class SqliteTimelines(Tables):
     @transaction
     def newest(self, db: sqlite3.Connection, limit: int, *, skip: int = 0) -> list[TimelineHead]:
         query = "SELECT head FROM timelines WHERE written_at > ? ORDER BY written_at DESC, rowid DESC LIMIT ? OFFSET ?"
-        return [_heads.decode(row[0]) for row in db.execute(query, (self.clock() - KEPT_S, limit, skip))]
+        return [head_of(row[0]) for row in db.execute(query, (self.clock() - KEPT_S, limit, skip))]
 
 
 class SqliteHistory(Tables):
