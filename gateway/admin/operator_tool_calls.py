@@ -29,7 +29,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.policy.unapproved_items import Unapproved, UnapprovedItems
 from gateway.protocol.extensions import SPEC
 from gateway.protocol.item_digests import digest_of
-from gateway.protocol.merged_lists import named, operation_of
+from gateway.protocol.merged_lists import operation_of, with_public_name
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -160,7 +160,7 @@ class ToolCatalog:
         served = [upstream.name for upstream in self._upstreams if path in (ALL, path_of(upstream.name))]
         if server not in served:
             raise OperatorError(f"the session is one of {path}, which does not serve {server!r}")
-        return tool if len(served) == 1 else str(named(server, {"name": tool})["name"])
+        return tool if len(served) == 1 else str(with_public_name(server, {"name": tool})["name"])
 
     def headers_for(self, server: str, tool: str, arguments: Object) -> dict[str, str]:
         """Return the headers that repeat arguments of a call, because the tool's input schema asks for them (MCP

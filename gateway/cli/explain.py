@@ -26,7 +26,7 @@ from gateway.identity.credential_claims import CredentialClaims, normal_trust
 from gateway.observability.escaped_text import as_json, visible_line
 from gateway.policy.access_policy import ANNOTATIONS
 from gateway.protocol.item_digests import digest_of
-from gateway.protocol.merged_lists import named, operation_of
+from gateway.protocol.merged_lists import operation_of, with_public_name
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.lock_comparison import Unlockable, lists_of
@@ -443,6 +443,6 @@ async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
                     context or _ANYBODY, upstream.name, tool["name"], operation_of(tool), digest_of(tool)
                 )
                 if context is None or decision.allowed:
-                    shown = named(upstream.name, tool) if len(gateway.upstreams) > 1 else tool
+                    shown = with_public_name(upstream.name, tool) if len(gateway.upstreams) > 1 else tool
                     tools.append({**shown, "server": upstream.name, "operation": decision.operation})
     return {"tools": tools} | ({"failed": failed} if failed else {})

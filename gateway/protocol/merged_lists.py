@@ -272,7 +272,7 @@ _MOST_CURSOR_CHARS: Final = 4_096
 """Maximum number of characters of a cursor that the gateway makes: half of the length that requests may have."""
 
 
-def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
+def split_public_name(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
     """Split a public name (`server__name`) into the server (upstream) and the item's own name there. Raises `Refused`
     if no server in `upstreams` has this name. `kind` is the kind of the item for the error message, such as `tool`."""
     upstream, _, inner = name.partition(SEPARATOR)
@@ -281,7 +281,7 @@ def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
     return upstream, inner
 
 
-def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
+def with_public_name(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of an item of a server's list, with its public name (`server__name`)."""
     return item | {"name": f"{upstream}{SEPARATOR}{item['name']}"}
 
@@ -292,7 +292,7 @@ def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
     its page."""
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in items_of(page, row.listed, row.item_key))
-    return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
+    return [with_public_name(upstream, item) if row.item_key == "name" else item for upstream, item in items]
 
 
 def has_more(page: Mapping[str, Any]) -> bool:

@@ -512,7 +512,7 @@ class Intake:
         meta, trace = self._log.meta_with_unsampled_trace(meta, request, who.correlation)
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
-        call = self.endpoints[request.endpoint].merged.named(upstream, call, target.named)
+        call = self.endpoints[request.endpoint].merged.with_own_name(upstream, call, target.named)
         params, meta = for_server(upstream, conversation, call, None)
         return Prepared(exchange, params, meta, waits(upstream, conversation, call), trace)
 
@@ -541,8 +541,8 @@ async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
     elif call.server in seen:
         upstream = seen[call.server]
     elif method.name == "tools/call":
-        upstream, named = servers.owner_by_name(call)
-        call = servers.named(upstream, call, named)
+        upstream, named = servers.server_by_name(call)
+        call = servers.with_own_name(upstream, call, named)
     elif method.name in LISTS:
         await servers.merged_list(call)
         return None
@@ -554,7 +554,7 @@ async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
         if answer is not None and answer_with(call, answer):
             return None
     else:
-        upstream, call = await servers.owner(call)
+        upstream, call = await servers.server_for(call)
     return await _send(endpoint, upstream, call, named)
 
 

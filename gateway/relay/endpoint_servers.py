@@ -163,7 +163,7 @@ class EndpointServers:
         upstream = self.visible.only
         try:
             if upstream is None:
-                upstream, named = self.merged.owner_by_name(Call(exchange, client, params, {}, ""))
+                upstream, named = self.merged.server_by_name(Call(exchange, client, params, {}, ""))
                 params = params if named is None else {"name": named}
             name = text_of(params, "name")
         except Refused:
@@ -183,8 +183,8 @@ class EndpointServers:
             return call.method in REPEATABLE
         upstream = self.visible.only
         if upstream is None:
-            upstream, named = self.merged.owner_by_name(call)
-            call = self.merged.named(upstream, call, named)
+            upstream, named = self.merged.server_by_name(call)
+            call = self.merged.with_own_name(upstream, call, named)
         conversation = await upstream.conversation_for(call)
         return await lists_repeatable(text_of(call.params, "name"), conversation)
 

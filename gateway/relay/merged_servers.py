@@ -15,7 +15,7 @@ from gateway.protocol.merged_lists import (
     items_of,
     merge_lists,
     next_cursor,
-    owner_of,
+    split_public_name,
 )
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
@@ -24,7 +24,7 @@ from gateway.protocol.skill_uris import SKILLS_LIST, distinct
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.relay.requests_to_server import ask, empty_result
-from gateway.relay.resource_owner import OpenApps, ResourceOwners
+from gateway.relay.resource_servers import OpenApps, ResourceServers
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import listed_items
 from transports.inbound_port import Refused
@@ -39,11 +39,11 @@ class MergedServers:
         self._admission = admission
         self._late = late
         self._apps = OpenApps()
-        self.resources = ResourceOwners(servers, admission, late, self._apps)
+        self.resources = ResourceServers(servers, admission, late, self._apps)
 
     # -- the server that a request names
 
-    def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
+    def server_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
         """Return the server of the tool or prompt that a call names, and the server's own name of that tool or prompt,
         as JSON. This name is None if the client has used the server's own name already.
 
@@ -52,14 +52,14 @@ class MergedServers:
         """
         kind, public = METHODS[call.method].kind.removesuffix("s"), text_of(call.params, "name")
         try:
-            server, name = owner_of(public, self._servers.to(call.exchange.context), kind)
+            server, name = split_public_name(public, self._servers.to(call.exchange.context), kind)
         except Refused:
             if call.method != "tools/call":
                 raise
             return self._server_of_app(public, call), None
         return self._servers.all[server], msgspec.Raw(encode(name))
 
-    def named(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
+    def with_own_name(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
         """Return the call with `name`, the tool's or prompt's own name at the server; unchanged if `name` is None. If
         several servers use the URI of the tool's MCP App, record that the session opens this server's app."""
         if name is None:
@@ -74,7 +74,7 @@ class MergedServers:
         be recorded in `OpenApps`. `name` is the server's own name of the tool, as JSON."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
-    async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
+    async def server_for(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
         """Return the server of a request that names a tool, a prompt or a completion's `ref`. Also return the request
         with the server's own names in place of the public ones.
 
@@ -83,15 +83,15 @@ class MergedServers:
         """
         row = METHODS.get(call.method)
         if row is not None and row.named == "name":
-            upstream, own_name = self.owner_by_name(call)
-            return upstream, self.named(upstream, call, own_name)
+            upstream, own_name = self.server_by_name(call)
+            return upstream, self.with_own_name(upstream, call, own_name)
         if row is None or row.named != "ref":
             raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {call.method}")
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
             uri = str(ref.get("uri")) if isinstance(ref, dict) else ""
-            return (await self.resources.owner(uri, call, may_be_template=True)).upstream, call
-        server, name = owner_of(ref["name"], self._servers.to(call.exchange.context), "prompt")
+            return (await self.resources.find(uri, call, may_be_template=True)).upstream, call
+        server, name = split_public_name(ref["name"], self._servers.to(call.exchange.context), "prompt")
         params = call.params | {"ref": msgspec.Raw(encode(ref | {"name": name}))}
         return self._servers.all[server], call.with_params(params)
 

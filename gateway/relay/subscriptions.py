@@ -156,19 +156,19 @@ async def open_stream(
     only: ConfiguredUpstream | None,
     call: Call,
     late: LateServers,
-    owner: Callable[[str, Call], ConfiguredUpstream | None],
+    server_of: Callable[[str, Call], ConfiguredUpstream | None],
     send: Callable[[ConfiguredUpstream, Call], Awaitable[object]],
 ) -> None:
     """Open a client's stream of notifications (`subscriptions/listen`). If the URL has a single, modern server
     (`only`), send the request to it with `send`. Otherwise subscribe at all servers that the session sees (`seen`).
-    `owner` and the errors are those of `listen`."""
+    `server_of` and the errors are those of `listen`."""
     # If the filter is empty, and no declared extension may notify, no server has to know of the stream.
     if bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open:
         late.streams.add(call.exchange)
         SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
     elif only is None:
         late.streams.add(call.exchange)
-        await listen(seen.values(), call, late, owner)
+        await listen(seen.values(), call, late, server_of)
     elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
         call.exchange.listen_for(Filter.of(call.params))
         # Only a process has to be started: any other server acknowledges as fast as the gateway.
@@ -214,13 +214,13 @@ async def listen(
     upstreams: Iterable[ConfiguredUpstream],
     call: Call,
     late: LateServers | None,
-    owner: Callable[[str, Call], ConfiguredUpstream | None] | None = None,
+    server_of: Callable[[str, Call], ConfiguredUpstream | None] | None = None,
 ) -> None:
     """Answer a `subscriptions/listen` for several servers, or for one legacy server (`late` is None). Subscribe at late
     servers once they have started, and then notify the client of changed lists.
 
-    `owner` returns the server that is known to have a resource; only this server gets the subscription to it. If
-    `owner` returns None, all servers get the subscription, because any of them may create the resource.
+    `server_of` returns the server that is known to have a resource; only this server gets the subscription to it. If
+    `server_of` returns None, all servers get the subscription, because any of them may create the resource.
 
     Raises:
         Refused: the subscriptions of the session are too large together.
@@ -230,8 +230,10 @@ async def listen(
     subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit, asker.declared)
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
-    elsewhere = {} if owner is None else {uri: owner(uri, call) for uri in subscription.wanted.uris}
-    server_subscriptions = ServerSubscriptions(live, subscription, exchange, elsewhere, extension_members(call.params))
+    servers_by_uri = {} if server_of is None else {uri: server_of(uri, call) for uri in subscription.wanted.uris}
+    server_subscriptions = ServerSubscriptions(
+        live, subscription, exchange, servers_by_uri, extension_members(call.params)
+    )
     exchange.when_done(server_subscriptions.end)
     live.subscriptions.append(subscription)
     honoured = Filter()
@@ -294,7 +296,7 @@ class ServerSubscriptions:
         live: LiveSession,
         subscription: SubscriptionFilter,
         exchange: Exchange,
-        owners: Mapping[str, ConfiguredUpstream | None],
+        servers_by_uri: Mapping[str, ConfiguredUpstream | None],
         further: Object,
     ) -> None:
         self._live = live
@@ -302,7 +304,7 @@ class ServerSubscriptions:
         self._exchange = exchange
         self._asked_for = subscription.wanted
         self._beyond = further
-        self._owners = owners
+        self._servers_by_uri = servers_by_uri
         self.has_ended = False
         self._awaited: set[str] = set()
         self._is_acknowledged = False
@@ -393,7 +395,7 @@ class ServerSubscriptions:
 
     def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
         wanted = self._asked_for
-        uris = frozenset(uri for uri in wanted.uris if self._owners.get(uri) in (None, upstream))
+        uris = frozenset(uri for uri in wanted.uris if self._servers_by_uri.get(uri) in (None, upstream))
         return msgspec.structs.replace(wanted, uris=upstream.permits(self._exchange.context, uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:

@@ -77,15 +77,15 @@ def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
 
 @given(upstream=st.sampled_from(["one", "two"]), name=st.text(min_size=1))
 def test_a_public_name_leads_back_to_its_upstream_and_its_own_name(upstream: str, name: str) -> None:
-    public = merged_lists.named(upstream, {"name": name, "title": "kept"})
+    public = merged_lists.with_public_name(upstream, {"name": name, "title": "kept"})
     assert public["title"] == "kept"
-    assert merged_lists.owner_of(public["name"], ["one", "two"], "tool") == (upstream, name)
+    assert merged_lists.split_public_name(public["name"], ["one", "two"], "tool") == (upstream, name)
 
 
 @pytest.mark.parametrize("name", ["", "echo", "one__", "three__echo", "__echo", "one_echo", "x" * 10_000], ids=len)
 def test_a_name_of_no_upstream_is_refused_as_unknown(name: str) -> None:
     with pytest.raises(Refused, match="Unknown tool") as refused:
-        merged_lists.owner_of(name, ["one", "two"], "tool")
+        merged_lists.split_public_name(name, ["one", "two"], "tool")
     assert (refused.value.status, refused.value.code) == (200, INVALID_PARAMS)
     assert len(str(refused.value)) < 200, "only a part of it is repeated"
 

@@ -13,7 +13,7 @@ from gateway.policy.access_policy import Policy
 from gateway.protocol.extensions import SKILLS as SKILL_ID
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import VisibleServers
-from gateway.relay.resource_owner import InTurn
+from gateway.relay.resource_servers import InTurn
 from session_store import Context
 from tests.requirements import requirement
 from tests.support.fake_upstream import answer_of
@@ -91,17 +91,17 @@ async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_clien
 async def test_a_public_name_belongs_to_one_server() -> None:
     one, two = PagedServer("a", {}), PagedServer("b", {})
     parts = merged(one, two)
-    upstream, request = await parts.owner(a_call("tools/call", name="b__x"))
+    upstream, request = await parts.server_for(a_call("tools/call", name="b__x"))
     assert cast("Any", upstream) is two and bytes(request.params["name"]) == b'"x"'
     for name in ("c__x", "x"):
         with pytest.raises(Refused, match="Unknown tool"):
-            await parts.owner(a_call("tools/call", name=name))
+            await parts.server_for(a_call("tools/call", name=name))
     reference = {"type": "ref/prompt", "name": "b__p"}
-    upstream, request = await parts.owner(a_call("completion/complete", ref=reference))
+    upstream, request = await parts.server_for(a_call("completion/complete", ref=reference))
     assert cast("Any", upstream) is two, "that of its prompt"
     assert msgspec.json.decode(request.params["ref"]) == reference | {"name": "p"}
     with pytest.raises(Refused, match="Method not found"):
-        await parts.owner(a_call("acme/method"))
+        await parts.server_for(a_call("acme/method"))
 
 
 async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> None:
@@ -128,7 +128,7 @@ def pages(*uris: str, templates: tuple[str, ...] = (), reads: tuple[str, ...] = 
 
 
 async def owner(parts: MergedServers, uri: str, method: str = READ, **more: Any) -> str:
-    return (await parts.resources.owner(uri, a_call(method, uri=uri, **more))).upstream.name
+    return (await parts.resources.find(uri, a_call(method, uri=uri, **more))).upstream.name
 
 
 def requests(*servers: PagedServer) -> int:
@@ -159,12 +159,12 @@ async def test_a_resource_that_nobody_lists_is_looked_for_at_a_few_servers_at_a_
     servers = [PagedServer(name, pages(reads=("z://1",) if name != "a" else ())) for name in "abcdef"]
     one, *_, six = servers
     parts = merged(*servers)
-    found = await parts.resources.owner("z://1", wanted := a_call(method, uri="z://1"))
+    found = await parts.resources.find("z://1", wanted := a_call(method, uri="z://1"))
     assert found.upstream.name == "b" and (READ, "z://1") in one.asked and (READ, "z://1") not in six.asked
     assert (found.answer is not None) is (method == READ)
     assert found.answer is None or found.answer.message.result is not msgspec.UNSET
     asked = requests(one)
-    again = await parts.resources.owner("z://1", wanted)
+    again = await parts.resources.find("z://1", wanted)
     assert again.upstream.name == "b" and again.answer is None and requests(one) == asked, "it is remembered"
 
 
@@ -234,7 +234,7 @@ async def test_of_two_servers_with_the_same_app_the_one_that_was_called_has_it()
     parts, live = merged(one, two), cast("Any", NamedSession())
     await parts.merged_list(a_call("tools/list"))
     assert await owner(parts, "ui://t/app.html", live=live) == "a"
-    await parts.owner(a_call("tools/call", live=live, name="b__t"))
+    await parts.server_for(a_call("tools/call", live=live, name="b__t"))
     assert await owner(parts, "ui://t/app.html", live=live) == "b"
     assert await owner(parts, "ui://t/app.html", live=cast("Any", NamedSession())) == "a", "in another session"
 
@@ -407,7 +407,7 @@ async def test_the_files_and_directories_of_a_skill_are_where_it_is_whatever_tem
 async def test_a_skill_that_nobody_lists_is_asked_for_at_each_server_that_has_skills() -> None:
     servers = skilled("one", A), PagedServer("without", pages()), skilled("two", B, unlisted=C)
     parts = merged(*servers)
-    found = await parts.resources.owner(C, a_call(GET, uri=C))
+    found = await parts.resources.find(C, a_call(GET, uri=C))
     assert found.upstream.name == "two" and found.answer is not None
     assert (GET, C) in servers[0].asked and not servers[1].asked
     assert await owner(parts, C) == "two", "it is remembered"

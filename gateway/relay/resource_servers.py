@@ -110,7 +110,7 @@ class OpenApps:
         return frozenset() if live is None else frozenset(self._opened.get(live, ()))
 
 
-class FoundOwner(NamedTuple):
+class FoundServer(NamedTuple):
     """The server that has a resource."""
 
     upstream: ConfiguredUpstream
@@ -118,7 +118,7 @@ class FoundOwner(NamedTuple):
     """The server's answer, if the search has already read the resource. Else None."""
 
 
-class ResourceOwners:
+class ResourceServers:
     """Find the server of a resource. The search for an unlisted resource takes at most `late.read_s` seconds."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers, apps: OpenApps) -> None:
@@ -129,7 +129,7 @@ class ResourceOwners:
         # Servers of unlisted resources, by session and URI. Digests: URIs are long, and clients choose them.
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
-    async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> FoundOwner:
+    async def find(self, uri: str, call: Call, *, may_be_template: bool = False) -> FoundServer:
         """Find the server of a resource, for the session of the call. `may_be_template`: the URI may be that of a
         template, which cannot be read to find its server.
 
@@ -147,10 +147,10 @@ class ResourceOwners:
     async def server_for(self, call: Call) -> tuple[ConfiguredUpstream, Call, ServerAnswer | None]:
         """Find the server of the URI that a request names. Return the server, the call with the server's own URI, and
         the server's answer if the search has already read the resource (else None). Raises the same errors as
-        `owner`."""
+        `find`."""
         if (origin := self._origin(call)) is not None:
             return *origin, None
-        found = await self.owner(text_of(call.params, "uri"), call)
+        found = await self.find(text_of(call.params, "uri"), call)
         return found.upstream, call, found.answer
 
     def _origin(self, call: Call) -> tuple[ConfiguredUpstream, Call] | None:
@@ -180,10 +180,10 @@ class ResourceOwners:
         names, _ = await self._names(servers, call, SKILLS_LIST, "")
         return {name: [uri for uri in found if may_have(servers[name], context, uri)] for name, found in names.items()}
 
-    async def _find(self, uri: str, call: Call, *, is_readable: bool) -> FoundOwner:
+    async def _find(self, uri: str, call: Call, *, is_readable: bool) -> FoundServer:
         servers, late = self._candidates(uri, call), set[str]()
-        if (known := self._known_owner(uri, servers, call)) is not None:
-            return FoundOwner(known)
+        if (known := self._known_server(uri, servers, call)) is not None:
+            return FoundServer(known)
         for method, fit in _FITS.items():
             if method == TEMPLATES and METHODS[call.method].extension:
                 continue  # a template tells nothing of skills, and a server may have one for all of them
@@ -191,7 +191,7 @@ class ResourceOwners:
             late |= missing
             fits = {name: fit(uri, found) for name, found in names.items()}
             if any(fits.values()):
-                return FoundOwner(self._best(uri, servers, fits, call))
+                return FoundServer(self._best(uri, servers, fits, call))
         found = await self._ask_each(uri, servers, call, late) if is_readable else None
         if found is not None:
             self._remembered[_key(call, uri)] = found.upstream.name
@@ -204,7 +204,7 @@ class ResourceOwners:
 
     # -- what is known
 
-    def _known_owner(self, uri: str, servers: Servers, call: Call) -> ConfiguredUpstream | None:
+    def _known_server(self, uri: str, servers: Servers, call: Call) -> ConfiguredUpstream | None:
         """Find the server of a resource from earlier answers of servers, without asking any server. Return None if they
         do not tell which server it is."""
         if fitting := self._known(uri, servers, call):
@@ -277,7 +277,7 @@ class ResourceOwners:
 
         return await self._gather(servers.values(), call, names)
 
-    async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundOwner | None:
+    async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundServer | None:
         """Ask one server after the other for the resource, until one has it. Return that server, or None. Servers that
         list similar URIs come first, then the order of the configuration counts. The request is `resources/read`, or
         the call itself if its method is an extension's. Add the servers without an answer to `late`."""
@@ -302,7 +302,7 @@ class ResourceOwners:
         )
         found = await search.first(order[:_MOST_ASKED])
         late |= search.late
-        return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == asked else None)
+        return None if found is None else FoundServer(servers[found[0]], found[1] if call.method == asked else None)
 
     async def _has(self, upstream: ConfiguredUpstream, call: Call, method: str) -> bool:
         """Return True if a server offers resources, and the gateway may send it both `method` and the call's own

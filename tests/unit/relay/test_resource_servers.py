@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.relay.merged_servers import MergedServers
-from gateway.relay.resource_owner import OpenApps
+from gateway.relay.resource_servers import OpenApps
 from tests.requirements import requirement
 from tests.support.paged_server import NamedSession, PagedServer, a_call, merged, ruled
 from transports.inbound_port import Refused
@@ -24,7 +24,7 @@ def clock(name: str, *more: dict[str, Any]) -> PagedServer:
 
 
 async def called(parts: MergedServers, tool: str, live: Any = None) -> tuple[str, bytes]:
-    upstream, call = await parts.owner(a_call("tools/call", live=live, name=tool))
+    upstream, call = await parts.server_for(a_call("tools/call", live=live, name=tool))
     return upstream.name, bytes(call.params["name"])
 
 
@@ -43,7 +43,7 @@ async def test_an_app_calls_tools_by_the_names_of_its_server() -> None:
 async def test_of_two_servers_with_one_app_the_one_that_was_called_is_meant_and_none_is_guessed() -> None:
     parts, live = merged(clock("a"), clock("b", {"name": "more"})), cast("Any", NamedSession())
     assert await called(parts, "more", live) == ("b", b'"more"')
-    await parts.resources.owner(APP, a_call("resources/read", live=live, uri=APP))
+    await parts.resources.find(APP, a_call("resources/read", live=live, uri=APP))
     with pytest.raises(Refused, match="call a__tick or b__tick"):
         await called(parts, "tick", live)
     await called(parts, "b__show", live)
@@ -60,7 +60,7 @@ async def test_of_two_servers_with_different_apps_the_one_whose_app_was_read_is_
     parts, live = merged(clock("a"), PagedServer("b", {}, probed=other)), cast("Any", NamedSession())
     with pytest.raises(Refused, match="call a__tick or b__tick"):
         await called(parts, "tick", live)
-    await parts.resources.owner("ui://other", a_call("resources/read", live=live, uri="ui://other"))
+    await parts.resources.find("ui://other", a_call("resources/read", live=live, uri="ui://other"))
     assert await called(parts, "tick", live) == ("b", b'"tick"')
 
 
@@ -83,7 +83,7 @@ def test_only_apps_that_several_servers_have_are_followed_and_within_bounds() ->
 async def test_a_call_that_opens_an_app_which_two_servers_have_is_noted_each_time() -> None:
     parts = merged(clock("a"), clock("b", {"name": "more"}))
     reading = a_call("resources/read", live=cast("Any", NamedSession()), uri=APP)
-    await parts.resources.owner(APP, reading)  # both are asked for theirs
+    await parts.resources.find(APP, reading)  # both are asked for theirs
     for tool, is_noted in (("show", True), ("tick", False), ("more", False)):
-        upstream, call = await parts.owner(a_call("tools/call", live=None, name=f"b__{tool}"))
+        upstream, call = await parts.server_for(a_call("tools/call", live=None, name=f"b__{tool}"))
         assert parts.opens_app(upstream, call.params["name"]) is is_noted
