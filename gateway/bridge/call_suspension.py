@@ -94,11 +94,11 @@ class _ServerRequest:
             self._wait_for_others()
             return
         exchange = self._call if self._call in calls else active[0] if active else calls[0]
-        if exchange.caller is None and live.session.era != Era.MODERN:
+        if exchange.declaration is None and live.session.era != Era.MODERN:
             live.questions.ask(conversation, message, exchange)
             return
         question = self._question(method, exchange)
-        declared = b"{}" if exchange.caller is None else exchange.caller.capabilities
+        declared = b"{}" if exchange.declaration is None else exchange.declaration.capabilities
         if refused := refusal(declared, method, question.params or {}):
             self._refuse(*refused)
             return

@@ -9,7 +9,7 @@ import msgspec
 from gateway.calls.exchange import Exchange, fallback_id
 from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
-from gateway.protocol.client_capabilities import ClientDeclaration, caller_of_params
+from gateway.protocol.client_capabilities import ClientDeclaration, declaration_in_params
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
@@ -38,16 +38,18 @@ class RelayedReplies(ReplyQueue):
         return True
 
 
-def caller_of(live: LinkSession) -> ClientDeclaration:
+def declaration_of(live: LinkSession) -> ClientDeclaration:
     """Return what the legacy client of a session has declared at `initialize` (its name and capabilities), in the form
     for requests to modern servers."""
-    return caller_of_params(live.session.client.initialize_params)
+    return declaration_in_params(live.session.client.initialize_params)
 
 
-def caller_in(exchange: Exchange) -> ClientDeclaration | None:
+def declaration_for(exchange: Exchange) -> ClientDeclaration | None:
     """Return what the client of a call has declared: with the call itself or, if it is a legacy client, at the start of
     its session. None if the call has neither a declaration nor a session."""
-    return exchange.caller if exchange.caller is not None or exchange.live is None else caller_of(exchange.live)
+    if exchange.declaration is None and exchange.live is not None:
+        return declaration_of(exchange.live)
+    return exchange.declaration
 
 
 def everything(uris: Iterable[str]) -> Filter:

@@ -12,7 +12,7 @@ from time import monotonic
 
 import msgspec
 
-from gateway.bridge.modern_server_subscriptions import caller_in
+from gateway.bridge.modern_server_subscriptions import declaration_for
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
@@ -28,8 +28,8 @@ from transports.jsonrpc import INTERNAL_ERROR, Object, encode
 def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
     """Return True if the client has declared that it answers all of these questions. Otherwise end the call with an
     error, and return False."""
-    caller = caller_in(exchange)
-    declared = b"{}" if caller is None else caller.capabilities
+    declaration = declaration_for(exchange)
+    declared = b"{}" if declaration is None else declaration.capabilities
     for method, params in questions.values():
         if refused := refusal(declared, method, params or {}):
             exchange.fail(INTERNAL_ERROR, refused[1])

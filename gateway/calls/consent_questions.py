@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.errors import CONSENT_NEEDED, UPSTREAM_UNAVAILABLE, ConsentRefusal
-from gateway.protocol.client_capabilities import caller_of_params, may_be_asked
+from gateway.protocol.client_capabilities import declaration_in_params, may_be_asked
 from gateway.protocol.methods import MAY_ASK
 from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, decode_object, encode
@@ -26,13 +26,14 @@ def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = 
         return
     sent = (exchange.take_request() or ({}, {}))[0] if params is None else params
     question = {"mode": "url", "message": refused.ask, "url": refused.url}
-    caller = exchange.caller
-    if caller is None and exchange.session is not None:
-        caller = caller_of_params(exchange.session.client.initialize_params)
-    takes_urls = caller is not None and may_be_asked(caller.capabilities, _ASK, {"mode": msgspec.Raw(b'"url"')})
+    declaration = exchange.declaration
+    if declaration is None and exchange.session is not None:
+        declaration = declaration_in_params(exchange.session.client.initialize_params)
+    by_url: Object = {"mode": msgspec.Raw(b'"url"')}
+    takes_urls = declaration is not None and may_be_asked(declaration.capabilities, _ASK, by_url)
     if not takes_urls or _CONTINUES & sent.keys():
         exchange.refuse(refused)
-    elif exchange.caller is None:  # MCP 2025-11-25, Elicitation §URL Elicitation Required Error
+    elif exchange.declaration is None:  # MCP 2025-11-25, Elicitation §URL Elicitation Required Error
         data = {"elicitations": [question | {"elicitationId": secrets.token_urlsafe(12)}]}
         exchange.refuse(Refused(200, CONSENT_NEEDED, str(refused), reason=refused.reason, data=data))
     elif exchange.method in MAY_ASK:

@@ -297,7 +297,7 @@ class Conversation:
 
     def log_level_for(self, exchange: Exchange) -> str:
         """Return the log level that a legacy server must be set to for this call; empty if the call needs none."""
-        return exchange.caller.log_level if exchange.caller is not None and self.era is LEGACY else ""
+        return exchange.declaration.log_level if exchange.declaration is not None and self.era is LEGACY else ""
 
     def send_fast(self, number: int, frame: bytes, call: CallOnFastPath) -> bool:
         """Send a call of the fast path (it repeats an earlier call) over the link. Return False if nothing was sent."""

@@ -140,7 +140,7 @@ class Exchange(ObservedCall):
         live: ExchangeSession | None,
         replies: ReplyQueue | None = None,
         shape: Callable[[Any, Object], Object] | None = None,
-        caller: ClientDeclaration | None = None,
+        declaration: ClientDeclaration | None = None,
         context: Context | None = None,
         granted: CredentialClaims | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class Exchange(ObservedCall):
         self.replies = ReplyQueue() if replies is None else replies
         self.shape = shape
         """Completes the server's result for the client."""
-        self.caller = caller
+        self.declaration = declaration
         """What a modern client has declared in its request. None for a legacy client."""
         self._context = context
         self.granted = granted
@@ -177,7 +177,7 @@ class Exchange(ObservedCall):
     @property
     def era(self) -> str:
         """Return the client's era: "legacy" or "modern"."""
-        return "legacy" if self.caller is None else "modern"  # not `Era`, whose hash is slow
+        return "legacy" if self.declaration is None else "modern"  # not `Era`, whose hash is slow
 
     def count(self, failure: Failure | None) -> None:
         """Count the ended call in its session. `failure` describes why it failed; None if it succeeded."""

@@ -148,7 +148,7 @@ class CallsInFlight:
         """Store the progress token of an answered call of a legacy client. The call may have created a task, for which
         the token stays valid (MCP 2025-11-25, Progress). The end of the task is not known here, but a server sends no
         progress after it."""
-        if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
+        if exchange.progress_token is None or exchange.live is None or exchange.declaration is not None:
             return  # a modern client gets the progress of a task with the task
         if self._tokens is None:
             self._tokens = {}

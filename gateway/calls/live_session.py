@@ -346,7 +346,7 @@ class LiveSession(Usage):
     ) -> None:
         """Send the client a server's request, in the form of the client's era: a modern client gets it as a result,
         even in a legacy session. `is_named` is True if the request says to which call (`exchange`) it belongs."""
-        is_modern = exchange is not None and exchange.caller is not None
+        is_modern = exchange is not None and exchange.declaration is not None
         if self.session.era != Era.MODERN and not is_modern:
             self.questions.ask(conversation, message, exchange)
         elif self._ask_modern is not None:

@@ -16,7 +16,7 @@ from gateway.calls.in_flight import client_of
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
 from gateway.calls.server_task_owners import OwnedTask, related_id
-from gateway.protocol.client_capabilities import caller_of_params, refusal
+from gateway.protocol.client_capabilities import declaration_in_params, refusal
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID, with_subscription_id
@@ -271,11 +271,11 @@ class SharedRouter(_Router):
         return live_session_of(calls[-1]), calls[-1]
 
     def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
-        if live.session.era == Era.MODERN or (exchange is not None and exchange.caller is not None):
+        if live.session.era == Era.MODERN or (exchange is not None and exchange.declaration is not None):
             return None  # `live.ask` looks at what a modern client declares
-        declared, method = caller_of_params(live.session.client.initialize_params).capabilities, str(message.method)
+        declaration = declaration_in_params(live.session.client.initialize_params)
         params = {} if message.params is msgspec.UNSET else message.params_object()
-        return refusal(declared, method, params)
+        return refusal(declaration.capabilities, str(message.method), params)
 
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
         return [live for live in conversation.users if isinstance(live, LiveSession)]
@@ -306,15 +306,15 @@ def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str
     for subscription in live.subscriptions:
         subscription.pass_on(method, params)
     for exchange in tuple(conversation.calls.sent.values()):
-        caller = exchange.caller if exchange.is_subscription and exchange.live is live else None
-        if caller is not None and caller.declared.takes(method):
+        declaration = exchange.declaration if exchange.is_subscription and exchange.live is live else None
+        if declaration is not None and declaration.declared.takes(method):
             exchange.emit(encode_notification(method, splice(encode(with_subscription_id(params, exchange.client_id)))))
 
 
 def _is_wanted(exchange: Exchange, params: Object) -> bool:
     """Return True if a call wants log messages of the level in `params` (MCP 2026-07-28, Logging)."""
     level = msgspec.json.decode(params.get("level", b"null"))
-    wanted = exchange.caller.log_level if exchange.caller is not None else ""
+    wanted = exchange.declaration.log_level if exchange.declaration is not None else ""
     return level in LOG_LEVELS and wanted in LOG_LEVELS and LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted)
 
 

@@ -107,20 +107,20 @@ _metas = msgspec.json.Decoder(_Meta)
 _params = msgspec.json.Decoder(_Params)
 
 
-def caller_of_meta(meta: msgspec.Raw | bytes) -> ClientDeclaration:
+def declaration_in_meta(meta: msgspec.Raw | bytes) -> ClientDeclaration:
     """Return the declaration of a modern client, from the `_meta` of its request. Raises `msgspec.MsgspecError` if
     `meta` is not an object."""
     said = _metas.decode(meta)
-    caller = _caller(bytes(said.info), bytes(said.capabilities))
+    declaration = _declaration(bytes(said.info), bytes(said.capabilities))
     level = said.log_level
-    return msgspec.structs.replace(caller, log_level=level) if level and isinstance(level, str) else caller
+    return msgspec.structs.replace(declaration, log_level=level) if level and isinstance(level, str) else declaration
 
 
-def caller_of_params(initialize_params: bytes) -> ClientDeclaration:
+def declaration_in_params(initialize_params: bytes) -> ClientDeclaration:
     """Return the declaration of a legacy client, from the params of its `initialize` request. Raises
     `msgspec.MsgspecError` if they are invalid."""
     said = _params.decode(initialize_params or b"{}")
-    return _caller(bytes(said.clientInfo), bytes(said.capabilities))
+    return _declaration(bytes(said.clientInfo), bytes(said.capabilities))
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
@@ -162,7 +162,7 @@ def _kind(method: str, params: Object) -> str:
     return "tools" if method == "sampling/createMessage" and is_tool_use else ""
 
 
-def _made_caller(info: bytes, declared: bytes) -> ClientDeclaration:
+def _new_declaration(info: bytes, declared: bytes) -> ClientDeclaration:
     passed = passed_on(object_of(splice(declared)))
     known: dict[str, Any] = {}
     for name, kinds in _ASKED.items():
@@ -178,12 +178,12 @@ def _made_caller(info: bytes, declared: bytes) -> ClientDeclaration:
     return ClientDeclaration(_info(splice(info)), encode(known))
 
 
-_cached_caller = functools.lru_cache(maxsize=_CACHED)(_made_caller)
+_cached_declaration = functools.lru_cache(maxsize=_CACHED)(_new_declaration)
 
 
-def _caller(info: bytes, declared: bytes) -> ClientDeclaration:
+def _declaration(info: bytes, declared: bytes) -> ClientDeclaration:
     # A client sends the same with each request. Longer texts would only fill the cache.
-    return (_cached_caller if len(info) + len(declared) <= _MAX_CACHED_BYTES else _made_caller)(info, declared)
+    return (_cached_declaration if len(info) + len(declared) <= _MAX_CACHED_BYTES else _new_declaration)(info, declared)
 
 
 def _info(raw: bytes) -> bytes:

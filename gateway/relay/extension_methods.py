@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.legacy_server import legacy_meta, legacy_params
-from gateway.bridge.modern_server_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import declaration_of
 from gateway.calls.client_request import Call
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
@@ -120,17 +120,17 @@ async def _notify(
     upstream: ConfiguredUpstream, asker: Asker, live: LiveSession, method: str, params: Object, meta: Object
 ) -> None:
     era, conversation = await upstream.era_for(asker.era), None
-    if asker.era is MODERN and (asker.caller is None or not asker.caller.is_declared):
+    if asker.era is MODERN and (asker.declaration is None or not asker.declaration.is_declared):
         # A modern notification may lack the description of its client, which the server knows from earlier calls.
         conversation = upstream.open_with(live)
     if conversation is None or conversation.era is not era:
-        conversation = upstream.conversation(live, era, asker.correlation, asker.caller)
+        conversation = upstream.conversation(live, era, asker.correlation, asker.declaration)
     await conversation.join(live)
     await conversation.ready()
     if era is LEGACY and asker.era is MODERN:
         params, meta = legacy_params(params), legacy_meta(meta)
     elif era is MODERN:
-        meta = {**(asker.caller or caller_of(live)).meta(""), **meta}
+        meta = {**(asker.declaration or declaration_of(live)).meta(""), **meta}
     body = {**params, "_meta": msgspec.Raw(encode(meta))} if meta else params
     conversation.notify(method, encode(body) if body else None)
 

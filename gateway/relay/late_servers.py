@@ -11,7 +11,7 @@ from time import monotonic, time
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from gateway.bridge.modern_server_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import declaration_of
 from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.in_flight import WaitingCalls
@@ -66,20 +66,20 @@ class Asker:
     live: LiveSession | None
     """The client's session. None if the request has no session."""
     era: Era
-    caller: ClientDeclaration | None
+    declaration: ClientDeclaration | None
     """What a modern client has declared in its request. None for a legacy client, and for `server/discover`."""
     correlation: str
 
     @classmethod
     def of(cls, call: Call) -> "Asker":
         """Return the client of a call, as the one on whose behalf servers are asked."""
-        return cls(call.live, call.era, call.exchange.caller, call.correlation)
+        return cls(call.live, call.era, call.exchange.declaration, call.correlation)
 
     @property
     def declared(self) -> Declared:
         """Return the extensions that the client has declared."""
-        caller = self.caller or (None if self.live is None else caller_of(self.live))
-        return Declared() if caller is None else caller.declared
+        declaration = self.declaration or (None if self.live is None else declaration_of(self.live))
+        return Declared() if declaration is None else declaration.declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +388,7 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
         conversation = upstream.sessionless(await upstream.era_for(asker.era))
     else:
         era = await upstream.era_in(asker.live, asker.era, asker.correlation)
-        conversation = upstream.conversation(asker.live, era, asker.correlation, asker.caller)
+        conversation = upstream.conversation(asker.live, era, asker.correlation, asker.declaration)
     await conversation.ready()
     return conversation
 

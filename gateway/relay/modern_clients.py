@@ -26,7 +26,7 @@ from gateway.context.session_facts import SESSION_KEY, SHARED_KEY, with_context,
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.cache_hints import of_one_session
-from gateway.protocol.client_capabilities import caller_of_meta, capability_for, may_be_asked
+from gateway.protocol.client_capabilities import capability_for, declaration_in_meta, may_be_asked
 from gateway.protocol.input_requests import questions_of
 from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
@@ -63,12 +63,12 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
     """Check that the client has declared the capabilities that all questions in a server's result need (MCP 2026-07-28,
     Multi Round-Trip Requests §Server Requirements). Raises `Refused` if a capability is missing, or if a question
     cannot be read."""
-    if exchange.caller is None or "inputRequests" not in result:
+    if exchange.declaration is None or "inputRequests" not in result:
         return
     missing: dict[str, Any] = {}
     try:
         for method, params in questions_of(result).values():
-            if not may_be_asked(exchange.caller.capabilities, method, params or {}):
+            if not may_be_asked(exchange.declaration.capabilities, method, params or {}):
                 for name, kinds in capability_for(method, params or {}).items():
                     missing[name] = missing.get(name, {}) | kinds
     except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
@@ -141,7 +141,7 @@ class ModernClients:
             client_id=id_of(message),
             live=None if resolved is None else resolved.live,
             shape=shape,
-            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            declaration=declaration_in_meta(request.params.get("_meta", b"{}")),
             context=self.resolver.opener.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
@@ -253,13 +253,13 @@ class ModernClients:
             Refused: no server gets the notification.
         """
         message, extensions = message_of(request), self.intake.endpoints[request.endpoint].extensions
-        method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
+        method, declaration = str(message.method), declaration_in_meta(request.params.get("_meta", b"{}"))
         if method in METHODS:
             return []
         resolved = await self.resolver.resume(request, who)
         if resolved is None:
             # Do not open a session for a notification that no server takes.
-            asker = Asker(None, MODERN, caller, who.correlation)
+            asker = Asker(None, MODERN, declaration, who.correlation)
             await extensions.servers_for(method, self.resolver.opener.context_of(request, who), asker)
             resolved = await self.resolver.resume_or_open(request, who)
         live = resolved.live
@@ -267,7 +267,7 @@ class ModernClients:
         with live.open_use():
             await self.intake.count_message(live)
             meta = self.intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
-            asker = Asker(live, MODERN, caller, who.correlation)
+            asker = Asker(live, MODERN, declaration, who.correlation)
             await extensions.notify(asker, resolved.context, method, request.params, meta)
         return self.headers(resolved, request)
 

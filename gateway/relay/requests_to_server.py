@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge, LegacyTaskBridge, legacy_meta, legacy_params
 from gateway.bridge.modern_server import ModernServerBridge
-from gateway.bridge.modern_server_subscriptions import caller_in, caller_of
+from gateway.bridge.modern_server_subscriptions import declaration_for, declaration_of
 from gateway.bridge.request_state import is_input_required
 from gateway.calls.client_request import Call
 from gateway.calls.conversation import Conversation
@@ -126,7 +126,7 @@ def for_server(
             bridge = LegacyServerBridge(conversation)
     elif (live := call.live) is not None:
         is_tool = call.method == "tools/call"  # the gateway follows the server's task for the client
-        meta = meta | caller_of(live).meta(live.session.log_level, takes_tasks=is_tool)
+        meta = meta | declaration_of(live).meta(live.session.log_level, takes_tasks=is_tool)
         refresh = functools.partial(upstream.server_lists.refresh, "tools/list", conversation) if is_tool else None
         bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
     if cache_key is not None:
@@ -211,8 +211,9 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
     if conversation.era is Era.LEGACY:
         return legacy_meta(meta)
     if call.era is Era.LEGACY and (live := call.live) is not None:
-        return meta | caller_of(live).meta("")
-    return meta if exchange.caller is None else exchange.caller.meta("") | meta  # as the client itself declares it
+        return meta | declaration_of(live).meta("")
+    # As the client itself declares it.
+    return meta if exchange.declaration is None else exchange.declaration.meta("") | meta
 
 
 # -- results that are cached
@@ -249,8 +250,8 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
             return None
         is_first = is_unused(live, upstream.open_with(live), method)
         return upstream.first_answers.cache_key(method, params, live, call.exchange.context) if is_first else None
-    caller, is_public = caller_in(call.exchange), plain
-    declared = object_of(b"{}" if caller is None else caller.capabilities)
+    declaration, is_public = declaration_for(call.exchange), plain
+    declared = object_of(b"{}" if declaration is None else declaration.capabilities)
     # With the names: a server may list other tools for an experimental capability than for an extension like it.
     extensions = b"".join(b"%b%b" % (n.encode(), declared[n]) for n in ("experimental", "extensions") if n in declared)
     if live is not None and not upstream.settings.shared and (own := upstream.open_with(live)) is not None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.bridge.modern_server_subscriptions import (
-    caller_of,
+    declaration_of,
     everything,
     gateway_subscription_for,
     gateway_subscription_of,
@@ -92,7 +92,7 @@ async def relay_changes(
         relay.ask_for(wanted)
         if wanted or _share_extension(live, upstream.extensions):
             conversation = upstream.conversation(live, Era.MODERN, correlation)
-            await conversation.start(relay, listen_params(wanted), caller_of(live).meta(""))
+            await conversation.start(relay, listen_params(wanted), declaration_of(live).meta(""))
             is_sent = True
             if live.gateway_subscriptions.get(upstream.name) is not relay:
                 relay.withdraw()
@@ -184,7 +184,7 @@ async def open_stream(
 def _share_extension(live: LiveSession, server: Declared) -> bool:
     """Return True if the legacy client and the server both declare an extension, which may have its own
     notifications."""
-    return bool(server.names) and not set(caller_of(live).declared.names).isdisjoint(server.names)
+    return bool(server.names) and not set(declaration_of(live).declared.names).isdisjoint(server.names)
 
 
 async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
@@ -360,7 +360,7 @@ class ServerSubscriptions:
         more = {key: raw for key, raw in self._beyond.items() if declared.takes(key)}
         if part or more:
             self._subscription.honour(more)
-            caller, has_it = self._exchange.caller, functools.partial(self._confirm, upstream, part)
+            declaration, has_it = self._exchange.declaration, functools.partial(self._confirm, upstream, part)
             child = part_for_server(
                 self._exchange,
                 self._subscription.relay,
@@ -371,7 +371,7 @@ class ServerSubscriptions:
             self._children.append(child)
             self._ask_for(upstream)
             try:
-                await conversation.start(child, listen_params(part, more), caller.meta("") if caller else {})
+                await conversation.start(child, listen_params(part, more), declaration.meta("") if declaration else {})
             except BaseException:
                 if child in self._children:
                     self._children.remove(child)

@@ -23,7 +23,7 @@ from gateway.calls.open_call_counts import Use
 from gateway.calls.server_task_owners import OwnedTask, related_id, with_related
 from gateway.context.session_facts import with_trace
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
 from gateway.sessions.session_attaching import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared, unreadable_task
@@ -242,7 +242,7 @@ class RelayedTasks:
         """
         link = conversation_of(exchange)
         task_id = own_id(result)
-        meta: Object = {} if exchange.caller is None else exchange.caller.meta("")
+        meta: Object = {} if exchange.declaration is None else exchange.declaration.meta("")
         cancellation = encode({"taskId": task_id, "_meta": with_tasks(meta)})
         if not is_declared or exchange.method != "tools/call":
             if task_id:
@@ -296,16 +296,16 @@ class RelayedTasks:
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
         if upstream is None or not self.known.is_reachable(upstream, live, handle):
             raise UnknownTask()
-        caller = None
+        declaration = None
         if request.era is Era.MODERN:
             live.client_sent(message)
-            caller = caller_of_meta(request.params.get("_meta", b"{}"))
+            declaration = declaration_in_meta(request.params.get("_meta", b"{}"))
         exchange = Exchange(
             method=str(message.method),
             client_id=id_of(message),
             live=live,
             shape=shape,
-            caller=caller,
+            declaration=declaration,
             context=resolved.context,
             granted=who.claims,
         )

@@ -20,7 +20,7 @@ from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession
 from gateway.context.session_facts import with_meta
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
 from gateway.sessions.resolve import SessionResolver
@@ -82,8 +82,8 @@ class TaskSubscriptions:
                 self._relayed.note(part, *found, params)
                 self._stream.emit(task_notification(params, found[1], self._stream.client_id))
 
-        caller, client = self._stream.caller, self._stream.replies
-        assert caller is not None
+        declaration, client = self._stream.declaration, self._stream.replies
+        assert declaration is not None
         replies = RelayedReplies(receive, client)
         part = Exchange(method=self._stream.method, client_id=self._stream.client_id, live=live, replies=replies)
         try:
@@ -92,7 +92,7 @@ class TaskSubscriptions:
             conversation = upstream.conversation(live, Era.MODERN, correlation)
             params: Object = {"notifications": msgspec.Raw(encode({"taskIds": sorted(tasks)}))}
             self._open.append(part)
-            await conversation.start(part, params, with_tasks(caller.meta("")))
+            await conversation.start(part, params, with_tasks(declaration.meta("")))
             async with asyncio.timeout(_ACKNOWLEDGED_S):
                 return await honoured
         except (*UNREACHED, StoreUnavailable) as error:
@@ -157,7 +157,7 @@ class TaskListening:
             client_id=id_of(message_of(request)),
             live=resolved.live,
             shape=lambda call, result: with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(call.client_id))}),
-            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            declaration=declaration_in_meta(request.params.get("_meta", b"{}")),
             context=resolved.context,
             granted=who.claims,
         )

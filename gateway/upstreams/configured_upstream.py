@@ -207,7 +207,7 @@ class ConfiguredUpstream:
         if (live := call.live) is None:
             return self._shared.of(await self.era_for(call.era))
         era = await self.era_in(live, call.era, call.correlation)
-        return self.conversation(live, era, call.correlation, call.exchange.caller)
+        return self.conversation(live, era, call.correlation, call.exchange.declaration)
 
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
         """Return the era in which to send requests of a session's client to the server. `client`: the client's era. If
@@ -231,7 +231,7 @@ class ConfiguredUpstream:
             return None
         held = None
         if era is not None:
-            key = self._key(era, exchange.caller)
+            key = self._key(era, exchange.declaration)
             held = self._shared.of(era) if self.settings.shared else live.conversations.get(key)
         return self.open_with(live) if held is None and exchange.method == "tools/call" else held
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.bridge.legacy_server import LegacyTaskBridge
-from gateway.bridge.modern_server_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import declaration_of
 from gateway.bridge.task_follower import FollowedTask, register_sent
 from gateway.calls.client_request import IncomingCall
 from gateway.calls.conversation import Conversation
@@ -24,7 +24,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions, live_session_o
 from gateway.context.session_facts import new_correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.client_capabilities import ClientDeclaration, caller_of_meta
+from gateway.protocol.client_capabilities import ClientDeclaration, declaration_in_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.session_attaching import SessionAttacher
 from gateway.tasks.gateway_tasks.questions_to_client import ServerTask
@@ -100,12 +100,12 @@ class TaskContinuation:
         exchange = running.exchange
         if conversation.era is LEGACY:
             LegacyTaskBridge(conversation).resume(exchange, followed.task, lost)
-        elif exchange.caller is not None:
+        elif exchange.declaration is not None:
             ServerTask(exchange, running, conversation).resume(followed.task, lost)
         else:
             live = live_session_of(exchange)
             assert live is not None
-            meta = with_tasks(caller_of(live).meta(live.session.log_level))
+            meta = with_tasks(declaration_of(live).meta(live.session.log_level))
             FollowedTask(conversation, exchange, {}, meta).resume(followed.task, lost)
 
     # -- the call
@@ -115,7 +115,7 @@ class TaskContinuation:
         dies, no other replica sends the call a third time. Do nothing if another replica has taken the task over.
         Raises `StoreUnavailable`."""
         live = await self._live_of(session)
-        exchange = self._exchange(task, live, call, caller_of_meta(_meta_of(call)))
+        exchange = self._exchange(task, live, call, declaration_in_meta(_meta_of(call)))
         running = await self._take(replace(task, epoch=session.epoch, questions=b"", **_again(task)), exchange)
         if running is not None:
             exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
@@ -166,9 +166,9 @@ class TaskContinuation:
         return live
 
     def _exchange(
-        self, task: Task, live: LiveSession, call: StoredCall, caller: ClientDeclaration | None
+        self, task: Task, live: LiveSession, call: StoredCall, declaration: ClientDeclaration | None
     ) -> TaskExchange:
-        """Return a new exchange for the stored call of a task. No client waits for its answer. `caller` has the
+        """Return a new exchange for the stored call of a task. No client waits for its answer. `declaration` has the
         capabilities that a modern client has declared; it is ignored for a legacy client."""
         if call.is_legacy:
             return RequestedExchange.of(live, call.context, handle=self.handles.of_record(task))
@@ -176,7 +176,7 @@ class TaskContinuation:
             method="tools/call",
             client_id=fallback_id(),
             live=live,
-            caller=caller,
+            declaration=declaration,
             context=call.context,
         )
 

@@ -103,8 +103,8 @@ class ServerTask(TaskFollower):
     _exchange: TaskExchange
 
     def __init__(self, exchange: TaskExchange, work: TaskWork, conversation: Conversation) -> None:
-        assert exchange.caller is not None
-        super().__init__(conversation, exchange, with_tasks(exchange.caller.meta("")))
+        assert exchange.declaration is not None
+        super().__init__(conversation, exchange, with_tasks(exchange.declaration.meta("")))
         self._work = work
 
     def _complete(self, result: Object) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import msgspec
 from msgspec.structs import replace
 
-from gateway.bridge.modern_server_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import declaration_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import WaitingCalls
 from gateway.calls.live_session import LiveSession, live_session_of
@@ -250,7 +250,7 @@ class _Waiting:
             name = (running.name, key)
             method, params = for_legacy_client(question_of(raw))
             params = {} if params is None else params
-            if name in self._asked.names or not may_be_asked(caller_of(self._live).capabilities, method, params):
+            if name in self._asked.names or not may_be_asked(declaration_of(self._live).capabilities, method, params):
                 continue
             self._asked.names.add(name)
             self._own[key] = name

@@ -146,7 +146,7 @@ class RunningTask:
         """Store the task that the server has created for the call, so that the next owner can follow it. Later changes
         of the record are not stored before this one."""
         exchange = self.exchange
-        followed = FollowedCall(task, exchange.caller)
+        followed = FollowedCall(task, exchange.declaration)
         call = StoredCall({}, exchange.context, exchange.era == "legacy")
         request = following(self.task.request or encode(call), followed) if self._is_kept else b""
         if request:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.bridge.modern_server_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import declaration_of
 from gateway.bridge.request_state import is_input_required
 from gateway.calls.conversation import conversation_of
 from gateway.calls.exchange import Exchange, ExchangeConversation, fallback_id
@@ -333,11 +333,11 @@ class RequestedExchange(TaskExchange):
         request: tuple[Object, Object] | None,
         written_at: float,
     ) -> None:
-        """Record that the request was sent. Then set the caller (the client's declared capabilities): questions to the
-        client need it. It is not set earlier, because the link must be opened as for a legacy client."""
+        """Record that the request was sent. Then set the client's declaration, because questions to the client need
+        it. It is not set earlier, because the link must be opened as for a legacy client."""
         super().sent_as(conversation, number, request, written_at)
-        if self.caller is None and (live := live_session_of(self)) is not None:
-            self.caller = caller_of(live)
+        if self.declaration is None and (live := live_session_of(self)) is not None:
+            self.declaration = declaration_of(live)
 
     def emit(self, frame: bytes) -> bool:
         message = parse(frame)

@@ -19,7 +19,7 @@ from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions_to_client import MAX_QUESTIONS_OF_CALL, give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, UNREAD, UPSTREAM_UNAVAILABLE
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from session_store import ClientFacts, MemoryEventLog, StoreUnavailable
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
@@ -56,7 +56,7 @@ class Server(parts.Server):
     def call(self, live: LiveSession | None = None) -> Exchange:
         self._last += 1
         exchange = a_call(live or self.live)
-        exchange.caller = caller_of_meta(META)
+        exchange.declaration = declaration_in_meta(META)
         exchange.sent_as(self.conversation, self._last, None, 1.0)
         self.calls.add_sent(exchange)
         return exchange

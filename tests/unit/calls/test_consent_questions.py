@@ -9,7 +9,7 @@ import pytest
 from gateway.calls.consent_questions import refuse_or_ask, without_consent
 from gateway.calls.exchange import Exchange
 from gateway.errors import ConsentRefusal, too_many_exchanges
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from tests.requirements import requirement
 from transports.inbound_port import Refused
 
@@ -19,7 +19,9 @@ NEEDED = ConsentRefusal("files", "https://gateway.example/oauth/connect/x")
 def answer_to(method: str, capabilities: Any, params: dict[str, Any] | None = None, refused: Refused = NEEDED) -> Any:
     """What a modern client with these capabilities is answered."""
     meta = {"io.modelcontextprotocol/clientCapabilities": capabilities}
-    exchange = Exchange(method=method, client_id=1, live=None, caller=caller_of_meta(msgspec.json.encode(meta)))
+    exchange = Exchange(
+        method=method, client_id=1, live=None, declaration=declaration_in_meta(msgspec.json.encode(meta))
+    )
     given = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in (params or {}).items()}
     refuse_or_ask(exchange, refused, given)
     frame = exchange.replies.take()

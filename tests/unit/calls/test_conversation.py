@@ -27,7 +27,7 @@ from gateway.errors import (
     too_many,
 )
 from gateway.observability.request_outcomes import Outcome
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from gateway.protocol.handshake import HandshakeRefused
 from session_store import StoreUnavailable
 from session_store.testing import ALICE
@@ -165,7 +165,7 @@ async def test_a_call_that_goes_on_is_not_begun_anew_if_consent_is_missing_when_
 ) -> None:
     """A client that is asked repeats its call from the beginning."""
     upstream = FakeUpstream()
-    exchange = Exchange(method="tools/call", client_id=1, live=None, caller=caller_of_meta(ASKABLE))
+    exchange = Exchange(method="tools/call", client_id=1, live=None, declaration=declaration_in_meta(ASKABLE))
     await upstream.conversation.start(exchange, params, {})
     upstream.error = StartRefused(ConsentRefusal("files", "https://gateway.example/oauth/connect/x"))
     upstream.conversation.unsent(upstream.links[0], exchange.number, "the server has forgotten the session")

@@ -17,7 +17,7 @@ from gateway.calls.questions_to_client import MAX_SERVER_ID_BYTES
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.calls.server_task_owners import RELATED, OwnedTask, OwnedTasks, related_id, with_related
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from gateway.protocol.extensions import Declared
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import Method
@@ -110,7 +110,7 @@ async def test_a_question_that_names_its_call_goes_to_that_call_as_its_client_ca
     server, router = Server(), IsolatedRouter(live)
     first, second = server.send(live), server.send(live)
     for call in (first, second):
-        call.caller = caller_of_meta(b"{}")
+        call.declaration = declaration_in_meta(b"{}")
     router.asked(server.conversation, request("roots/list"), first.number)
     router.asked(server.conversation, request("roots/list"))
     assert asked == [first, None]
@@ -142,7 +142,7 @@ async def test_in_a_shared_process_no_call_without_a_session_gets_the_log_of_ano
 
     def send() -> Exchange:
         call = server.send(None, method="tools/list")
-        call.caller = caller_of_meta(b'{"io.modelcontextprotocol/logLevel":"debug"}')
+        call.declaration = declaration_in_meta(b'{"io.modelcontextprotocol/logLevel":"debug"}')
         return call
 
     server.calls.end(send())
@@ -295,7 +295,7 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
     server, live, other = Server(), Live(), Live()
     maker, plain, modern = server.send(live, "theirs"), server.send(live, "plain"), server.send(live, "modern")
     maker.makes_task = modern.makes_task = True
-    modern.caller = caller_of_meta(b"{}")
+    modern.declaration = declaration_in_meta(b"{}")
     for exchange in (maker, plain, modern):
         assert server.calls.take(exchange.number) is exchange
     for router in (IsolatedRouter(other), SharedRouter()):
@@ -423,7 +423,7 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
         live.subscriptions.append(subscription)
     streams = [server.send(live, method="subscriptions/listen") for _ in range(2)]
     for stream, meta in zip(streams, (ACME, b"{}"), strict=True):
-        stream.caller = caller_of_meta(meta)
+        stream.declaration = declaration_in_meta(meta)
     frames.clear()
     IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))
     assert [msgspec.json.decode(frame)["params"] for frame in frames] == [{"n": 1, "_meta": {TAG: 5}}]
@@ -435,7 +435,7 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
 async def test_what_concerns_a_task_of_a_shared_server_is_told_on_no_stream_of_another_session() -> None:
     server, owner, other = Server(Era.MODERN), Live(era="modern"), Live(era="modern")
     own, foreign = (server.send(live, method="subscriptions/listen") for live in (owner, other))
-    own.caller = foreign.caller = caller_of_meta(ACME)
+    own.declaration = foreign.declaration = declaration_in_meta(ACME)
     server.known_tasks = OwnedTasks()
     server.known_tasks.add("own", OwnedTask(owner, "handle", seen=lambda _: None, lost=lambda: None))
     SharedRouter().notified(server.conversation, notification(VENDOR, {"_meta": {RELATED: {"taskId": "own"}}}))

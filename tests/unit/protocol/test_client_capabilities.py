@@ -9,9 +9,9 @@ import pytest
 from gateway.protocol.client_capabilities import (
     MAX_INFO_BYTES,
     ClientDeclaration,
-    caller_of_meta,
-    caller_of_params,
     capability_for,
+    declaration_in_meta,
+    declaration_in_params,
     may_be_asked,
     refusal,
 )
@@ -29,11 +29,11 @@ def of_spec(**members: Any) -> dict[str, Any]:
 
 
 def modern(capabilities: Any, **more: Any) -> ClientDeclaration:
-    return caller_of_meta(encode(of_spec(clientInfo=INFO, clientCapabilities=capabilities, **more)))
+    return declaration_in_meta(encode(of_spec(clientInfo=INFO, clientCapabilities=capabilities, **more)))
 
 
 def legacy(capabilities: Any) -> ClientDeclaration:
-    return caller_of_params(encode({"clientInfo": INFO, "capabilities": capabilities}))
+    return declaration_in_params(encode({"clientInfo": INFO, "capabilities": capabilities}))
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,13 @@ def test_each_era_declares_the_same_in_the_same_bytes_and_no_tasks_to_the_other(
 
 
 def test_a_client_without_a_name_is_unknown_and_a_long_name_is_cut() -> None:
-    for caller in (caller_of_meta(b"{}"), caller_of_params(b""), caller_of_params(b'{"clientInfo":{"name":null}}')):
+    for caller in (
+        declaration_in_meta(b"{}"),
+        declaration_in_params(b""),
+        declaration_in_params(b'{"clientInfo":{"name":null}}'),
+    ):
         assert json.loads(caller.info) == {"name": "unknown", "version": "0"}
-    long = json.loads(caller_of_params(encode({"clientInfo": {"name": "n" * 1_000, "version": "v" * 1_000}})).info)
+    long = json.loads(declaration_in_params(encode({"clientInfo": {"name": "n" * 1_000, "version": "v" * 1_000}})).info)
     assert (len(long["name"]), len(long["version"])) == (128, 64)
 
 
@@ -66,15 +70,15 @@ def test_what_a_client_says_of_itself_and_declares_beyond_the_core_passes_as_it_
     info = b'{"name":"c","title":"C\\u00e9","version":"1","icons":[{"src":"x:1"}],"websiteUrl":"https:\\/\\/c","x":1e2}'
     beyond = b'"extensions":{"com.acme/b":{"n":1.0,"m":1e2},"com.acme/a":{}},"experimental":{"z":{}},"widgets":{"y":[]}'
     declared = b'{"roots":{"listChanged":true},' + beyond + b"}"
-    one = caller_of_params(b'{"clientInfo":' + info + b',\n"capabilities":' + declared + b"}")
+    one = declaration_in_params(b'{"clientInfo":' + info + b',\n"capabilities":' + declared + b"}")
     spec = b"io.modelcontextprotocol/"
     meta = b'{"' + spec + b'clientInfo":' + info + b',"' + spec + b'clientCapabilities":' + declared + b"}"
-    assert caller_of_meta(meta) == one
+    assert declaration_in_meta(meta) == one
     assert one.info == info and one.capabilities == b'{"roots":{},' + beyond + b"}"
     shaken = one.initialize_params()
     assert info in shaken and beyond in shaken
     assert bytes(one.meta("")["io.modelcontextprotocol/clientInfo"]) == info
-    lines = caller_of_params(b'{"clientInfo":{\n"name":"c",\n"version":"1"},"capabilities":{"x":{\n"a":1}}}')
+    lines = declaration_in_params(b'{"clientInfo":{\n"name":"c",\n"version":"1"},"capabilities":{"x":{\n"a":1}}}')
     assert b"\n" not in lines.initialize_params(), "they are part of a line of stdio"
     assert json.loads(lines.capabilities) == {"x": {"a": 1}}
 
@@ -84,7 +88,7 @@ def test_large_capabilities_have_a_short_key_of_their_own_and_large_icons_are_le
     small, large, other = (legacy({"extensions": {"com.acme/a": {"s": "x" * size}}}) for size in (1, 5_000, 5_001))
     assert small.key == small.capabilities and len(large.key) == 64 and large.key != other.key
     info = INFO | {"title": "T", "icons": [{"src": "data:" + "x" * MAX_INFO_BYTES}]}
-    assert json.loads(caller_of_params(encode({"clientInfo": info})).info) == INFO | {"title": "T"}
+    assert json.loads(declaration_in_params(encode({"clientInfo": info})).info) == INFO | {"title": "T"}
 
 
 @pytest.mark.parametrize(

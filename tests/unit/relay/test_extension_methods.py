@@ -8,7 +8,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from gateway.bridge.modern_server_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import declaration_of
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import MethodSettings
 from gateway.errors import unknown_method
@@ -189,7 +189,7 @@ async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
     await relay(again).notify(*sent)
     live = sent[0].live
     assert live is not None
-    facts = {key: msgspec.json.decode(raw) for key, raw in caller_of(live).meta("").items()}
+    facts = {key: msgspec.json.decode(raw) for key, raw in declaration_of(live).meta("").items()}
     assert facts.items() <= again.sent[0][1]["_meta"].items()
 
     known = Server("one", ACME)

@@ -69,7 +69,7 @@ class Server(OneServer):
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = SimpleNamespace(capabilities=b"{}", meta=lambda _: {})
-    monkeypatch.setattr("gateway.relay.subscriptions.caller_of", lambda live: caller)
+    monkeypatch.setattr("gateway.relay.subscriptions.declaration_of", lambda live: caller)
 
 
 class Client:

@@ -13,7 +13,7 @@ from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.config.limits import TaskSettings
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.gateway_tasks.orphaned_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.quotas import RunningNames, TaskQuotas
@@ -39,7 +39,7 @@ from transports.reply_queue import Frame, ReplyQueue
 RIGHTS = Context(trust="sandboxed", workspace="of the call")
 META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{}}')
 REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": META}, RIGHTS)
-CALLER = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
+CALLER = declaration_in_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
 WORKING = {"status": "working", "pollIntervalMs": 1}
 HANDLES = TaskHandles(KeyRing(["k" * 40]))
 

@@ -75,7 +75,7 @@ async def test_other_extension_settings_are_another_connection_up_to_a_limit() -
         ("tools/call", 99, opened[0]),  # whose tools decide the call that opens its own
         ("prompts/get", 99, None),
     ):
-        call: Any = SimpleNamespace(live=live, method=method, caller=caller(settings))
+        call: Any = SimpleNamespace(live=live, method=method, declaration=caller(settings))
         assert server.conversation_at_hand(call, Era.MODERN) is held
 
 

@@ -13,7 +13,7 @@ from gateway.bridge.task_follower import pause_s, register_sent
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.suspended_call import question_digest
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
-from gateway.protocol.client_capabilities import caller_of_meta
+from gateway.protocol.client_capabilities import declaration_in_meta
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.gateway_tasks.questions_to_client import Rounds, ServerTask
 from gateway.tasks.gateway_tasks.stored_call import RecordedAnswers
@@ -42,7 +42,7 @@ class Followed:
     lost = 0
 
     def __init__(self, task: Any = WORKING, recorded: dict[str, str] | None = None) -> None:
-        self.exchange = an_exchange(a_live(era="modern"), caller=CALLER)
+        self.exchange = an_exchange(a_live(era="modern"), declaration=CALLER)
         self.work, self.server = Work(self.exchange), Server()
         self.server.task = task
         self.exchange.run_as(self.work, 0, RecordedAnswers.of(recorded or {}))
@@ -223,7 +223,9 @@ async def test_a_server_that_is_unavailable_for_a_moment_has_not_lost_its_task(c
 
 @requirement("task.followed")
 def test_a_client_is_read_from_the_store_as_it_was() -> None:
-    caller = caller_of_meta(encode({"io.modelcontextprotocol/clientCapabilities": {"sampling": {}, "x": {"a": 1}}}))
+    caller = declaration_in_meta(
+        encode({"io.modelcontextprotocol/clientCapabilities": {"sampling": {}, "x": {"a": 1}}})
+    )
     assert msgspec.json.decode(msgspec.json.encode(caller), type=type(caller)).key == caller.key
 
 
@@ -232,7 +234,7 @@ STATE = {"requestState": msgspec.Raw(b'"s"')}
 
 async def asked(**recorded: str) -> tuple[Rounds, FakeLink, TaskExchange, Work]:
     """A call that its server answers with rounds, the link to the server, and the task of the call."""
-    exchange, upstream = an_exchange(a_live(era="modern"), caller=CALLER), FakeUpstream()
+    exchange, upstream = an_exchange(a_live(era="modern"), declaration=CALLER), FakeUpstream()
     work = Work(exchange)
     exchange.run_as(work, 0, RecordedAnswers.of(recorded))
     await upstream.conversation.start(exchange, {}, {})

@@ -197,7 +197,7 @@ ASKS = {
 async def asked_by_a_result() -> tuple[Parts, Answer, FakeUpstream]:
     """A call that its server answers with a question while its task waits for the store."""
     parts, upstream = Parts(), FakeUpstream()
-    parts.exchange.caller = CALLER
+    parts.exchange.declaration = CALLER
     answer = await parts.waiting()
     await upstream.conversation.start(parts.exchange, PARAMS, {})
     upstream.links[0].answer(ASKS)
@@ -237,7 +237,7 @@ async def test_a_result_that_asks_is_dropped_if_the_call_ends_before_its_task_is
 
 async def test_a_held_question_that_the_client_has_not_declared_fails_the_task_and_frees_the_server() -> None:
     parts, answer, upstream = await asked_by_a_result()
-    parts.exchange.caller = None
+    parts.exchange.declaration = None
     await parts.goes_on()
     assert (await parts.first(answer))["resultType"] == "task"
     await parts.table.settled()
