@@ -342,7 +342,7 @@ class Forwarder:
             async with asyncio.timeout(None) as waiting:
                 watch = ClientWatch(reply.receive, lambda: waiting.reschedule(0.0))
                 try:
-                    while has_claimed is None and (another := await self.cluster.another(*tried)) is not None:
+                    while has_claimed is None and (another := await self.cluster.random_peer(*tried)) is not None:
                         has_claimed = await self.peers.ask_to_claim(Peer(*another), session.id)
                         tried.append(another[0])
                 finally:
@@ -400,8 +400,8 @@ class Forwarder:
                         *(session.owner, refused_at, self.cluster.address),
                     )
                 raise unreachable()
-            self.cluster.refused_by(session.owner, refused_at)
-        claimed = await self.cluster.take(session, may_run=outcome is not PeerOutcome.GONE)
+            self.cluster.address_refused(session.owner, refused_at)
+        claimed = await self.cluster.claim_from_owner(session, may_run=outcome is not PeerOutcome.GONE)
         if claimed is not None and claimed.owner == self.cluster.replica:
             self.take_over(claimed)
 
@@ -414,7 +414,7 @@ class Forwarder:
         is reached.
         """
         tried, was_returned = list[str](), False
-        while (another := await self.cluster.another(*tried)) is not None:
+        while (another := await self.cluster.random_peer(*tried)) is not None:
             tried.append(another[0])
             try:
                 outcome = await self.peers.ask(Peer(*another), request, reply)

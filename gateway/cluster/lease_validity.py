@@ -43,7 +43,7 @@ class OwnLease:
 
     # -- of this replica
 
-    def list_peers(self, peers: Mapping[str, str]) -> None:
+    def set_peers(self, peers: Mapping[str, str]) -> None:
         """Record the addresses of the other replicas, by name."""
         self.peers = peers
 
@@ -59,7 +59,7 @@ class OwnLease:
         replicas that look expired do not count as expired (`trusts_expired`): the outage may be the reason."""
         self._renewed_since = None
 
-    def held(self, asked_at: float) -> None:
+    def peers_agreed(self, asked_at: float) -> None:
         """Record that all other replicas, asked at `asked_at` (monotonic clock), agree to claim no session of this one
         for `HOLD_S`."""
         self._trust(min(asked_at + HOLD_S, self._until))
@@ -91,7 +91,7 @@ class OwnLease:
         self.is_compared = True
         self._trust_again()
 
-    def was_young(self, at: float) -> bool:
+    def was_trusted(self, at: float) -> bool:
         """Return True if the lease could be trusted at the time `at` (monotonic clock): its last renewal, or the last
         agreement of the peers, was recent enough. Whether the live sessions were compared with the store does not
         count."""
@@ -115,7 +115,7 @@ class OwnLease:
         of the store until `LEASE_S` after it, because no replica could renew its lease."""
         return self._renewed_since is not None and monotonic() - self._renewed_since >= LEASE_S
 
-    def hold(self, replica: str) -> bool:
+    def agree_to_hold(self, replica: str) -> bool:
         """Agree to claim no session of `replica` for `HOLD_S`: it asks for this because it does not reach the store.
         Return True if this replica agrees. Return False if it already treats `replica` as dead."""
         now = monotonic()
@@ -124,9 +124,9 @@ class OwnLease:
         self._holding = {name: at for name, at in self._holding.items() if now - at < LEASE_S} | {replica: now}
         return True
 
-    def doubt(self, replica: str) -> bool:
-        """Return True if a silent replica, whose lease was not renewed for `DOUBT_S`, may be treated as dead. Return
-        False while this replica holds for it (`hold`). Return False, too, until two `LEASE_S` after a start or an
+    def treat_as_dead(self, replica: str) -> bool:
+        """Treat a silent replica, whose lease was not renewed for `DOUBT_S`, as dead, and return True. Return False
+        while this replica holds for it (`agree_to_hold`). Return False, too, until two `LEASE_S` after a start or an
         outage: `replica` may not know this one yet, and so could not ask it to hold."""
         now = monotonic()
         if self._renewed_since is None or now - self._renewed_since < 2 * LEASE_S:

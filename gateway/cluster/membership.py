@@ -77,7 +77,7 @@ class LeaseRenewal:
     async def _have_them_hold(self) -> None:
         began, peers = monotonic(), self._cluster.lease.peers
         if peers is not None and all(peers.values()) and await self._ask_to_hold(peers):
-            self._cluster.lease.held(began)
+            self._cluster.lease.peers_agreed(began)
 
 
 @dataclass(eq=False, repr=False)

@@ -112,7 +112,7 @@ class Reachability:
         """Ask some other replicas if they have the keys of this one. Return False, and log the name of the replica, if
         one has other keys. Else return True, also if none answers."""
         try:
-            others = await self._cluster.others()
+            others = await self._cluster.reachable_peers()
         except StoreUnavailable:
             return True
         asked = random.sample(others, min(len(others), _ASKED))

@@ -243,7 +243,7 @@ class Cluster:
 
     async def _beat(self) -> None:
         began, address = monotonic(), self.address if self.is_reachable else ""
-        lived = self.lease.was_young(began)
+        lived = self.lease.was_trusted(began)
         # Not repeated after a failure: the store may have removed these entries already, and would remove later ones.
         handled: list[str] = []
         while taken := await self._directory.renew_lease(self.replica, address, LEASE_S, handled):
@@ -253,7 +253,7 @@ class Cluster:
         await self.renew_configuration()
         if began - self._listed_at >= LEASE_S:
             listed = await self._directory.replicas()
-            self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
+            self.lease.set_peers({name: at for name, at in listed.items() if name != self.replica})
             self._listed_at = began
 
     async def _close_taken(self, taken: Sequence[str], *, lived: bool) -> None:
@@ -336,10 +336,10 @@ class Cluster:
 
     # -- owning
 
-    async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
+    async def ensure_owner(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
         """Return the session of a request, which this replica owns then: claim it if it has no owner. Return an ended
         session unclaimed. If a former owner may still run, first wait until that owner answers no client any more, as
-        `take` does.
+        `claim_from_owner` does.
 
         Raises:
             OwnedByPeer: another replica owns the session, or must own it: this one drains, others do not reach it, or
@@ -360,7 +360,7 @@ class Cluster:
             return session
         await self._until_no_other_serves(session.id)
         found = await self._sessions.peek(session.id)  # a failover may have forgotten the claim meanwhile
-        return session if found is None else await self.own(found, principal, granted)
+        return session if found is None else await self.ensure_owner(found, principal, granted)
 
     async def claim(self, session: Session) -> Session | None:
         """Try to become the owner of a session. Return the session with its present owner, which is another replica if
@@ -399,7 +399,7 @@ class Cluster:
         await self.beat()  # closes the sessions that were taken since the last beat
         return session.id in self._taken
 
-    def refused_by(self, replica: str, address: str) -> None:
+    def address_refused(self, replica: str, address: str) -> None:
         """Record that the address of a replica with a valid lease refuses connections. The replica has just died, or
         its address is wrong."""
         self._refusing.setdefault(replica, (address, monotonic()))
@@ -410,14 +410,14 @@ class Cluster:
         if session_id in self._taken:
             self._taken.pop(session_id, None)
 
-    async def take(self, session: Session, *, may_run: bool) -> Session | None:
+    async def claim_from_owner(self, session: Session, *, may_run: bool) -> Session | None:
         """Claim a session from an unreachable owner. Return the session as it is stored then, with its present owner;
         None if it has ended.
 
         An owner that may run (`may_run`: it has not refused a connection) may still answer clients, or have renewed its
         lease just before the claim. So wait until that owner answers no client any more: it has handled the claim, or
-        its lease is old or has ended. Other requests for the session wait, too (`own`): they find this replica as its
-        owner, even if the store's answer to this claim is lost.
+        its lease is old or has ended. Other requests for the session wait, too (`ensure_owner`): they find this replica
+        as its owner, even if the store's answer to this claim is lost.
         """
         former = _Former(session.owner)
         if may_run:
@@ -434,7 +434,7 @@ class Cluster:
         await self._until_no_other_serves(session.id)
         return await self._sessions.peek(session.id)  # a failover may have forgotten the claim meanwhile
 
-    def awaits_former(self, session_id: str) -> bool:
+    def former_owner_may_answer(self, session_id: str) -> bool:
         """Return True if this replica has claimed the session from an owner that may still answer clients."""
         return session_id in self._formers
 
@@ -458,7 +458,7 @@ class Cluster:
         age_s = await self.lease_age(owner)
         if age_s is None:
             return self.lease.trusts_expired
-        return age_s >= DOUBT_S and self.lease.doubt(owner)
+        return age_s >= DOUBT_S and self.lease.treat_as_dead(owner)
 
     async def release(self, session: Session) -> None:
         """Clear the owner of a session in the store, because this replica drains. The next replica with a request for
@@ -512,17 +512,17 @@ class Cluster:
         """Return the names of all replicas with a valid lease."""
         return set(await self._directory.replicas())
 
-    async def another(self, *but: str) -> tuple[str, str] | None:
+    async def random_peer(self, *but: str) -> tuple[str, str] | None:
         """Return the name and address of a random other replica that may claim sessions, except those in `but`; None if
         there is none. Replicas with the newest configuration come first, and only they count if the configuration of
         this replica is older."""
-        others = [other for other in await self.others() if other[0] not in but]
+        others = [other for other in await self.reachable_peers() if other[0] not in but]
         newest = [other for other in others if other[0] in self.configuration.holders]
         if newest or self.configuration.is_outdated:
             others = newest
         return secrets.choice(others) if others else None
 
-    async def others(self) -> list[tuple[str, str]]:
+    async def reachable_peers(self) -> list[tuple[str, str]]:
         """Return the names and addresses of the other replicas with a valid lease that can be reached."""
         live = await self._directory.replicas()
         return [(name, at) for name, at in live.items() if at and name != self.replica]

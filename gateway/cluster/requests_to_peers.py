@@ -154,7 +154,7 @@ class Copies:
         first = self._first
         return first is not None and monotonic() - first.asked_at >= COPIES_S
 
-    def returned(self) -> None:
+    def none_executed(self) -> None:
         """Record the peer's answer that it has executed no copy, and will execute none."""
         self._sent.clear()
 
@@ -344,7 +344,7 @@ class PeerRequests:
             if kind in b"mre":
                 call.done()
             if kind == b"m":
-                copies.returned()
+                copies.none_executed()
                 return PeerOutcome.MOVED
             elif kind == b"r":
                 if payload == Refusal.SEEN.value.encode():
@@ -382,7 +382,7 @@ class PeerRequests:
             asked_at, age_s = await self._looks.share(peer.replica, functools.partial(self._age_of, peer.replica))
             if age_s is None:
                 return Lease.EXPIRED if own.trusts_expired else Lease.UNKNOWN
-            if age_s >= DOUBT_S and own.doubt(peer.replica):
+            if age_s >= DOUBT_S and own.treat_as_dead(peer.replica):
                 return Lease.OLD
             if asked_at - age_s - silent_since >= _SURELY_S:
                 return Lease.RENEWED

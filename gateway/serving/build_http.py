@@ -303,7 +303,7 @@ class Http:
                 envelopes,
                 self.endpoints,
                 refused=lambda: limited.update((Limited.HOP,)),
-                hold=cluster.lease.hold,
+                hold=cluster.lease.agree_to_hold,
                 claim=forwarder.claim_for_peer,
             ),
             peers=peers,

@@ -126,7 +126,7 @@ class Drain:
     async def _has_peers(cluster: Cluster) -> bool:
         """Return True if there are other replicas, or if the store does not answer."""
         try:
-            return await cluster.another() is not None
+            return await cluster.random_peer() is not None
         except StoreUnavailable:
             return True
 

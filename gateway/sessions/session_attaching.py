@@ -99,7 +99,7 @@ class SessionAttacher:
     async def _attach_again(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
         unowned, was_owned, epoch = not session.owner, session.owner == self._replica != "", session.epoch
         if self._cluster is not None:
-            session = await self._cluster.own(session, session.principal, granted)
+            session = await self._cluster.ensure_owner(session, session.principal, granted)
         former = self._live.get(session.id)
         if former is not None and _is_before(former, session, claimed=session.epoch != epoch):
             self._end_former(former)

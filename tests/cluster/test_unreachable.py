@@ -161,15 +161,15 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     for cluster in (one, other):
         cluster.advertise(f"{cluster.replica}:1")
         await cluster.beat()
-    mine = await one.own(session, session.principal, None)
-    theirs = await other.take(mine, may_run=False)
+    mine = await one.ensure_owner(session, session.principal, None)
+    theirs = await other.claim_from_owner(mine, may_run=False)
     assert theirs is not None and theirs.owner == other.replica
     assert not one.doubted.is_set()
     assert await one.is_contested(theirs) and lost == [session.id] and one.doubted.is_set()
     one.owner_answered(session.id)
     assert not await one.is_contested(theirs), "it has been found since: when it refuses now, it has died"
     # One that slept through its lease was taken over for good reason.
-    back = await one.take(theirs, may_run=False)
+    back = await one.claim_from_owner(theirs, may_run=False)
     assert back is not None
     clock.pass_time(LEASE_S + 1)
     await other.beat()
@@ -177,7 +177,7 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     one.set_reachable(False)
     await one.beat()
     assert (await other.address_of(one.replica))[0] == "", "the others hear that nobody finds it"
-    assert await other.another() is None, "nothing is handed to it"
+    assert await other.random_peer() is None, "nothing is handed to it"
 
 
 async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) -> None:

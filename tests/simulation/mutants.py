@@ -48,12 +48,12 @@ def _held_too_late() -> None:
         self._doubted.pop(replica, None)
         return held(self, replica)
 
-    held = OwnLease.hold
-    _set(OwnLease, "hold", hold)
+    held = OwnLease.agree_to_hold
+    _set(OwnLease, "agree_to_hold", hold)
 
 
 def _hold_ignored() -> None:
-    _set(OwnLease, "hold", lambda self, replica: True)
+    _set(OwnLease, "agree_to_hold", lambda self, replica: True)
 
 
 def _lease_ignored() -> None:
@@ -69,8 +69,8 @@ def _lease_read_once() -> None:
         is_old = age_s is None or age_s >= lease_validity.DOUBT_S
         return await taken(self, session, may_run=may_run and not is_old)
 
-    taken = Cluster.take
-    _set(Cluster, "take", take)
+    taken = Cluster.claim_from_owner
+    _set(Cluster, "claim_from_owner", take)
 
 
 def _no_agreement() -> None:
@@ -137,8 +137,8 @@ def _others_serve() -> None:
             if former is not None:
                 self._formers[session.id] = former
 
-    owned = Cluster.own
-    _set(Cluster, "own", own)
+    owned = Cluster.ensure_owner
+    _set(Cluster, "ensure_owner", own)
 
 
 def _released_first() -> None:

@@ -197,14 +197,14 @@ class TaskRecovery:
         if task is None or task.is_over or self.table.get(name) is not None:
             return True
         session = await self.sessions.peek(session_id)
-        if session is not None and self.cluster is not None and self.cluster.awaits_former(session.id):
+        if session is not None and self.cluster is not None and self.cluster.former_owner_may_answer(session.id):
             return False  # a former owner may still run it
         if session is not None and not self.is_here(session):
             if session.owner in alive:
                 return session.epoch == task.epoch  # otherwise the session's owner decides, in its own sweep
             if task.upstream_id or may_run_again(task):
                 assert self.cluster is not None
-                session = await self.cluster.take(session, may_run=True)
+                session = await self.cluster.claim_from_owner(session, may_run=True)
                 if session is not None and not self.is_here(session):
                     return False
                 if session is not None:

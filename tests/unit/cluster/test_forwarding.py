@@ -47,7 +47,7 @@ def a_scope() -> dict[str, Any]:
 
 def forwarder_of(address_of: Any, peers: Any) -> Forwarder:
     cluster: Any = AsyncMock(replica="me", address_of=address_of, owner_answered=lambda _: None)
-    cluster.take.return_value = None
+    cluster.claim_from_owner.return_value = None
     guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
     return Forwarder(
         *(cluster, peers, guard, NOBODY),
@@ -340,7 +340,7 @@ class Store:
             raise self.look
         return self.look
 
-    async def take(self, session: Any, *, may_run: bool) -> Any:
+    async def claim_from_owner(self, session: Any, *, may_run: bool) -> Any:
         self.taken.append(may_run)
         return msgspec.structs.replace(session, owner=self.replica)
 
@@ -414,7 +414,7 @@ class Asking(Store):
             raise answer
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    async def another(self, *but: str) -> tuple[str, str] | None:
+    async def random_peer(self, *but: str) -> tuple[str, str] | None:
         return next((each for each in OTHERS if each[0] not in but), None)
 
     async def beat(self) -> None: ...

@@ -27,12 +27,12 @@ def test_a_replica_trusts_itself_for_a_moment_after_a_renewal_and_longer_while_a
     assert lease.is_fresh and lease.is_fresh_for_a_while
     clock.pass_time(TRUST_S)
     assert not lease.is_fresh
-    lease.held(clock())
+    lease.peers_agreed(clock())
     assert lease.is_fresh
     began, trusted_s = clock(), TRUST_S
     while lease.is_fresh:
         clock.pass_time(HOLD_S / 2)
-        lease.held(clock())
+        lease.peers_agreed(clock())
         trusted_s = TRUST_S + clock() - began
     assert LEASE_S <= trusted_s < LEASE_S + HOLD_S / 2, "until its lease is over"
 
@@ -44,9 +44,9 @@ def test_behind_a_new_connection_to_the_store_nothing_is_trusted_until_all_is_co
     lease.store_connected()
     assert not lease.is_fresh
     lease.renewed(clock())
-    lease.held(clock())
+    lease.peers_agreed(clock())
     assert not lease.is_fresh, "others may have claimed what the store has forgotten"
-    assert lease.was_young(clock())
+    assert lease.was_trusted(clock())
     lease.compared()
     assert lease.is_fresh
     clock.pass_time(TRUST_S)
@@ -67,18 +67,18 @@ def test_a_late_renewal_counts_from_when_it_was_asked_for(clock: FakeClock) -> N
 
 def test_others_are_doubted_only_by_one_that_they_know(clock: FakeClock) -> None:
     lease = OwnLease()
-    assert not lease.doubt("a") and not lease.trusts_expired
+    assert not lease.treat_as_dead("a") and not lease.trusts_expired
     lease.renewed(clock())
     clock.pass_time(LEASE_S)
     lease.renewed(clock() - 0.1)
-    assert lease.trusts_expired and not lease.doubt("a"), "it may have listed the others before this one came"
+    assert lease.trusts_expired and not lease.treat_as_dead("a"), "it may have listed the others before this one came"
     clock.pass_time(LEASE_S)
-    assert lease.doubt("a")
+    assert lease.treat_as_dead("a")
     lease.renewed(clock())
-    assert not lease.doubt("a"), "its own lease had run out, so the others did not list it"
+    assert not lease.treat_as_dead("a"), "its own lease had run out, so the others did not list it"
     clock.pass_time(2 * LEASE_S)
     lease.not_renewed()
-    assert not lease.doubt("a") and not lease.trusts_expired
+    assert not lease.treat_as_dead("a") and not lease.trusts_expired
 
 
 def test_who_holds_takes_nothing_and_who_has_doubted_does_not_hold(clock: FakeClock) -> None:
@@ -86,11 +86,11 @@ def test_who_holds_takes_nothing_and_who_has_doubted_does_not_hold(clock: FakeCl
     for _ in range(12):
         lease.renewed(clock())
         clock.pass_time(1.0)
-    assert lease.hold("a") and not lease.doubt("a") and lease.doubt("b")
-    assert not lease.hold("b"), "it may be claiming from it"
+    assert lease.agree_to_hold("a") and not lease.treat_as_dead("a") and lease.treat_as_dead("b")
+    assert not lease.agree_to_hold("b"), "it may be claiming from it"
     clock.pass_time(HOLD_S)
-    assert not lease.doubt("a"), "the clocks of two machines differ"
+    assert not lease.treat_as_dead("a"), "the clocks of two machines differ"
     clock.pass_time(DOUBT_S)
-    assert lease.doubt("a")
+    assert lease.treat_as_dead("a")
     clock.pass_time(LEASE_S)
-    assert lease.hold("b")
+    assert lease.agree_to_hold("b")

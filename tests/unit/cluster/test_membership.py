@@ -182,6 +182,6 @@ async def test_an_owner_that_has_just_renewed_its_lease_is_asked_again_after_a_c
     async with asked:  # it renews its lease when it is asked to, and never else
         await case.other.ask_to_beat(case.cluster.replica)  # for a claim before
         await asyncio.gather(*beats)
-        assert await case.other.take(session, may_run=True) is not None
+        assert await case.other.claim_from_owner(session, may_run=True) is not None
         await asyncio.gather(*beats)
     assert await case.backend.directory.acknowledged(case.cluster.replica, session.id) and len(beats) == 2

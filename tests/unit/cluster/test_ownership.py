@@ -34,7 +34,7 @@ async def replicas() -> tuple[Cluster, Cluster, Session]:
 
 async def test_an_owner_from_which_a_session_was_claimed_owns_it_no_more() -> None:
     one, other, session = await replicas()
-    owned = await one.own(session, ALICE, None)
+    owned = await one.ensure_owner(session, ALICE, None)
     assert owned.owner == one.replica and await one.still_owns(owned) and not await other.still_owns(owned)
     claimed = await other.claim(owned)
     assert claimed is not None and claimed.owner == other.replica
@@ -42,7 +42,7 @@ async def test_an_owner_from_which_a_session_was_claimed_owns_it_no_more() -> No
     assert not await other.still_owns(replace(claimed, epoch=owned.epoch)), "its own claim of before"
     assert not await one.still_owns(replace(owned, id="none"))
     with pytest.raises(OwnedByPeer) as elsewhere:
-        await one.own(claimed, ALICE, None)
+        await one.ensure_owner(claimed, ALICE, None)
     assert elsewhere.value.route.session.owner == other.replica
 
 
@@ -51,31 +51,31 @@ async def test_a_replica_that_leaves_or_is_not_reached_claims_nothing(stop: Call
     one, other, session = await replicas()
     stop(one)
     with pytest.raises(OwnedByPeer):
-        await one.own(session, ALICE, None)
-    assert (await other.own(session, ALICE, None)).owner == other.replica
+        await one.ensure_owner(session, ALICE, None)
+    assert (await other.ensure_owner(session, ALICE, None)).owner == other.replica
 
 
 async def test_a_replica_that_has_released_a_session_does_not_serve_an_old_record_of_it() -> None:
     one, other, session = await replicas()
-    owned = await one.own(session, ALICE, None)
+    owned = await one.ensure_owner(session, ALICE, None)
     one.mark_released(owned)
     await one.release(owned)
     assert one.has_released(owned.id)
     with pytest.raises(OwnedByPeer):
-        await one.own(owned, ALICE, None)
+        await one.ensure_owner(owned, ALICE, None)
     released = await other._sessions.peek(owned.id)
-    assert released is not None and (await other.own(released, ALICE, None)).owner == other.replica
+    assert released is not None and (await other.ensure_owner(released, ALICE, None)).owner == other.replica
 
 
 async def test_a_session_that_comes_back_to_a_replica_which_has_released_it_is_served() -> None:
     one, other, session = await replicas()
-    owned = await one.own(session, ALICE, None)
+    owned = await one.ensure_owner(session, ALICE, None)
     one.start_leaving()
     one.mark_released(owned)
     await one.release(owned)
-    elsewhere = await other.own(replace(owned, owner=""), ALICE, None)
-    back = await one.take(elsewhere, may_run=False)  # the other has died, and this one drains
-    assert back is not None and (await one.own(back, ALICE, None)) is back
+    elsewhere = await other.ensure_owner(replace(owned, owner=""), ALICE, None)
+    back = await one.claim_from_owner(elsewhere, may_run=False)  # the other has died, and this one drains
+    assert back is not None and (await one.ensure_owner(back, ALICE, None)) is back
 
 
 async def test_the_address_of_a_replica_is_published_while_others_reach_it_and_known_after_its_death() -> None:
@@ -90,7 +90,7 @@ async def test_the_address_of_a_replica_is_published_while_others_reach_it_and_k
     one.set_reachable(False)
     await one.beat()
     assert await other.address_of(one.replica) == ("", True), "it runs, and cannot be asked"
-    assert await other.others() == [] and await other.replicas() == {one.replica}
+    assert await other.reachable_peers() == [] and await other.replicas() == {one.replica}
     one.set_reachable(True)
     await one.beat()
     assert await replica().address_of(one.replica) == ("127.0.0.1:1", True)
@@ -164,7 +164,7 @@ class Taking:
         """Another request, which reads the session's record at `other`."""
         found = await self.backend.sessions.peek(self.session.id)
         assert found is not None
-        return await self.other.own(found, ALICE, None)
+        return await self.other.ensure_owner(found, ALICE, None)
 
     @property
     def took_s(self) -> float:
@@ -190,12 +190,12 @@ async def test_no_request_is_served_before_the_former_owner_has_read_of_the_clai
 
         taking.meanwhile = stop
         with pytest.raises(claiming):
-            await taking.other.take(taking.session, may_run=True)
+            await taking.other.claim_from_owner(taking.session, may_run=True)
     assert taking.lost == [] and taking.one.lease.is_fresh, "it serves the clients that reach it"
     taking.meanwhile = lambda: taking.one.beat() if taking.waits > 5 else None
-    served = await (taking.request() if is_second else taking.other.take(taking.session, may_run=True))
+    served = await (taking.request() if is_second else taking.other.claim_from_owner(taking.session, may_run=True))
     assert served is not None and served.owner == taking.other.replica
-    assert taking.lost == [taking.session.id] and not taking.other.awaits_former(taking.session.id)
+    assert taking.lost == [taking.session.id] and not taking.other.former_owner_may_answer(taking.session.id)
     waits = taking.waits
     assert (await taking.request()).epoch == served.epoch and taking.waits == waits, "and then at once"
 
@@ -229,11 +229,11 @@ async def test_a_claim_that_a_failover_forgets_while_its_replica_waits_serves_no
         if is_second:
             taking.meanwhile = lambda: None
             with pytest.raises(OwnedByPeer):
-                await taking.other.own(found, ALICE, None)
+                await taking.other.ensure_owner(found, ALICE, None)
         taking.meanwhile = lambda: None
 
     taking.meanwhile = forget
-    served = await taking.other.take(before, may_run=True)
+    served = await taking.other.claim_from_owner(before, may_run=True)
     assert claimed[0].owner == taking.other.replica
     assert served is not None and (served.owner, served.epoch) == (before.owner, before.epoch)
 
@@ -307,7 +307,7 @@ async def test_a_claim_of_which_the_store_did_not_say_that_it_was_made_is_told_o
 
     taking.patch.setattr(directory, "claim", unanswered)
     with pytest.raises(StoreUnavailable):
-        await taking.other.take(taking.session, may_run=True)
+        await taking.other.claim_from_owner(taking.session, may_run=True)
     taking.patch.setattr(directory, "claim", claim)
     assert await directory.acknowledged(taking.one.replica, taking.session.id), "nothing was told"
     taking.meanwhile = lambda: taking.one.beat() if taking.waits > 5 else None
@@ -328,7 +328,7 @@ async def test_what_was_claimed_is_served_once_its_former_owner_answers_no_clien
     elif "new" in then:
         taking.other.lease.not_renewed()
         await taking.other.beat()
-    served = await taking.other.take(taking.session, may_run=True)
+    served = await taking.other.claim_from_owner(taking.session, may_run=True)
     assert served is not None and served.owner == taking.other.replica
     assert taking.took_s <= within_s and taking.lost == []
     assert not taking.one.lease.is_fresh or then == "leaves"
@@ -337,9 +337,9 @@ async def test_what_was_claimed_is_served_once_its_former_owner_answers_no_clien
 @requirement("rep.takeover")
 async def test_a_session_that_a_third_has_claimed_is_not_waited_for(taking: Taking) -> None:
     await taking.backend.directory.claim(taking.session.id, "third", epoch=taking.session.epoch)
-    found = await taking.other.take(taking.session, may_run=True)
+    found = await taking.other.claim_from_owner(taking.session, may_run=True)
     assert found is not None and found.owner == "third" and taking.waits == 0
-    assert not taking.other.awaits_former(taking.session.id)
+    assert not taking.other.former_owner_may_answer(taking.session.id)
 
 
 async def configured(*digests: str, beating: int = 9) -> list[Cluster]:
@@ -364,14 +364,14 @@ async def test_a_replica_with_an_older_configuration_says_so_and_claims_nothing(
     owned, unowned = [
         await older._sessions.create(a_session(FakeClock(), principal=ALICE, owner="", epoch=0)) for _ in "12"
     ]
-    owned = await older.own(owned, ALICE, None)
+    owned = await older.ensure_owner(owned, ALICE, None)
     await newest.beat()
     with pytest.raises(OwnedByPeer):  # it has not renewed its lease since: it asks before it claims
-        await older.own(unowned, ALICE, None)
+        await older.ensure_owner(unowned, ALICE, None)
     assert not await older.may_claim() and await newest.may_claim()
-    assert await older.another() == (newest.replica, "127.0.0.1:2"), "not one with an older configuration"
-    assert (await older.own(owned, ALICE, None)).owner == older.replica, "it goes on with its own sessions"
-    assert (await newest.own(unowned, ALICE, None)).owner == newest.replica
+    assert await older.random_peer() == (newest.replica, "127.0.0.1:2"), "not one with an older configuration"
+    assert (await older.ensure_owner(owned, ALICE, None)).owner == older.replica, "it goes on with its own sessions"
+    assert (await newest.ensure_owner(unowned, ALICE, None)).owner == newest.replica
     told = [text for text in caplog.messages if "is older than that of replica" in text]
     assert len(told) == 1 and newest.replica in told[0]
     older.configuration.use("b")
@@ -395,7 +395,7 @@ async def test_a_replica_that_drains_or_that_others_do_not_reach_holds_no_other_
     newest.advertise("")
     await newest.beat()
     await older.beat()
-    assert not await older.may_claim() and await older.another() is None, "nobody can ask one without an address"
+    assert not await older.may_claim() and await older.random_peer() is None, "nobody can ask one without an address"
     stop(newest)
     await newest.beat()
     assert await older.may_claim()
@@ -411,10 +411,10 @@ async def test_a_replica_that_drains_or_that_others_do_not_reach_holds_no_other_
 async def test_a_replica_that_drains_learns_of_newer_configurations() -> None:
     older, newer, newest = await configured("a", "a", "b", beating=2)
     older.start_leaving()
-    assert await older.another() == (newer.replica, "127.0.0.1:1")
+    assert await older.random_peer() == (newer.replica, "127.0.0.1:1")
     await newest.beat()
     assert not await older.may_claim(), "nor the sessions of a dead owner"
-    assert await older.another() == (newest.replica, "127.0.0.1:2")
+    assert await older.random_peer() == (newest.replica, "127.0.0.1:2")
 
 
 @requirement("live.reload")
@@ -461,7 +461,7 @@ async def test_an_answer_that_waits_for_trust_is_sent_when_the_others_agree_and_
     one.lose("lost")
     await turns()
     waiting.pop(0).cancel()
-    one.lease.held(monotonic())
+    one.lease.peers_agreed(monotonic())
     assert await asyncio.gather(*waiting) == [True, False]
 
 

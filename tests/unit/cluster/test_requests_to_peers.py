@@ -58,7 +58,7 @@ class Cluster:
         self.replica = "me"
         self.leased = leased
         self.looks = 0
-        self.lease = SimpleNamespace(trusts_expired=trusts, doubt=lambda _: doubts)
+        self.lease = SimpleNamespace(trusts_expired=trusts, treat_as_dead=lambda _: doubts)
 
     async def ask_to_beat(self, _: str) -> None: ...
 

@@ -430,7 +430,7 @@ async def test_an_answer_waits_for_a_store_that_is_away_and_is_sent_if_the_other
 
     async def away(session_id: str) -> Session | None:
         if held_after_s is not None:
-            asyncio.get_running_loop().call_later(held_after_s, lambda: owner.lease.held(monotonic()))
+            asyncio.get_running_loop().call_later(held_after_s, lambda: owner.lease.peers_agreed(monotonic()))
         raise StoreUnavailable("away")
 
     backend.sessions.peek = away  # type: ignore[method-assign]

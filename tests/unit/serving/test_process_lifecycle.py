@@ -206,7 +206,7 @@ async def test_sessions_are_released_as_their_calls_end_and_those_that_are_claim
 ) -> None:
     began, cluster, found = clock(), a_cluster(), sessions(rounds=3)
     if not answers:
-        monkeypatch.setattr(cluster, "another", AsyncMock(side_effect=StoreUnavailable("away")))
+        monkeypatch.setattr(cluster, "random_peer", AsyncMock(side_effect=StoreUnavailable("away")))
     asyncio.get_running_loop().call_later(module.LINGER_S / 2, setattr, found, "rounds", 3)
     await draining(found, cluster=cluster).drain()
     assert found.rounds <= 0 and (clock() - began >= module.LINGER_S) is not answers

@@ -194,7 +194,7 @@ async def test_a_session_that_several_requests_take_over_at_once_is_told_of_once
     before = (await first.resume_or_open(request())).live.session
     cluster = last.cluster
     assert cluster is not None
-    for claimed in await asyncio.gather(*(cluster.take(before, may_run=False) for _ in range(3))):
+    for claimed in await asyncio.gather(*(cluster.claim_from_owner(before, may_run=False) for _ in range(3))):
         assert claimed is not None
         last.attacher.take_over(claimed)
     await last.audit.flush()
@@ -212,7 +212,7 @@ class Regained:
     async def made(self, *, released: bool = True) -> "Regained":
         self.live = (await self.first.resume_or_open(request())).live
         assert self.last.cluster is not None
-        taken = await self.last.cluster.take(self.live.session, may_run=False)
+        taken = await self.last.cluster.claim_from_owner(self.live.session, may_run=False)
         assert taken is not None
         self.last.attacher.take_over(taken)
         if released:
@@ -239,7 +239,7 @@ async def test_processes_from_before_another_owner_serve_no_call(then: str) -> N
     first, cluster = case.first, case.first.cluster
     assert cluster is not None
     if then == "dead":
-        claimed = await cluster.take(await case.record(), may_run=False)
+        claimed = await cluster.claim_from_owner(await case.record(), may_run=False)
         assert claimed is not None
         first.attacher.take_over(claimed)
         first.attacher.take_over(claimed)  # for another request
