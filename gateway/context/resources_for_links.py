@@ -38,7 +38,7 @@ class LinkResources:
         return set() if self.files is None else {*self.files.known}
 
 
-class Held:
+class ReleaseStack:
     """Releases the resources of a link in reverse order: at once if the `with` block fails, else when `close` is
     called. An `ExitStack` would take ten times the memory for each link."""
 
@@ -51,7 +51,7 @@ class Held:
         """Register a function that releases one resource."""
         self._releases.append(release)
 
-    def __enter__(self) -> "Held":
+    def __enter__(self) -> "ReleaseStack":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -123,13 +123,13 @@ class LinkResourceProvider:
         secret = secrets.token_urlsafe(24)
         processes = ProcessTree()
         try:
-            with Held() as held:
+            with ReleaseStack() as releases:
                 path = str(self.folders.sockets / secrets.token_hex(8))
                 folder = str(self.folders.path(session.id))
-                held.add(await self._server.listen(path, partial(self.state_of, session, secret, processes)))
+                releases.add(await self._server.listen(path, partial(self.state_of, session, secret, processes)))
                 if folder in env.values() or any("{temp_dir}" in part for part in launcher):
                     self.folders.use(session.id)
-                    held.add(partial(self.folders.release, session.id))
+                    releases.add(partial(self.folders.release, session.id))
         except OSError as error:
             raise UpstreamUnavailable(f"no socket or folder for the session: {error.strerror or error}") from error
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
@@ -143,7 +143,7 @@ class LinkResourceProvider:
             began=processes.started,
             hide=str if files is None else files.hide,
         )
-        return LinkResources(given=given, files=files, close=held.close)
+        return LinkResources(given=given, files=files, close=releases.close)
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:

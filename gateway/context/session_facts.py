@@ -129,7 +129,7 @@ class SessionFacts:
         self._in_log = self._told("log")
         self._in_audit = self._told("audit")
         # Chosen once, because each call of a client needs it.
-        self.logged: Callable[[Session], Mapping[str, str]] = self._logged if self._in_log else _nothing
+        self.log_fields: Callable[[Session], Mapping[str, str]] = self._logged if self._in_log else _nothing
 
     def _told(self, where: Literal["meta", "log", "audit"]) -> tuple[str, ...]:
         return tuple(name for name, field in self._fields.items() if where in field.to)
@@ -184,7 +184,7 @@ class SessionFacts:
         """Return all facts of a session, which a child process gets as JSON."""
         return {
             **facts_of(session, correlation),
-            **self.told_to_servers(session),
+            **self.fields_for_servers(session),
             "read_only": session.context.read_only,
             "created_at": session.created_at,
             "idle_ttl_s": session.idle_ttl_s,
@@ -196,9 +196,9 @@ class SessionFacts:
         """Return, as JSON, the facts of a session that are sent to servers in `_meta` under `CONTEXT_KEY`, with the
         fields that the operator has defined."""
         facts = {**facts_of(session, correlation), "permissions": session.context.permissions}
-        return msgspec.Raw(encode({**facts, **self.told_to_servers(session)}))
+        return msgspec.Raw(encode({**facts, **self.fields_for_servers(session)}))
 
-    def told_to_servers(self, session: Session) -> dict[str, dict[str, str]]:
+    def fields_for_servers(self, session: Session) -> dict[str, dict[str, str]]:
         """Return two members for `_meta` and assertions: `fields` has the values of the operator's fields that servers
         get, `fields_provenance` their sources. Fields without a value are left out. Return {} if servers get none."""
         if not self._in_meta:
@@ -212,7 +212,7 @@ class SessionFacts:
     def _logged(self, session: Session) -> dict[str, str]:
         return self._some(session, self._in_log)
 
-    def audited(self, session: Session) -> dict[str, str]:
+    def audit_fields(self, session: Session) -> dict[str, str]:
         """Return, by name, the values of those operator's fields that events of the audit trail have. Fields without a
         value are left out."""
         return self._some(session, self._in_audit)

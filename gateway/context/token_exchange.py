@@ -36,7 +36,7 @@ _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ASSERTION: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
-class HeldToken(msgspec.Struct, frozen=True):
+class CachedToken(msgspec.Struct, frozen=True):
     """The cached outcome of an exchange: a token, or the reason why there is none."""
 
     token: str
@@ -59,11 +59,11 @@ class TokenExchange:
         self._name = name
         self._settings = settings
         self._clock = clock
-        self._held: FIFOCache[bytes, HeldToken] = FIFOCache(_MAX_CACHED)
+        self._cached: FIFOCache[bytes, CachedToken] = FIFOCache(_MAX_CACHED)
         self._tasks = Tasks(f"gateway.secrets.{name}")
         self._requests = AuthorizationServerClient()
 
-    async def token_for(self, caller: CallerToken) -> HeldToken:
+    async def token_for(self, caller: CallerToken) -> CachedToken:
         """Return the token for a caller, from the cache or in exchange for the caller's access token.
 
         Raises:
@@ -72,23 +72,23 @@ class TokenExchange:
         if self._clock() >= caller.expires:
             raise NoToken("the client's access token has expired")
         key = hashlib.sha256(caller.token.encode()).digest()
-        held = self._held.get(key)
-        if held is None or self._clock() >= held.until:
-            held = await self._tasks.share(key, lambda: self._exchanged(key, caller))
-        if held.fault:
-            raise NoToken(held.fault)
-        return held
+        outcome = self._cached.get(key)
+        if outcome is None or self._clock() >= outcome.until:
+            outcome = await self._tasks.share(key, lambda: self._exchanged(key, caller))
+        if outcome.fault:
+            raise NoToken(outcome.fault)
+        return outcome
 
-    async def _exchanged(self, key: bytes, caller: CallerToken) -> HeldToken:
+    async def _exchanged(self, key: bytes, caller: CallerToken) -> CachedToken:
         """Exchange a caller's token. Return the outcome, which is a token or the reason why there is none. The outcome
         is cached under `key` before this task ends, so that no later request starts another exchange."""
         try:
             given = await self._ask(caller)
-            held = HeldToken(given.access_token, min(self._clock() + given.used_s, caller.expires))
+            outcome = CachedToken(given.access_token, min(self._clock() + given.used_s, caller.expires))
         except NoToken as error:
-            held = HeldToken("", self._clock() + ASKED_AGAIN_S, str(error))
-        self._held[key] = held
-        return held
+            outcome = CachedToken("", self._clock() + ASKED_AGAIN_S, str(error))
+        self._cached[key] = outcome
+        return outcome
 
     async def _ask(self, caller: CallerToken) -> Given:
         """Request a token by token exchange (RFC 8693 §2.1). If the exchange gives an identity assertion (ID-JAG),

@@ -67,7 +67,7 @@ class Servers:
             sessions.tools, base.backend.state, base.limits, base.metrics.limited
         )
         issuer = options.public_url.rstrip("/") or ISSUER
-        self.assertions = Assertions(base.ring, issuer=issuer, clock=base.clock, fields=base.facts.told_to_servers)
+        self.assertions = Assertions(base.ring, issuer=issuer, clock=base.clock, fields=base.facts.fields_for_servers)
         cipher = StateCipher(base.ring.derive(Purpose.CONSENT))
         self.consented = ConsentedTokens(base.backend.sealed, cipher, options.browser_url, base.clock)
         self.credentials = PrincipalSecrets(options.secrets, options.issuers, self.consented)

@@ -88,11 +88,11 @@ class Foundation:
         self.request_log = RequestLog(
             self.metrics,
             tracing=tracing(__version__),
-            fields=self.facts.logged,
+            fields=self.facts.log_fields,
             lines=call_lines(),
             ended=self.activity.add_call,
         )
-        self.audit = Audit(store.audit, clock, options.audit, self.facts.audited, self.activity.add_event)
+        self.audit = Audit(store.audit, clock, options.audit, self.facts.audit_fields, self.activity.add_event)
         self.state = ServingState(self.cluster)
         self.limits = options.limits.before_authentication
         self.rates = RateLimits(options.rated_policy, store.rates)

@@ -16,7 +16,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.principal_secrets import PrincipalSecrets, is_template, secrets_in_files
 from gateway.context.process_secret_files import CurrentSecrets, SecretFiles
-from gateway.context.resources_for_links import Held, LinkResourceProvider, LinkResources
+from gateway.context.resources_for_links import LinkResourceProvider, LinkResources, ReleaseStack
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context
 from gateway.context.session_folders import no_folder
@@ -91,16 +91,16 @@ class SessionResources:
         session = with_context(live.session, context)
         if self.settings.kind == "object":
             return self.grants.for_object(session)
-        with Held() as held:
+        with ReleaseStack() as releases:
             files = await self._files(live, context, self.environment.overriding(session)) if self._secrets else None
             if files is not None:
-                held.add(files.close)
+                releases.add(files.close)
             paths = {} if files is None else files.paths
             env = await self.environment.of(session, correlation, _token(live, context), paths)
-            held.add(await self.quotas.hold_process(session))
+            releases.add(await self.quotas.hold_process(session))
             resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation, files)
-            held.add(resources.close)
-            return replace(resources, close=held.close)
+            releases.add(resources.close)
+            return replace(resources, close=releases.close)
 
     async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
         principal = live.session.principal

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from gateway.config.sandbox import Sandbox
-from gateway.context.resources_for_links import Held, LinkResources
+from gateway.context.resources_for_links import LinkResources, ReleaseStack
 from gateway.context.session_folders import SessionFolders, no_folder
 from gateway.errors import StartRefused
 from gateway.policy.memory_admission import ServerMemory, ServerProcess
@@ -65,24 +65,24 @@ class SandboxedResources:
             Refused: 503, too little memory is free for the process.
         """
         given = resources.given
-        with Held() as held:
-            held.add(resources.close)
+        with ReleaseStack() as releases:
+            releases.add(resources.close)
             process = self.memory.begin(self.name, session_id)
-            held.add(process.ended)
+            releases.add(process.ended)
             enclosure = self.by_trust.enclosure(sandbox)
             if enclosure is None:
                 given = structs.replace(given, launcher=(*given.launcher, *sandbox.prlimit))
             else:
                 code: tuple[str, ...] = ()
                 if (package := await self.package()) is not None:
-                    held.add(package.release)
+                    releases.add(package.release)
                     env = {**package.env, **given.env}
                     given, code = structs.replace(given, argv=package.argv, path=package.path, env=env), package.code
                 try:
                     own = OwnFolder(self.folders.use_own(session_id, self.name))
                 except OSError as error:
                     raise no_folder(error) from error
-                held.add(partial(self.folders.release, session_id))
+                releases.add(partial(self.folders.release, session_id))
                 read = () if resources.files is None else (str(resources.files.folder),)
                 # The process may use the folder of the whole session if its options name that.
                 shared = str(self.folders.path(session_id))
@@ -97,7 +97,7 @@ class SandboxedResources:
                 self._refuse_open(enclosure.sandbox, walled.walls)
                 given = structs.replace(given, env={**walled.env, **given.env}, walls=walled.walls, cwd=walled.cwd)
             given = structs.replace(given, began=_began(given, process))
-            return replace(resources, given=given, close=held.close)
+            return replace(resources, given=given, close=releases.close)
 
     def _refuse_open(self, sandbox: Sandbox, walls: Walls) -> None:
         """Check that the walls give no access to the gateway's private files. A mount may have replaced a folder since

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.context.resources_for_links import Held, LinkResourceProvider
+from gateway.context.resources_for_links import LinkResourceProvider, ReleaseStack
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound.unauthenticated_limits import Limits
@@ -26,16 +26,16 @@ def test_what_a_link_holds_is_released_once_the_last_first_whatever_fails() -> N
         released.append(2)
         raise OSError
 
-    with Held() as held:
+    with ReleaseStack() as releases:
         for n in (1, 3):
-            held.add(partial(released.append, n))
-        held.add(fails)
+            releases.add(partial(released.append, n))
+        releases.add(fails)
     assert released == []
     with pytest.raises(OSError):
-        held.close()
-    held.close()
+        releases.close()
+    releases.close()
     assert released == [2, 3, 1]
-    with pytest.raises(KeyError), Held() as held:
-        held.add(partial(released.append, 4))
+    with pytest.raises(KeyError), ReleaseStack() as releases:
+        releases.add(partial(released.append, 4))
         raise KeyError
     assert released == [2, 3, 1, 4]

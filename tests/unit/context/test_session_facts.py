@@ -132,10 +132,10 @@ def test_only_fields_that_are_opted_in_leave_by_meta_log_and_audit() -> None:
     assert told["fields"] == {"team": "red", "ticket": "T", "said": "nothing"}
     assert told["fields_provenance"] == {"team": "authenticated", "ticket": "configured", "said": "configured"}
     assert told["correlation_id"] == "c-1" and told["workspace"] == "w"
-    assert FACTS.all_of(one, "c-1")["fields"] == FACTS.told_to_servers(one)["fields"] == told["fields"]
-    assert (FACTS.logged(one), FACTS.audited(one)) == ({"team": "red"}, {"ticket": "T"})
+    assert FACTS.all_of(one, "c-1")["fields"] == FACTS.fields_for_servers(one)["fields"] == told["fields"]
+    assert (FACTS.log_fields(one), FACTS.audit_fields(one)) == ({"team": "red"}, {"ticket": "T"})
     plain = SessionFacts(ContextSettings(), {})
-    assert "fields" not in in_meta(one, plain) and plain.told_to_servers(one) == {}
+    assert "fields" not in in_meta(one, plain) and plain.fields_for_servers(one) == {}
 
 
 @requirement("ctx.open", "wall.provenance")
