@@ -57,7 +57,7 @@ def check(
         refuse_unheld,
         unprotected_secrets,
     )
-    from transports.upstream.cgroup_delegation import look
+    from transports.upstream.cgroup_delegation import find_delegation
 
     try:
         file = required_configuration(config)
@@ -68,7 +68,7 @@ def check(
         warnings += [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
         warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
         sandboxes = configured_sandboxes(settings)
-        refuse_cgroup(settings.gateway.cgroup, look(settings.gateway.cgroup))
+        refuse_cgroup(settings.gateway.cgroup, find_delegation(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
         refuse_open(sandboxes, settings)
         told = [(one.title, what) for one in sandboxes for what in (*one.missing, *one.not_granted)]

@@ -28,7 +28,7 @@ from gateway.sandbox.profile_learning import Learnt, merge_tables
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from gateway.sandbox.shared_package_fetches import package_folder
-from transports.upstream.cgroup_delegation import look
+from transports.upstream.cgroup_delegation import find_delegation
 from transports.upstream.child_process import Process, ProcessFailed
 from transports.upstream.walls.kernel_support import probe
 
@@ -251,7 +251,7 @@ def explain(
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
     package = package_folder(entry)
-    delegation = look(settings.gateway.cgroup)
+    delegation = find_delegation(settings.gateway.cgroup)
     every = server_sandboxes({name: by_trust}, delegation=delegation)
     found = [explained(one, by_trust, package, delegation) for one in every]
     if in_json:

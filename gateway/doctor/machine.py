@@ -20,7 +20,7 @@ from gateway.sandbox.sandbox_checks import (
     unprotected_secrets,
 )
 from session_store import backend_for
-from transports.upstream.cgroup_delegation import look
+from transports.upstream.cgroup_delegation import find_delegation
 
 _WORKSPACE: Final = "take the workspace from a claim (auth.jwt[].claims.workspace) or a rule (policy.rules[].workspace)"
 _FILES_PER_PROCESS: Final = 5
@@ -173,7 +173,7 @@ def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[
 
 
 def _cgroups(setting: str | None) -> Finding:
-    delegation = look(setting)
+    delegation = find_delegation(setting)
     try:
         refuse_cgroup(setting, delegation)
     except ConfigurationError as error:

@@ -19,7 +19,7 @@ from gateway.sandbox.private_files import opened, own_files, with_link_targets
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, sandboxes_of
 from gateway.sandbox.shared_package_fetches import package_folder
 from gateway.sandbox.system_paths import system_grants
-from transports.upstream.cgroup_delegation import OFF, Delegation, look
+from transports.upstream.cgroup_delegation import OFF, Delegation, find_delegation
 from transports.upstream.walls.kernel_support import Kernel, probe
 from transports.upstream.walls.wall_specification import Walls
 
@@ -123,7 +123,7 @@ def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
     """Return the sandboxes of all servers in a configuration that are started by a command (`server_sandboxes`)."""
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.kind == "command"}
     every = {name: sandboxes_of(name, entry, settings.gateway) for name, entry in entries.items()}
-    return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
+    return server_sandboxes(every, delegation=find_delegation(settings.gateway.cgroup))
 
 
 def server_sandbox_of(

@@ -21,7 +21,7 @@ from tests.processes.test_gates import Heard
 from tests.requirements import requirement
 from tests.support.subtree import controllers_here, delegated, why_no_subtree
 from tests.support.walled import NOBODY, ROOT, USERS, Outcome, python_for, python_grants, run_walled
-from transports.upstream.cgroup_delegation import LEAF, LOCK_WITHIN_S, Delegation, look
+from transports.upstream.cgroup_delegation import LEAF, LOCK_WITHIN_S, Delegation, find_delegation
 from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.walls.wall_specification import Limits, Reach, Walls
@@ -183,7 +183,7 @@ def test_a_required_limit_without_a_controller_stops_the_start_of_a_server() -> 
 
 @requirement("box.cgroup")
 def test_a_gateway_takes_only_what_is_delegated_to_it(subtree: Path) -> None:
-    ask = "import json, dataclasses\nfrom transports.upstream.cgroup_delegation import look, take\n"
+    ask = "import json, dataclasses\nfrom transports.upstream.cgroup_delegation import *\n"
     inside = ["sh", "-c", f'echo 0 > {subtree}/cgroup.procs; exec "$@"', "sh", sys.executable, "-c"]
 
     def says(program: str) -> dict[str, Any]:
@@ -192,15 +192,15 @@ def test_a_gateway_takes_only_what_is_delegated_to_it(subtree: Path) -> None:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    assert says("look()")["root"] == str(subtree) and not (subtree / LEAF).exists()
-    assert says("look('off')") == {"root": "", "controllers": [], "lacks": "gateway.cgroup is off"}
+    assert says("find_delegation()")["root"] == str(subtree) and not (subtree / LEAF).exists()
+    assert says("find_delegation('off')") == {"root": "", "controllers": [], "lacks": "gateway.cgroup is off"}
     os.removexattr(subtree, "user.delegate")
-    assert says("take()")["lacks"] == f"the cgroup /{subtree.name} is not delegated to the gateway"
+    assert says("prepare_delegation()")["lacks"] == f"the cgroup /{subtree.name} is not delegated to the gateway"
     assert not (subtree / LEAF).exists()
-    assert says(f"take({str(subtree)!r})")["root"] == str(subtree) and (subtree / LEAF).is_dir()
+    assert says(f"prepare_delegation({str(subtree)!r})")["root"] == str(subtree) and (subtree / LEAF).is_dir()
     inside[2] = inside[2].replace("/cgroup.procs", f"/{LEAF}/cgroup.procs")  # a gateway that is started again by ours
-    assert says("take()")["root"] == str(subtree)
-    assert "is not a cgroup" in look("/etc").lacks
+    assert says("prepare_delegation()")["root"] == str(subtree)
+    assert "is not a cgroup" in find_delegation("/etc").lacks
 
 
 @requirement("box.cgroup")
@@ -208,7 +208,9 @@ def test_a_lock_that_a_server_holds_on_the_subtree_delays_a_start_and_stops_none
     held = os.open(subtree, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        program = f"from transports.upstream.cgroup_delegation import take\nprint(take({str(subtree)!r}).root)"
+        program = (
+            f"from transports.upstream.cgroup_delegation import *\nprint(prepare_delegation({str(subtree)!r}).root)"
+        )
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LOCK_WITHIN_S + 10
         )
@@ -220,7 +222,7 @@ def test_a_lock_that_a_server_holds_on_the_subtree_delays_a_start_and_stops_none
 @requirement("box.cgroup")
 @pytest.mark.skipif(len(USERS) == 1, reason="needs root")
 def test_a_folder_that_is_not_writable_is_not_used(subtree: Path) -> None:
-    program = f"from transports.upstream.cgroup_delegation import take\nprint(take({str(subtree)!r}).lacks)"
+    program = f"from transports.upstream.cgroup_delegation import *\nprint(prepare_delegation({str(subtree)!r}).lacks)"
     done = subprocess.run(
         [python_for(NOBODY), "-c", program],
         env={"PYTHONPATH": str(ROOT)},

@@ -58,7 +58,7 @@ class Delegation:
         return self.lacks or f"the cgroup {self.root} has no controller {controller!r}"
 
 
-def look(setting: str | None = None) -> Delegation:
+def find_delegation(setting: str | None = None) -> Delegation:
     """Find the delegated subtree of cgroups, and change nothing. `setting` is a folder that the operator has chosen, or
     `off`. None: the cgroup of this process, if systemd or a container runtime has delegated it."""
     if setting == OFF:
@@ -73,11 +73,11 @@ def look(setting: str | None = None) -> Delegation:
     return Delegation(root=root, controllers=tuple(each for each in CONTROLLERS if each in there))
 
 
-def take(setting: str | None = None) -> Delegation:
-    """Find the delegated subtree of cgroups as `look` does, and prepare it: move the processes in its root into the
-    cgroup `LEAF`, and allow limits on the cgroups below. Return it; `lacks` says why it cannot be used, if so. May be
-    called again, and by several processes at once."""
-    found = look(setting)
+def prepare_delegation(setting: str | None = None) -> Delegation:
+    """Find the delegated subtree of cgroups as `find_delegation` does, and prepare it: move the processes in its root
+    into the cgroup `LEAF`, and allow limits on the cgroups below. Return it; `lacks` says why it cannot be used, if so.
+    May be called again, and by several processes at once."""
+    found = find_delegation(setting)
     if not found.root:
         return found
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from transports.upstream.cgroup_delegation import OFF, Delegation, take
+from transports.upstream.cgroup_delegation import OFF, Delegation, prepare_delegation
 from transports.upstream.child_process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
 from transports.upstream.prepared_walls import REQUEST, Announced
 from transports.upstream.walls import resource_limits
@@ -47,7 +47,7 @@ class ForkServer:
 
     The program starts on entry, and again if it was killed. `gates` serves the gates of walled children; without it,
     names are not resolved for them, and refusals are not reported. `cgroup` is the setting for
-    `cgroup_delegation.look`, which says where each child gets a cgroup.
+    `cgroup_delegation.find_delegation`, which says where each child gets a cgroup.
     """
 
     def __init__(self, gates: Gates | None = None, cgroup: str | None = OFF) -> None:
@@ -84,7 +84,7 @@ class ForkServer:
     def delegation(self) -> Delegation:
         """Return the subtree of cgroups for the children. The first call prepares it and moves this process into it."""
         if self._delegation is None:
-            self._delegation = take(self.cgroup)
+            self._delegation = prepare_delegation(self.cgroup)
         return self._delegation
 
     async def spawn(
