@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from gateway.observability.redacted_bodies import FrameBodies
+from gateway.observability.redacted_bodies import BodyRedactor
 from transports.inbound_port import Refused
 from transports.jsonrpc import InvalidMessage, Message, encode, parse
 
@@ -104,7 +104,7 @@ class WatchedMessages:
         self._clock = clock
         self._asked: OrderedDict[tuple[str, str, Any], str] = OrderedDict()
         self._latest: deque[Message] = deque(maxlen=_MOST_LATEST)
-        self._bodies = FrameBodies()
+        self._bodies = BodyRedactor()
         self._bodies.hide((session_id,))
 
     def extend(self, ends_at: float) -> None:

@@ -45,7 +45,7 @@ class Activity:
 
     def add_event(self, event: AuditEvent, session: Session | None) -> None:
         """Add an event of the audit trail. `session`: the record of its session; None if the caller has none."""
-        self.timelines.take_event(event, session)
+        self.timelines.add_event(event, session)
         if event.event == "created" and session is not None:
             self.figures.count(session, opened=1)
 
@@ -53,8 +53,8 @@ class Activity:
         """Pass the collected calls to the timelines and the usage figures (counts and durations)."""
         calls, self._calls = self._calls, []
         if calls:
-            self.timelines.take_calls(calls)
-            self.figures.take_calls(calls)
+            self.timelines.add_calls(calls)
+            self.figures.add_calls(calls)
 
     def end_second(self) -> None:
         """Pass on the calls of the last second. If a minute is over, close the record of its figures. Called once a

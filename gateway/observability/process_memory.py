@@ -82,9 +82,9 @@ class HeapTrimming:
         self._wait_s, self._trimmed_at = _TRIM_EVERY_S, -inf
         self._looked_at, self._used_s = clock(), used()
 
-    def look(self, *, is_short: bool) -> None:
+    def trim_if_due(self, *, is_short: bool) -> None:
         """Trim the heap if the process is 16 MiB larger than at its smallest, and has used little processor time since
-        the last look, or memory is short. Wait 10 seconds after each trim. If a trim gave little back, because the
+        the last call, or memory is short. Wait 10 seconds after each trim. If a trim gave little back, because the
         memory was in use, wait longer each time unless memory is short. Do nothing where the C library is not glibc."""
         size, now, used_s = self._own() or 0, self._clock(), self._used()
         is_quiet = used_s - self._used_s < _QUIET * (now - self._looked_at)

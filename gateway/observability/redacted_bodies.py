@@ -24,7 +24,7 @@ _SCANNED: Final = 4_000
 _OF_CREDENTIALS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/=-"
 
 _MOST_OF_LINKS, _MOST_RENEWED = 4_096, 256
-"""Maximum numbers of values that `FrameBodies.hide` keeps: without and with `are_renewed`. Each value that is kept is
+"""Maximum numbers of values that `BodyRedactor.hide` keeps: without and with `are_renewed`. Each value that is kept is
 searched for in each text."""
 
 _MOST_NAME: Final = 100
@@ -48,7 +48,7 @@ _TASK_CHARS: Final = 8
 _OF_KEY: Final = f"{API_KEY_ISSUER}:"
 
 
-class FrameBodies:
+class BodyRedactor:
     """Prepare texts and bodies of messages for operators who watch a session. Values that look like credentials, by
     their name or form, are redacted, and all values that were passed to `hide`."""
 
@@ -96,7 +96,7 @@ class _Shortened:
     """Shorten and redact one JSON value, given to `of`. Once the result has `MOST_CHARS` characters, what follows is
     left out."""
 
-    def __init__(self, bodies: FrameBodies) -> None:
+    def __init__(self, bodies: BodyRedactor) -> None:
         self._bodies = bodies
         self._left = MOST_CHARS
 

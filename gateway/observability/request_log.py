@@ -14,7 +14,14 @@ from gateway.observability.logs import CONTROL, CORRELATION, CallLine, CallLines
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed_call import Failure, LogFacts, ObservedCall
 from gateway.observability.request_outcomes import OK, EndedCall, Outcome
-from gateway.observability.tracing import CallSpan, Tracing, UnsampledRequest, carried_on, carries_more, request_span
+from gateway.observability.tracing import (
+    CallSpan,
+    Tracing,
+    UnsampledRequest,
+    carries_more,
+    request_span,
+    with_trace_context,
+)
 from session_store import Principal, Session
 from session_store.redaction import scrubbed_start
 from session_store.session import redact
@@ -76,7 +83,7 @@ class RequestLog:
         gateway's own span will replace that context, or there is none, return `meta` unchanged."""
         headers = request.headers
         if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
-            return carried_on(meta, headers)
+            return with_trace_context(meta, headers)
         return meta
 
     def may_be_unsampled(self, request: Request) -> bool:
@@ -130,7 +137,7 @@ class RequestLog:
                 exchange.is_listed,
             )
             if not (outcome.is_failure or exchange.log_facts):
-                self.went_well(call, exchange.era)
+                self.record_success(call, exchange.era)
                 return
             self.ended(call)
         self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
@@ -158,7 +165,7 @@ class RequestLog:
         self._left_out += 1
         return False
 
-    def went_well(self, call: EndedCall, era: str) -> None:
+    def record_success(self, call: EndedCall, era: str) -> None:
         """Record a successful call whose log line has only the usual fields. `era`: `legacy` or `modern`, by the
         client's protocol version."""
         self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
@@ -222,7 +229,7 @@ class RequestLog:
             outcome, correlation = Outcome.refused(refused.code), refused.correlation
             self._line("request refused", outcome, 0.0, reason=str(refused), correlation=correlation)
 
-    def another_second(self, at: float) -> None:
+    def end_second(self, at: float) -> None:
         """End the present second, at the Unix time `at`: add its sample to the metrics, log how many lines the limit
         left out, and reset the limit. Called each second."""
         self.metrics.end_second(at)

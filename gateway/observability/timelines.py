@@ -176,7 +176,7 @@ class Timelines:
             waiting = self._waiting[name] = _Waiting()
         return waiting
 
-    def take_calls(self, calls: Sequence[EndedCall]) -> None:
+    def add_calls(self, calls: Sequence[EndedCall]) -> None:
         """Add ended calls to the timelines of their sessions."""
         for call in calls:
             if (waiting := self._of(redact(call.session.id))) is not None:
@@ -188,7 +188,7 @@ class Timelines:
             waiting.session = session
             waiting.add(_harmless(entry))
 
-    def take_event(self, event: AuditEvent, session: Session | None) -> None:
+    def add_event(self, event: AuditEvent, session: Session | None) -> None:
         """Add an event of the audit trail, if it is about a session. `session`: its record; None if the caller does not
         have it."""
         kind = _KINDS.get(event.event)

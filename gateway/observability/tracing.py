@@ -263,7 +263,7 @@ class Tracing:
         self._drawn = self._drawn or new_trace_id()
         return None if self._sampling.takes_new(self._drawn) else UnsampledRequest(self._drawn, RANDOM_TRACE_ID)
 
-    def begun_unsampled(self) -> None:
+    def unsampled_id_used(self) -> None:
         """Discard the trace id that `unsampled` has generated, so that no later request gets it. Called when the
         `UnsampledRequest` with this id is used."""
         self._drawn = 0
@@ -356,7 +356,7 @@ def carries_more(headers: Mapping[str, str]) -> bool:
     return "tracestate" in headers or "baggage" in headers
 
 
-def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
+def with_trace_context(meta: Object, headers: Mapping[str, str]) -> Object:
     """Return `_meta` with the trace context of the headers added. Return it unchanged if it already has a trace
     context, or if the headers have no valid one."""
     if "traceparent" not in headers or "traceparent" in meta:

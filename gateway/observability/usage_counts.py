@@ -167,7 +167,7 @@ class Figures:
         self._long = _Counted(0)
         self._unwritten: dict[tuple[int, int], bytes] = {}
 
-    def take_calls(self, calls: Sequence[EndedCall]) -> None:
+    def add_calls(self, calls: Sequence[EndedCall]) -> None:
         now = self._short
         now.is_written = False
         tools, find, buckets = now.tools, bisect_left, BUCKETS_S

@@ -174,7 +174,7 @@ class FastPaths:
                     at, _METHOD, tool.name, path.server, OK, took_s, session, call.correlation, "", tool.is_listed
                 )
                 path.live.count(None)
-                self.log.went_well(ended, path.era)
+                self.log.record_success(ended, path.era)
                 if tool.is_audited:
                     tool.ended(ended, path.client)
             except Exception:
@@ -346,7 +346,7 @@ class FastPath:
         """Do what has to follow a call that was sent: use up the trace id that was generated for it, and record its
         request id if several clients share its session by default."""
         if self._tracing is not None:
-            self._tracing.begun_unsampled()
+            self._tracing.unsampled_id_used()
         if self._used_ids is not None:
             self._used_ids.add(request_id)
 

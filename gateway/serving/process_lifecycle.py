@@ -59,20 +59,20 @@ class StoreWatch:
         if self.place != self._url:
             logger.info("sessions are kept in %s", self.place)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Ping the store, and record in `fault` whether it answers."""
         try:
             await self._backend.ping()
-            self.answers()
+            self.record_answer()
         except StoreUnavailable as error:
-            self.is_away(error)
+            self.record_failure(error)
 
-    def answers(self) -> None:
+    def record_answer(self) -> None:
         if self.fault:
             logger.info("the session store %s answers again", self._url)
         self.fault = ""
 
-    def is_away(self, error: StoreUnavailable) -> None:
+    def record_failure(self, error: StoreUnavailable) -> None:
         """Set `fault` to the text of `error`, because the store has not answered. Log the error unless `fault` was set
         already."""
         if not self.fault:
@@ -160,7 +160,7 @@ class Lifecycle:
                     options = base.settings.gateway
                     await compare(servers.upstreams, options, servers.tool_calls)
                     upkeep.spawn(compare_late(servers.upstreams, options, servers.tool_calls))
-                await self.store.look()
+                await self.store.check()
                 base.state.start()
                 yield
                 await self._parts.drain.tasks_end()
@@ -256,7 +256,7 @@ class Lifecycle:
                 await tasks.table.settled()
         with contextlib.suppress(StoreUnavailable):
             await base.audit.flush()  # the events of the tasks
-        base.request_log.another_second(time())
+        base.request_log.end_second(time())
         await base.activity.write()
         await self._parts.resolution.prestart.close()
         await base.quotas.settled()
@@ -272,9 +272,9 @@ class Lifecycle:
                 await self._parts.sessions.lifecycle.sweep()
                 self._parts.resolution.prestart.sweep()
                 await self._parts.resolution.returns.tell()
-                self.store.answers()
+                self.store.record_answer()
             except StoreUnavailable as error:
-                self.store.is_away(error)
+                self.store.record_failure(error)
 
     async def _end_seconds(self) -> None:
         """Run forever: once a second, have metrics, request log and activity sum up the second that has passed."""
@@ -283,7 +283,7 @@ class Lifecycle:
             began = loop.time()
             await asyncio.sleep(1.0)
             base.metrics.record_loop_lag(loop.time() - began - 1.0)
-            base.request_log.another_second(time())
+            base.request_log.end_second(time())
             base.activity.end_second()
 
     async def _follow_ends(self) -> None:

@@ -204,7 +204,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS == 0:
-            self._heap.look(is_short=self._gateway.memory.is_short)
+            self._heap.trim_if_due(is_short=self._gateway.memory.is_short)
         return await super().on_tick(counter)
 
     @contextlib.contextmanager

@@ -67,7 +67,7 @@ def test_free_memory_is_given_back_in_a_quiet_second_when_the_process_has_grown(
 
     def looked(at: float, *, is_short: bool = False) -> bool:
         now[0] = at
-        trimming.look(is_short=is_short)
+        trimming.trim_if_due(is_short=is_short)
         return trimmed[-1:] == [at]
 
     size[0], free[0] = 115, 15
@@ -85,4 +85,4 @@ def test_free_memory_is_given_back_in_a_quiet_second_when_the_process_has_grown(
     free[0] = 300
     used[0] += 9.0
     assert looked(54, is_short=True), "whatever the wait, and though it is busy"
-    HeapTrimming(own=lambda: None, trim=None).look(is_short=True)
+    HeapTrimming(own=lambda: None, trim=None).trim_if_due(is_short=True)

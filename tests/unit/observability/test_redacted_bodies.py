@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observability.redacted_bodies import MOST_BODY_BYTES, MOST_CHARS, FrameBodies
+from gateway.observability.redacted_bodies import MOST_BODY_BYTES, MOST_CHARS, BodyRedactor
 from tests.requirements import requirement
 from transports.jsonrpc import encode
 
@@ -15,8 +15,8 @@ pytestmark = requirement("ops.frames")
 JWT = f"eyJ{'h' * 40}.eyJ{'p' * 40}.{'s' * 40}"
 
 
-def hiding(*secrets: str) -> FrameBodies:
-    bodies = FrameBodies()
+def hiding(*secrets: str) -> BodyRedactor:
+    bodies = BodyRedactor()
     bodies.hide(secrets)
     return bodies
 
@@ -79,17 +79,17 @@ def test_what_is_no_credential_stays() -> None:
     for kept in (value, schema):
         assert json.loads(shown(kept)) == kept
     assert shown({"taskId": "abcdefghijklmnop"}) == '{"taskId": "abcdefgh"}'
-    assert FrameBodies().body(b'{"n": 1e400}') == '{"n": "1e400"}'
-    assert "\x1b" not in FrameBodies().text("\x1b[31mred\u202e"), "controls are visible"
+    assert BodyRedactor().body(b'{"n": 1e400}') == '{"n": "1e400"}'
+    assert "\x1b" not in BodyRedactor().text("\x1b[31mred\u202e"), "controls are visible"
 
 
 def test_a_body_is_cut_and_its_end_is_no_part_of_a_credential() -> None:
     assert len(shown({"a": ["x" * 500] * 1_000})) <= MOST_CHARS
     assert shown({"a": "x " * 10_000}).endswith('… (20000 characters)"}')
     for length in range(3_900, 4_100, 7):  # the credential is cut where texts are read up to
-        assert "eyJ" not in FrameBodies().text(" " * length + JWT * 50, 10_000)
-    assert "too large" in FrameBodies().body(b'"%s"' % (b"x" * MOST_BODY_BYTES))
-    assert "cannot be read" in FrameBodies().body(b"[" * 5_000)
+        assert "eyJ" not in BodyRedactor().text(" " * length + JWT * 50, 10_000)
+    assert "too large" in BodyRedactor().body(b'"%s"' % (b"x" * MOST_BODY_BYTES))
+    assert "cannot be read" in BodyRedactor().body(b"[" * 5_000)
     deep: Any = "x"
     for _ in range(100):
         deep = [deep]
@@ -99,5 +99,5 @@ def test_a_body_is_cut_and_its_end_is_no_part_of_a_credential() -> None:
 @pytest.mark.parametrize("piece", ["a.", "eyJaaaaaaaa-", "a", 'a="', "a:", "-----BEGIN PRIVATE KEY-----", "password="])
 def test_hostile_texts_take_bounded_time(piece: str) -> None:
     began = time.process_time()
-    FrameBodies().text(piece * 100_000)
+    BodyRedactor().text(piece * 100_000)
     assert time.process_time() - began < 0.5

@@ -52,7 +52,7 @@ def a_recorder(store: object | None = None, count: Counting | None = None) -> Ti
 
 def test_a_call_is_one_entry_from_its_begin_to_its_end() -> None:
     timelines = a_recorder()
-    timelines.take_calls([call(10.0, outcome=TOOL_ERROR, why="key sk-live-0123456789abcdef0123456789abcdef\x1b[2J")])
+    timelines.add_calls([call(10.0, outcome=TOOL_ERROR, why="key sk-live-0123456789abcdef0123456789abcdef\x1b[2J")])
     part = timelines.part_of(NAME)
     assert part is not None
     [entry] = part.entries
@@ -69,7 +69,7 @@ async def test_calls_without_a_pause_are_summed_up() -> None:
     timelines = a_recorder(store, count)
     outcomes = dict.fromkeys(range(0, 10000, 100), TOOL_ERROR)
     for n in range(10_000):
-        timelines.take_calls([call(float(n), f"t{n % 500}" if n % 2 else "often", outcomes.get(n, OK))])
+        timelines.add_calls([call(float(n), f"t{n % 500}" if n % 2 else "often", outcomes.get(n, OK))])
     timelines.count()
     await timelines.flush()
     [part] = store.parts
@@ -89,7 +89,7 @@ async def test_an_outage_of_the_store_loses_nothing_within_the_bounds(monkeypatc
     timelines = a_recorder(store, count)
     store.is_away = True
     for at, outcome in ((1.0, OK), (2.0, TOOL_ERROR)):
-        timelines.take_calls([call(at, outcome=outcome)])
+        timelines.add_calls([call(at, outcome=outcome)])
         timelines.count()
         with pytest.raises(StoreUnavailable):
             await timelines.flush()
@@ -109,8 +109,8 @@ async def test_sessions_that_have_ended_can_be_written_before_the_others() -> No
     store = Store()
     timelines = a_recorder(store)
     resting = msgspec.structs.replace(SESSION, id="resting-and-live")
-    timelines.take_calls([call(1.0), call(1.0, session=resting)])
-    timelines.take_event(AuditEvent(at=2.0, event="ended", session=NAME), SESSION)
+    timelines.add_calls([call(1.0), call(1.0, session=resting)])
+    timelines.add_event(AuditEvent(at=2.0, event="ended", session=NAME), SESSION)
     await asyncio.gather(timelines.flush(ended_only=True), timelines.flush(ended_only=True))
     assert [(part.head.session, part.head.ended, len(part.entries)) for part in store.parts] == [(NAME, "ended", 2)]
     await asyncio.gather(timelines.flush(), timelines.flush(ended_only=True))
@@ -132,8 +132,8 @@ def test_events_of_a_session_are_entries() -> None:
         ("expired", {}, ("session", "", "expired")),
     ]
     for event, more, _ in told:
-        timelines.take_event(AuditEvent(at=now, event=event, session=NAME, **more), None)
-    timelines.take_event(AuditEvent(at=now, event="refused", reason="of nobody"), None)
+        timelines.add_event(AuditEvent(at=now, event=event, session=NAME, **more), None)
+    timelines.add_event(AuditEvent(at=now, event="refused", reason="of nobody"), None)
     part = timelines.part_of(NAME)
     assert part is not None and (part.head.ended, part.head.ended_at) == ("expired", now)
     assert [(entry.kind, entry.server, entry.name) for entry in part.entries] == [entry for *_, entry in told if entry]
@@ -144,7 +144,7 @@ def test_events_of_a_session_are_entries() -> None:
 def test_a_reason_is_redacted_before_it_is_cut_and_cut_again_when_it_grows_readable() -> None:
     def told(**facts: Any) -> TimelineEntry:
         timelines = a_recorder()
-        timelines.take_calls([call(1.0, outcome=TOOL_ERROR, **facts)])
+        timelines.add_calls([call(1.0, outcome=TOOL_ERROR, **facts)])
         part = timelines.part_of(NAME)
         assert part is not None
         return part.entries[0]

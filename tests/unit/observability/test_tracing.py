@@ -26,7 +26,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.observability.request_outcomes import OK
-from gateway.observability.tracing import GivenIds, Sampling, Tracing, carried_on, collector_variable, tracing
+from gateway.observability.tracing import GivenIds, Sampling, Tracing, collector_variable, tracing, with_trace_context
 from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Request
@@ -161,7 +161,7 @@ def test_the_parent_of_a_request_is_what_the_propagator_reads(parent: str, state
     trace_id, tracestate = bytes(meta["traceparent"])[4:36].decode(), bytes(meta.get("tracestate", b'""'))
     assert (trace_id == trace.format_trace_id(read.trace_id)) is read.is_valid
     assert tracestate.decode().strip('"') == (read.trace_state.to_header() if read.is_valid else "")
-    assert ("traceparent" in carried_on({}, headers)) is read.is_valid
+    assert ("traceparent" in with_trace_context({}, headers)) is read.is_valid
     if span is not None:
         span.dropped()
 

@@ -42,7 +42,7 @@ async def test_minutes_and_ten_minutes_are_written_and_merged() -> None:
         at = 6_000.0 + 60 * minute
         for one in (figures, other):
             one.tick(at, 3)
-            one.take_calls([call("a"), call("a", 50.0, failed=True), call("", 9e6, method="subscriptions/listen")])
+            one.add_calls([call("a"), call("a", 50.0, failed=True), call("", 9e6, method="subscriptions/listen")])
             one.count(SESSION, calls=3, failed=1, opened=1)
             await one.flush()
             await one.flush()
@@ -81,7 +81,7 @@ class Recorder(Figures):
 async def test_names_of_clients_are_bounded() -> None:
     figures = Recorder()
     for more in (50, 0):
-        figures.take_calls([call(f"{n}\x1b" * 200) for n in range(MOST_TOOLS + more)])
+        figures.add_calls([call(f"{n}\x1b" * 200) for n in range(MOST_TOOLS + more)])
     for n in range(MOST_WHO + 50):
         figures.count(of(f"u{n}"), calls=1)
     record = await figures.written()
@@ -94,9 +94,9 @@ async def test_names_of_clients_are_bounded() -> None:
 async def test_names_that_mean_nothing_take_no_room() -> None:
     """Of tools that a server does not list, and of methods that MCP does not define."""
     figures = Recorder()
-    figures.take_calls([msgspec.structs.replace(call(f"t{n}"), is_listed=False) for n in range(MOST_TOOLS + 50)])
-    figures.take_calls([call("", method=f"x/{n}") for n in range(MOST_TOOLS + 50)])
-    figures.take_calls([call("real"), call("", method="tools/list")])
+    figures.add_calls([msgspec.structs.replace(call(f"t{n}"), is_listed=False) for n in range(MOST_TOOLS + 50)])
+    figures.add_calls([call("", method=f"x/{n}") for n in range(MOST_TOOLS + 50)])
+    figures.add_calls([call("real"), call("", method="tools/list")])
     found = {(row.server, row.name): row.calls for row in (await figures.written()).tools}
     assert found == {("s", UNLISTED): 2 * (MOST_TOOLS + 50), ("s", "real"): 1, ("s", "tools/list"): 1}
 
@@ -130,7 +130,7 @@ async def test_nothing_is_written_of_nothing_and_an_outage_loses_nothing() -> No
     for minute in range(10):
         figures.tick(6_000.0 + 60 * minute, 0)
         await figures.flush()
-    figures.take_calls([call("a")])
+    figures.add_calls([call("a")])
     for minute in range(10, 13):
         figures.tick(6_000.0 + 60 * minute, 0)
         with pytest.raises(StoreUnavailable):

@@ -102,13 +102,13 @@ async def test_a_store_that_is_away_is_named_once_without_its_password(caplog: p
     caplog.set_level(logging.INFO)
     backend = Flaky()
     watch = StoreWatch(backend, "redis://me:secret@redis.example:6379/0")
-    await watch.look()
-    await watch.look()
+    await watch.check()
+    await watch.check()
     [said] = caplog.messages
     assert said.startswith("the session store redis://…@redis.example:6379/0 does not answer: connection refused;")
     assert "503" in said and watch.fault == "connection refused"
     backend.is_away = False
-    await watch.look()
+    await watch.check()
     assert caplog.messages[1:] == ["the session store redis://…@redis.example:6379/0 answers again"]
     assert not watch.fault
 
