@@ -315,7 +315,7 @@ class Replica:
         live = self.live.get(session_id)
         if live is None:
             return None
-        was_watched = live.frames is not None
+        was_watched = live.recorder is not None
         self.watches.stop(live)
         return was_watched
 
@@ -421,7 +421,7 @@ def _lines(words: Sequence[str], most: int = MOST_LINES) -> list[str]:
 def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
     """Return the messages and stderr lines that the watch of a session has recorded, as `query` selects them. If nobody
     watches the session, return only the last stderr lines of its servers."""
-    seen = live.frames
+    seen = live.recorder
     if seen is None:
         return FrameReport(
             stderr=StderrPage(watched=False, lines=_output_tail(live)[-query.lines :] if query.lines else [])

@@ -18,7 +18,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallOnFastPath, CallsInFlight, CallWatch, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link_manager import LinkLifecycle, LinkSession, LinkSource, LinkUsers
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.calls.received_lists import Lists
 from gateway.calls.server_task_owners import OwnedTask, OwnedTasks
 from gateway.calls.suspended_call import response_under
@@ -83,7 +83,7 @@ class Conversation:
 
     # Slots save one dictionary for each conversation: there are as many as there are sessions.
     __slots__ = """__weakref__ _background _holds _own _router _source _task_link _tasks _watch
-        calls deadlines era frames known_lists last_number links name users was_used""".split()
+        calls deadlines era known_lists last_number links name recorder users was_used""".split()
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Conversation:
         self.era: Era = source.era
         idle_stop_s = deadlines.unreturned_stop_s if unreturned else deadlines.idle_stop_s
         self.links = LinkLifecycle(source, self, deadlines, idle_stop_s=idle_stop_s)
-        self.frames: WatchedMessages | None = source.frames
+        self.recorder: MessageRecorder | None = source.recorder
         """Records all messages for an operator. None if no operator watches."""
         self.calls, self.users = CallsInFlight(), LinkUsers()
         self.deadlines = deadlines
@@ -185,19 +185,19 @@ class Conversation:
         call, and the session has joined (`join`)."""
         return self.links.is_open and live in self.users and not self.links.renews_tokens
 
-    def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
+    def can_send_fast(self, live: LinkSession | None) -> bool:
         """Return True if a call of this session can be sent at once, no operator watches, and the session's next result
         need not report a restart of the server."""
-        return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
+        return self.is_open_to(live) and self.recorder is None and not self.users.has_notice(live)
 
-    def watch(self, frames: WatchedMessages | None) -> None:
-        """Record all messages from now on, and the last stderr lines, in `frames` for an operator. None: stop
+    def watch(self, recorder: MessageRecorder | None) -> None:
+        """Record all messages from now on, and the last stderr lines, in `recorder` for an operator. None: stop
         recording."""
-        if frames is not None and self.frames is None:
-            frames.hide(self.links.secrets())
+        if recorder is not None and self.recorder is None:
+            recorder.hide(self.links.secrets())
             for line in self.output_tail:
-                frames.line(self.name, line, is_earlier=True)
-        self.frames = frames
+                recorder.line(self.name, line, is_earlier=True)
+        self.recorder = recorder
 
     # -- sending calls
 
@@ -288,8 +288,8 @@ class Conversation:
             link.send(frame) if exchange.forwarded is None else cast("_HttpLink", link).send(frame, exchange.forwarded)
         except LinkClosed as error:
             return error
-        if self.frames is not None:
-            self.frames.to_server(self.name, frame)
+        if self.recorder is not None:
+            self.recorder.to_server(self.name, frame)
         exchange.sent_as(self, number, request if link.may_forget else None, written_at)
         self.calls.add_sent(exchange)
         self._watch.begin()
@@ -360,8 +360,8 @@ class Conversation:
     def put(self, frame: bytes) -> None:
         """Send a message over the present link, even during its handshake. Raises `LinkClosed`."""
         self.links.require().send(frame)
-        if self.frames is not None:
-            self.frames.to_server(self.name, frame)
+        if self.recorder is not None:
+            self.recorder.to_server(self.name, frame)
 
     def _send_or_drop(self, frame: bytes) -> None:
         with contextlib.suppress(LinkClosed):
@@ -463,8 +463,8 @@ class Conversation:
             if isinstance(message.result, msgspec.Raw) and fast.answer(message.result):
                 return
             fast.fall_back()
-        if self.frames is not None:
-            self.frames.from_server(self.name, message)
+        if self.recorder is not None:
+            self.recorder.from_server(self.name, message)
         try:
             message = with_reports_only(message) if self._source.is_gateway else without_reserved_in(message)
         except (msgspec.MsgspecError, InvalidMessage):
@@ -521,7 +521,7 @@ class Conversation:
 
     @property
     def stderr(self) -> Callable[[str], None] | None:
-        return None if self.frames is None else functools.partial(self.frames.line, self.name)
+        return None if self.recorder is None else functools.partial(self.recorder.line, self.name)
 
     # -- what its link tells it (LinkUser)
 

@@ -24,7 +24,7 @@ from gateway.calls.lifecycles import (
     step,
 )
 from gateway.calls.link_manager import LinkSession
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.calls.open_call_counts import Use
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
 from gateway.context.session_facts import RESTARTED_KEY, traced_error, with_meta, with_trace
@@ -79,7 +79,7 @@ class ExchangeSession(LinkSession, Protocol):
     """The part of a session (`gateway.calls.live_session.LiveSession`) that its exchanges use."""
 
     @property
-    def frames(self) -> WatchedMessages | None: ...
+    def recorder(self) -> MessageRecorder | None: ...
     @property
     def ended(self) -> bool: ...
     def exchange_begins(self, exchange: "Exchange") -> None: ...
@@ -319,8 +319,8 @@ class Exchange(ObservedCall):
     def _push(self, frame: Frame, replies: ReplyQueue | None = None) -> bool:
         """Queue a frame for the client. Return False if it was dropped: the reply has ended, or too much waits unread.
         `replies` is the queue of an earlier request of the client; None: of the present one."""
-        if self.live is not None and self.live.frames is not None:
-            self.live.frames.to_client(frame.data)
+        if self.live is not None and self.live.recorder is not None:
+            self.live.recorder.to_client(frame.data)
         return (replies or self.replies).push(frame)
 
     def emit(self, frame: bytes) -> bool:

@@ -27,8 +27,8 @@ class ImmediateReply(UnrecordedAnswer):
         self.error_code = error_code
         self.replies = ReplyQueue()
         self.replies.push(Frame(data, final=True, error_code=error_code))
-        if live is not None and live.frames is not None:
-            live.frames.to_client(data)
+        if live is not None and live.recorder is not None:
+            live.recorder.to_client(data)
 
     def cancel(self, reason: str) -> None:
         """Do nothing: the answer is complete."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss, step
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.calls.server_start_failures import Backoff, FirstAnswerTimeout, newest, with_output_tail
 from gateway.context.resources_for_links import NO_RESOURCES, LinkResources
 from gateway.errors import ConsentNeeded, StartRefused
@@ -94,7 +94,7 @@ class LinkSource(Protocol):
         """Return the principal of the links' session, as logs show it; empty if they belong to none or to several."""
 
     @property
-    def frames(self) -> WatchedMessages | None:
+    def recorder(self) -> MessageRecorder | None:
         """Return the recorder of messages for an operator; None if no operator watches, or the links serve several
         sessions."""
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, Loss, step
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.calls.open_call_counts import Usage
 from gateway.calls.questions_to_client import Questions
 from gateway.calls.session_event_streams import Followers, LostStreams, Outbox
@@ -78,9 +78,9 @@ class LiveSession(Usage):
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _finishing _followers frames _happened lost _lost_tools new_process _paths read_at
-        renewals _replaced return_watch session shown state gateway_subscriptions subscriptions token used_before
-        version""".split()
+        _exchanges failed failures _finishing _followers _happened lost _lost_tools new_process _paths read_at
+        renewals _replaced return_watch recorder session shown state gateway_subscriptions subscriptions token
+        used_before version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
@@ -90,7 +90,7 @@ class LiveSession(Usage):
         self.shown = ShownTools.read(session.shown)
         """The tools that the session's client has seen."""
         self._lost_tools: set[tuple[str, str]] | None = None  # tools of servers whose calls are refused
-        self.frames: WatchedMessages | None = None
+        self.recorder: MessageRecorder | None = None
         """Records the session's messages for an operator. None if no operator watches."""
         self.version = self.renewals = 0
         """`version` is raised when the state, the record, a link or the watcher changes, because cached decisions on
@@ -288,18 +288,18 @@ class LiveSession(Usage):
 
     # -- who watches
 
-    def watched_by(self, frames: WatchedMessages | None) -> None:
-        """Record the messages of the session and its servers in `frames` from now on, for an operator. None: stop
+    def watched_by(self, recorder: MessageRecorder | None) -> None:
+        """Record the messages of the session and its servers in `recorder` from now on, for an operator. None: stop
         recording."""
-        self.frames = frames
+        self.recorder = recorder
         self.changed()
         for conversation in self.every_conversation():
-            conversation.watch(frames)
+            conversation.watch(recorder)
 
     def client_sent(self, message: Message | None) -> None:
         """Record a message of the client in the operator's watch, if there is one."""
-        if self.frames is not None and message is not None:
-            self.frames.from_client(message)
+        if self.recorder is not None and message is not None:
+            self.recorder.from_client(message)
 
     # -- to the client
 
@@ -308,8 +308,8 @@ class LiveSession(Usage):
         messages wait for the store."""
         if self.ended:
             return False
-        if self.frames is not None:
-            self.frames.to_client(frame)
+        if self.recorder is not None:
+            self.recorder.to_client(frame)
         if self._outbox is None:
             self._outbox = Outbox(self.session.id, self._events)
         return self._outbox.put(frame)
@@ -565,8 +565,8 @@ class FrameWatches:
     def __init__(self) -> None:
         self._watched: dict[LiveSession, asyncio.TimerHandle] = {}
 
-    def __iter__(self) -> Iterator[WatchedMessages]:
-        return iter([live.frames for live in self._watched if live.frames is not None])
+    def __iter__(self) -> Iterator[MessageRecorder]:
+        return iter([live.recorder for live in self._watched if live.recorder is not None])
 
     def start(self, live: LiveSession, by: str) -> bool:
         """Watch a session for the operator `by`, or extend the watch. Delete the messages recorded for another
@@ -575,11 +575,11 @@ class FrameWatches:
             self.stop(ended)
         if live not in self._watched and len(self._watched) >= MOST_WATCHED:
             return False
-        if live.frames is None or live.frames.by != by:
+        if live.recorder is None or live.recorder.by != by:
             live.watched_by(None)
-            live.watched_by(WatchedMessages(live.session.id, by))
-        assert live.frames is not None
-        live.frames.extend(time() + WATCHED_S)
+            live.watched_by(MessageRecorder(live.session.id, by))
+        assert live.recorder is not None
+        live.recorder.extend(time() + WATCHED_S)
         if (timer := self._watched.pop(live, None)) is not None:
             timer.cancel()
         self._watched[live] = asyncio.get_running_loop().call_later(WATCHED_S, self.stop, live)

@@ -90,8 +90,8 @@ class _Ring(Generic[Item]):
         return found, max(0, oldest - max(after + 1, self._first))
 
 
-class WatchedMessages:
-    """The recorded messages and stderr lines of a session that an operator watches."""
+class MessageRecorder:
+    """Record the messages and stderr lines of a session that an operator watches."""
 
     def __init__(self, session_id: str, by: str, clock: Callable[[], float] = time) -> None:
         first = int(clock() * 1000)  # larger than every number of an earlier watch

@@ -36,7 +36,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.link_manager import UNREACHED
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
@@ -203,7 +203,7 @@ class Calls:
     intake: "Intake"
     audit: Audit
     log: RequestLog
-    watches: Iterable[WatchedMessages] = ()
+    watches: Iterable[MessageRecorder] = ()
 
     async def call(self, request: Request) -> Answer:
         """Answer a client's request (`transports.inbound_port.Handler`).

@@ -142,8 +142,8 @@ class FastPaths:
         if (
             live.version != decision.version
             or not decision.resolver.holds(live)
-            or live.frames is not None
-            or not conversation.has_nothing_but_calls(live)
+            or live.recorder is not None
+            or not conversation.can_send_fast(live)
         ):
             return None
         if not self.way.may_take_fast_path(request, target) or not _may_skip_checks(request, target.admitted):

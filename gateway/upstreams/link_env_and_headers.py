@@ -111,8 +111,8 @@ class SessionResources:
             if not (values := self._renewed(is_same=context == live.session.context)):
                 return
             own.update((await self.credentials.current(values, principal, live.token)).values)
-            if live.frames is not None:
-                live.frames.hide(_of_headers(own.values()), are_renewed=True)
+            if live.recorder is not None:
+                live.recorder.hide(_of_headers(own.values()), are_renewed=True)
 
         async def rejected(sent: Collection[str]) -> bool:
             if not (any(map(_is_consent, self._sources or ())) and self._is_as_at_first()):
@@ -142,8 +142,8 @@ class SessionResources:
         async def read() -> CurrentSecrets:
             wanted = self._renewed(is_same=context == live.session.context)
             found = await current({n: v for n, v in wanted.items() if n in renewed}, principal, live.token)
-            if live.frames is not None:
-                live.frames.hide(found.values.values(), are_renewed=True)
+            if live.recorder is not None:
+                live.recorder.hide(found.values.values(), are_renewed=True)
             return found
 
         try:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import LiveSession
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.resources_for_links import LinkResources
 from gateway.protocol.client_capabilities import ClientDeclaration
@@ -175,7 +175,7 @@ class SharedLinks:
         self.era = era
         self.session = self.principal = ""
         self.is_gateway = links.is_gateway
-        self.frames: WatchedMessages | None = None
+        self.recorder: MessageRecorder | None = None
         self.resources = links.resources.shared
         self.connect = links.connect
         self.known_handshake = links.known.handshake
@@ -258,13 +258,13 @@ class SessionLinks:
         resume = "" if self._is_former else _recorded(self._live, self._key)[1]
         context = self._context if self._is_former else self._live.session.context
         found = await self._links.resources.of(self._live, context, self._correlation, resume)
-        if self.frames is not None:
-            self.frames.hide(self.secrets(found.given) | found.file_values)
+        if self.recorder is not None:
+            self.recorder.hide(self.secrets(found.given) | found.file_values)
         return found
 
     @property
-    def frames(self) -> WatchedMessages | None:
-        return self._live.frames
+    def recorder(self) -> MessageRecorder | None:
+        return self._live.recorder
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         return self._links.resources.secrets(given)

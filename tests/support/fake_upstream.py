@@ -10,7 +10,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.link_manager import LinkSession
 from gateway.calls.live_session import AskModern, LiveSession
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.context.resources_for_links import LinkResources
 from session_store import EventLog, MemoryEventLog
 from session_store.testing import FakeClock, a_session
@@ -58,7 +58,7 @@ class FakeUpstream:
     name = "fake"
     is_gateway = False
     session = principal = ""
-    frames: WatchedMessages | None = None
+    recorder: MessageRecorder | None = None
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         return set()

@@ -7,7 +7,7 @@ import pytest
 from gateway.calls import live_session
 from gateway.calls.lifecycles import GONE, LiveState
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
-from gateway.calls.messages_for_operators import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, WatchedMessages
+from gateway.calls.messages_for_operators import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, MessageRecorder
 from gateway.calls.received_lists import Lists
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.merged_lists import Tools
@@ -171,8 +171,8 @@ def test_an_announcement_is_a_change_and_so_is_the_question_that_ends_it(kind: s
 ID = "the-id-of-a-session"
 
 
-def frames_of(clock: float = 1_000.0) -> WatchedMessages:
-    return WatchedMessages(ID, "ann", lambda: clock)
+def frames_of(clock: float = 1_000.0) -> MessageRecorder:
+    return MessageRecorder(ID, "ann", lambda: clock)
 
 
 def request(number: int | str, method: str = "tools/call", params: object = None) -> bytes:
@@ -266,14 +266,14 @@ def sessions(count: int) -> list[LiveSession]:
 async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
     watches, live = FrameWatches(), sessions(MOST_WATCHED + 1)
     assert [watches.start(one, "ann") for one in live] == [True] * MOST_WATCHED + [False]
-    assert len(list(watches)) == MOST_WATCHED and live[-1].frames is None
-    seen = live[0].frames
-    assert watches.start(live[0], "ann") and live[0].frames is seen and seen is not None and seen.by == "ann"
+    assert len(list(watches)) == MOST_WATCHED and live[-1].recorder is None
+    seen = live[0].recorder
+    assert watches.start(live[0], "ann") and live[0].recorder is seen and seen is not None and seen.by == "ann"
     await live[1].close()
-    assert watches.start(live[-1], "ann") and live[-1].frames is not None
+    assert watches.start(live[-1], "ann") and live[-1].recorder is not None
     for one in live:
         watches.stop(one)
-    assert list(watches) == [] and all(one.frames is None for one in live)
+    assert list(watches) == [] and all(one.recorder is None for one in live)
 
 
 @requirement("ops.frames-reason", "ops.frames")
@@ -281,12 +281,12 @@ async def test_another_operator_sees_nothing_of_before_and_a_watch_ends_by_itsel
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watches, [live] = FrameWatches(), sessions(1)
-    assert watches.start(live, "ann") and live.frames is not None
-    live.frames.from_client(parse(request("1")))
-    first = live.frames
+    assert watches.start(live, "ann") and live.recorder is not None
+    live.recorder.from_client(parse(request("1")))
+    first = live.recorder
     monkeypatch.setattr(live_session, "WATCHED_S", 0.0)
-    assert watches.start(live, "bob") and live.frames is not None
-    assert (live.frames.by, live.frames.frames.behind(0, 50)) == ("bob", ([], 0))
+    assert watches.start(live, "bob") and live.recorder is not None
+    assert (live.recorder.by, live.recorder.frames.behind(0, 50)) == ("bob", ([], 0))
     assert len(first.frames.behind(0, 50)[0]) == 1 and len(list(watches)) == 1
     await turns()
-    assert live.frames is None and list(watches) == []
+    assert live.recorder is None and list(watches) == []

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gateway.calls.exchange import Exchange
 from gateway.calls.link_manager import LinkLifecycle
 from gateway.calls.live_session import ReturnWatch
-from gateway.calls.messages_for_operators import WatchedMessages
+from gateway.calls.messages_for_operators import MessageRecorder
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.authenticate import Authenticated
 from gateway.protocol.merged_lists import Tools
@@ -93,9 +93,9 @@ async def test_calls_in_flight_at_once_are_answered_each_with_its_own_result(fas
 
 
 def watch(fast: Fast, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fast.live, "frames", None)  # afterwards nobody watches
+    patch.setattr(fast.live, "recorder", None)  # afterwards nobody watches
     patch.setattr(fast.live, "conversations", {})
-    fast.live.watched_by(cast("WatchedMessages", SimpleNamespace()))
+    fast.live.watched_by(cast("MessageRecorder", SimpleNamespace()))
 
 
 def list_anew(fast: Fast, _: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def at_a_server_behind_a_url(sources: list[Any], current: Any, **credentials: An
         "credentials": SimpleNamespace(sources=lambda _: [*sources], current=current, **credentials),
     }
     settings = UpstreamSettings(url="https://a.example/mcp", headers=HEADERS)
-    return SessionResources(settings, **parts), SimpleNamespace(session=a_session(CLOCK), token=None, frames=None)
+    return SessionResources(settings, **parts), SimpleNamespace(session=a_session(CLOCK), token=None, recorder=None)
 
 
 @requirement("cred.exchange")
@@ -109,7 +109,7 @@ async def test_the_file_of_a_process_gets_no_token_of_other_rights_or_of_a_later
     server = Enclosed(folders, "standard")
     settings = UpstreamSettings(command="cat", env={"TOKEN_FILE": "${secret_file:files}"})
     resources = SessionResources(settings, **parts, sandboxed=server.sandboxed)
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token="hers", frames=None)
+    live: Any = SimpleNamespace(session=a_session(CLOCK), token="hers", recorder=None)
     link = await resources.of(live, live.session.context, "", "")
     files, path = link.files, link.given.env["TOKEN_FILE"]
     assert files is not None and content(path) == "hers-0"
@@ -167,7 +167,7 @@ async def test_a_process_gets_no_file_for_a_variable_that_a_rule_replaces(folder
     }
     settings = UpstreamSettings(command="cat", env={"A": "${secret_file:first}", "B": "${secret_file:second}"})
     resources = SessionResources(settings, **parts, sandboxed=Enclosed(folders, "standard").sandboxed)
-    live: Any = SimpleNamespace(session=a_session(CLOCK), token="hers", frames=None)
+    live: Any = SimpleNamespace(session=a_session(CLOCK), token="hers", recorder=None)
     for names, wanted in (["A"], ["second"]), (["A", "B"], []), ([], ["first", "second"]):
         replaced[:] = names
         link = await resources.of(live, live.session.context, "", "")
