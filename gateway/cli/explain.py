@@ -20,7 +20,7 @@ from gateway.config.patterns import sample_of
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.context.announced_context import Announcements
-from gateway.identity.authenticate import Authenticated, Identity
+from gateway.identity.authenticate import Authenticated, Authenticator
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
 from gateway.observability.escaped_text import as_json, visible_line
@@ -60,7 +60,7 @@ async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tu
         raise ConfigurationError(f"such a request is refused: {refused}") from None
 
 
-async def _authenticated(identity: Identity, settings: Settings, caller: Caller) -> Authenticated:
+async def _authenticated(identity: Authenticator, settings: Settings, caller: Caller) -> Authenticated:
     """Return the caller as a request would authenticate it. A credential and a proxy's headers are checked as in
     requests. A principal that is named without a credential needs no proof. Raises `Refused` if the credential or the
     headers are refused, and `ConfigurationError` if the configuration has no such principal."""

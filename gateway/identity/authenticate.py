@@ -94,7 +94,7 @@ class TrustedProxies:
         return any(parsed in network for network in self._networks)
 
 
-class Identity:
+class Authenticator:
     """Authenticate requests with the configured credentials.
 
     `metadata_url` is the URL of the resource metadata (RFC 9728), which `WWW-Authenticate` names; empty if there is

@@ -45,7 +45,7 @@ Note = Callable[[str, str], None]
 _UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
 
 
-class ToolCalls:
+class ToolPolicy:
     """Apply the policy to the tools of servers: which tools a session sees, which it may call, and with which
     arguments."""
 

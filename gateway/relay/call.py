@@ -57,7 +57,7 @@ from gateway.errors import (
     unknown_method,
     unknown_tool,
 )
-from gateway.identity.authenticate import Authenticated, Identity
+from gateway.identity.authenticate import Authenticated, Authenticator
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT, CORRELATION
@@ -101,7 +101,7 @@ _UNKNOWN: Final = (
 class Senders:
     """Authenticate the senders of requests, and count their requests. Record each refusal in the audit trail."""
 
-    def __init__(self, *, identity: Identity, rates: RateLimits, audit: Audit, log: RequestLog) -> None:
+    def __init__(self, *, identity: Authenticator, rates: RateLimits, audit: Audit, log: RequestLog) -> None:
         self._identity = identity
         self._rates = rates
         self._audit = audit

@@ -23,7 +23,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.request_outcomes import EndedCall
 from gateway.policy.access_policy import Decision, Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolCalls
+from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolPolicy
 from gateway.protocol.merged_lists import Names, Tools, has_more
 from gateway.protocol.methods import LISTS, LOCKED_LISTS, METHODS
 from gateway.protocol.params import text_of
@@ -79,7 +79,7 @@ class AdmittedTool:
         slow_s tools""".split()
 
     def __init__(
-        self, calls: ToolCalls, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str
+        self, calls: ToolPolicy, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str
     ) -> None:
         self._calls = calls
         self._audit = audit
@@ -100,7 +100,7 @@ class AdmittedTool:
 
     def params(self, call: Call) -> Object | Steps:
         """Check the arguments of a call. Return the params to send to the server. For large params, return a generator
-        that checks them in short steps, and then returns the params (`ToolCalls.checked`).
+        that checks them in short steps, and then returns the params (`ToolPolicy.checked`).
 
         Raises:
             Refused, InvalidArguments: the arguments are blocked, differ from the headers, or do not fit the schema.
@@ -128,7 +128,7 @@ class AdmittedTool:
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
         """Return a function for later calls on the fast path: it checks a call's arguments (JSON), and returns the
-        arguments for the server (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP
+        arguments for the server (`ToolPolicy.checker_of`). With `check_mirrored`, it also compares them with the HTTP
         headers that repeat them."""
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
@@ -221,7 +221,7 @@ class Admission:
     """Apply policy to the requests and lists of all servers."""
 
     def __init__(
-        self, policy: Policy, calls: ToolCalls, audit: Audit, settings: PolicySettings, changed: ChangedTools
+        self, policy: Policy, calls: ToolPolicy, audit: Audit, settings: PolicySettings, changed: ChangedTools
     ) -> None:
         self._policy = policy
         self._calls = calls

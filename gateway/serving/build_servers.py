@@ -17,7 +17,7 @@ from gateway.context.resources_for_links import LinkResourceProvider
 from gateway.context.session_assertions import ISSUER, Assertions
 from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.tool_policy import ToolPolicy
 from gateway.policy.unapproved_items import UnapprovedItems
 from gateway.protocol.input_schemas import Schemas
 from gateway.relay.endpoint_servers import EndpointServers
@@ -93,7 +93,7 @@ class Servers:
         self.late = LateServers(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
         sessions.closed.append(self._forget)
         unapproved = UnapprovedItems(self.policy, base.audit, base.metrics.counters["lock_refusals"])
-        self.tool_calls = ToolCalls(self.policy, base.audit, Schemas(), options.policy, base.facts, unapproved)
+        self.tool_calls = ToolPolicy(self.policy, base.audit, Schemas(), options.policy, base.facts, unapproved)
         changed = ChangedTools(
             base.audit,
             options.policy,

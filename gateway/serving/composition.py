@@ -17,7 +17,7 @@ from gateway.config.addresses import is_loopback
 from gateway.config.secrets import key_ring
 from gateway.config.settings import Settings
 from gateway.config.upstreams import OBJECT
-from gateway.identity.authenticate import Identity, ResourceMetadata
+from gateway.identity.authenticate import Authenticator, ResourceMetadata
 from gateway.identity.context_rules import kept_claims
 from gateway.relay.call import Senders
 from gateway.serving.build_http import Http, Resolution
@@ -44,7 +44,7 @@ class Callers:
 
             tokens = AccessTokens(options.auth.jwt, base.clock)
         self.metadata = ResourceMetadata(options.auth)
-        self.identity = Identity(
+        self.identity = Authenticator(
             api_keys=options.api_keys,
             allow_anonymous=options.allows_anonymous,
             auth=options.auth,

@@ -25,7 +25,7 @@ from gateway.config.settings import Settings
 from gateway.config.tools_lock import ToolsLock
 from gateway.config.upstreams import OBJECT, UpstreamSettings
 from gateway.policy.access_policy import Policy
-from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.tool_policy import ToolPolicy
 from gateway.protocol.input_schemas import Schemas
 from gateway.protocol.subscription_filter import ENDED
 from gateway.sandbox.private_files import own_files
@@ -173,13 +173,13 @@ class Reload:
         kept = [each for each in self._parts.servers.upstreams if each.name in new.mcpServers and each.name not in made]
         await compare([*kept, *made.values()], new.gateway, self._calls(new))
 
-    def _calls(self, new: Settings) -> ToolCalls:
+    def _calls(self, new: Settings) -> ToolPolicy:
         """Return the object that checks calls of tools by the settings `new`, which are not in effect yet. With it,
         `_ask` compares patterns with lists."""
         base, policy = self._parts.foundation, new.gateway.policy
         decisions = Policy(policy, with_objects(new.mcpServers, self._objects))
         unapproved = self._parts.servers.tool_calls.unapproved  # it tells of what is in effect
-        return ToolCalls(decisions, base.audit, Schemas(), policy, base.facts, unapproved)
+        return ToolPolicy(decisions, base.audit, Schemas(), policy, base.facts, unapproved)
 
     @property
     def _objects(self) -> list[str]:

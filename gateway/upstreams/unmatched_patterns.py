@@ -18,7 +18,7 @@ from gateway.config.patterns import matches
 from gateway.config.policy import WorkspaceSettings
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
-from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.tool_policy import ToolPolicy
 from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import lists_of
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -69,7 +69,7 @@ def settings_for_asking(settings: Settings) -> Settings:
     return settings.model_copy(update={"gateway": options})
 
 
-async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
+async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolPolicy) -> None:
     """Review all servers that have answered, before clients are served, and log the findings. A server that answers
     later is logged and reviewed then (`compare_late`).
 
@@ -95,7 +95,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
             logger.warning("server %s has not answered; its policy patterns are checked once it does", upstream.name)
 
 
-async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
+async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolPolicy) -> None:
     """Review each server that answers only after the gateway has started to serve clients. After the last one, review
     the patterns of workspaces and tasks. Faults are only logged: `Admission` refuses requests to servers with unmatched
     patterns."""
@@ -110,7 +110,7 @@ async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: Gatewa
         logger.warning("%s", fault)
 
 
-async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> None:
+async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolPolicy) -> None:
     await upstream.answered.wait()
     found = await review([upstream], None, calls)
     for fault in found.unmatched:
@@ -122,7 +122,7 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 
 
 async def review(
-    upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
+    upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolPolicy
 ) -> Reviewed:
     """Ask each server for its lists, compare them with the server's settings, and return the findings.
 

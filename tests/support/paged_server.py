@@ -16,7 +16,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.audit import Audit
 from gateway.policy.access_policy import Policy
 from gateway.policy.changed_tools import ChangedTools
-from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.tool_policy import ToolPolicy
 from gateway.protocol.extensions import Declared
 from gateway.protocol.input_schemas import Schemas
 from gateway.protocol.merged_lists import Tools
@@ -141,7 +141,7 @@ def admission_by(policies: dict[str, UpstreamSettings], audit: Audit | None = No
     settings = PolicySettings()
     policy, audit = Policy(settings, policies), audit or Audit(MemoryBackend().audit, lambda: 0.0)
     changed = ChangedTools(audit, settings, Counter(), lambda *_: None, lambda _: None)
-    return policy, Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings, changed)
+    return policy, Admission(policy, ToolPolicy(policy, audit, Schemas(), settings, FACTS), audit, settings, changed)
 
 
 def merged(*servers: PagedServer, policies: dict[str, UpstreamSettings] | None = None) -> MergedServers:

@@ -22,7 +22,7 @@ from gateway.admin.auth import SignInAttempts, TooManyAttempts
 from gateway.config.secrets import ConsentSettings
 from gateway.context.consented_tokens import LINK_S, ConsentedTokens, Link, grant_name
 from gateway.context.principal_secrets import PrincipalSecrets
-from gateway.identity.authenticate import Identity
+from gateway.identity.authenticate import Authenticator
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from gateway.policy.rate_limits import RateLimits
@@ -56,7 +56,7 @@ class ConsentPages:
     tokens: ConsentedTokens
     credentials: PrincipalSecrets
     _: KW_ONLY
-    identity: Identity
+    identity: Authenticator
     guard: Guard
     rates: RateLimits
     audit: Audit

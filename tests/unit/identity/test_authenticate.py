@@ -12,7 +12,7 @@ import pytest
 from gateway.config.auth import AuthSettings
 from gateway.config.sessions import FieldSettings
 from gateway.identity.access_tokens import AccessTokens
-from gateway.identity.authenticate import Identity, KeyDigests, ResourceMetadata, digest_of
+from gateway.identity.authenticate import Authenticator, KeyDigests, ResourceMetadata, digest_of
 from gateway.identity.credential_claims import InsufficientScope
 from session_store import ANONYMOUS, Principal
 from tests.requirements import requirement
@@ -31,7 +31,7 @@ def trusting_issuer(entry: dict[str, Any], **settings: Any) -> AuthSettings:
 @requirement("wall.authority")
 def test_a_proxys_names_are_usable_and_utf_8() -> None:
     auth = AuthSettings.model_validate({"proxies": PROXIES})
-    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth)
+    identity = Authenticator(api_keys={}, allow_anonymous=True, auth=auth)
 
     def named(raw: bytes) -> str:
         who = asyncio.run(identity.authenticate({"x-user": raw.decode("latin-1")}, "127.0.0.1"))
@@ -56,7 +56,7 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
 
     monkeypatch.setattr("gateway.identity.authenticate.hmac.compare_digest", counting)
     keys = {f"k{n}": (sha256(f"key-{n}"),) for n in range(5)}
-    identity = Identity(api_keys=keys, allow_anonymous=False)
+    identity = Authenticator(api_keys=keys, allow_anonymous=False)
     for key in ("key-0", "key-4", "key-00", "", "key-4x", "\udcff"):
         compared.clear()
         with contextlib.suppress(Refused):
@@ -68,7 +68,7 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
 @requirement("wall.authority")
 async def test_a_head_from_one_address_is_one_callers_while_its_credential_is_valid() -> None:
     auth = trusting_issuer({}, proxies=PROXIES)
-    identity = Identity(api_keys={"ada": (sha256("key"),)}, allow_anonymous=True, auth=auth)
+    identity = Authenticator(api_keys={"ada": (sha256("key"),)}, allow_anonymous=True, auth=auth)
     for headers, peer, principal in (
         ({"authorization": "Bearer key"}, "", ADA),
         ({}, "", ANONYMOUS),
@@ -84,7 +84,7 @@ async def test_a_head_from_one_address_is_one_callers_while_its_credential_is_va
 def test_a_challenge_says_what_was_wrong_and_where_to_get_a_token() -> None:
     auth = trusting_issuer({"scopes": ["a", "b"]})
     keys = {"ada": (sha256("key"),)}
-    identity = Identity(api_keys=keys, allow_anonymous=False, auth=auth, metadata_url="https://mcp.example/meta")
+    identity = Authenticator(api_keys=keys, allow_anonymous=False, auth=auth, metadata_url="https://mcp.example/meta")
     found = []
     for headers in ({}, {"authorization": "Basic key"}, {"authorization": "Bearer other"}):
         with pytest.raises(Refused) as refused:
@@ -103,7 +103,9 @@ def test_fields_come_from_claims_of_tokens_and_from_headers_of_proxies_alone() -
         "desk": FieldSettings(header="X-Desk"),
         "own": FieldSettings(header="X-Own", client_header=True),
     }
-    identity = Identity(api_keys={}, allow_anonymous=True, auth=trusting_issuer({}, proxies=PROXIES), fields=fields)
+    identity = Authenticator(
+        api_keys={}, allow_anonymous=True, auth=trusting_issuer({}, proxies=PROXIES), fields=fields
+    )
     headers = {"x-desk": "7", "x-own": "mine"}
     assert asyncio.run(identity.authenticate(headers, "10.0.0.1")).granted is None
     granted = asyncio.run(identity.authenticate(headers, "127.0.0.1")).granted
@@ -131,7 +133,7 @@ class Tokens:
 def test_a_token_is_verified_and_its_holder_has_the_fields_of_the_proxy_too() -> None:
     fields = {"team": FieldSettings(claim="team"), "desk": FieldSettings(header="X-Desk")}
     auth, tokens = trusting_issuer({}, proxies=PROXIES), cast(AccessTokens, Tokens())
-    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth, tokens=tokens, fields=fields)
+    identity = Authenticator(api_keys={}, allow_anonymous=True, auth=auth, tokens=tokens, fields=fields)
     headers = {"authorization": "Bearer a.b.c", "x-desk": "7"}
     assert identity.known(headers, "127.0.0.1") is None
     for peer, granted in (("127.0.0.1", (("team", "red"), ("desk", "7"))), ("10.0.0.1", (("team", "red"),))):
@@ -153,7 +155,7 @@ def test_a_token_is_kept_with_its_claims_only_while_servers_get_others_for_it() 
             return principal, claims | {"exp": 100}, until
 
     auth = trusting_issuer({"claims": {"workspace": "team"}})
-    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth, tokens=cast(AccessTokens, Given()))
+    identity = Authenticator(api_keys={}, allow_anonymous=True, auth=auth, tokens=cast(AccessTokens, Given()))
     headers = {"authorization": "Bearer a.b.c"}
     for wanted in (False, True, False):
         identity.keep_tokens(wanted=wanted)

@@ -13,7 +13,7 @@ from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.errors import InvalidArguments
 from gateway.observability.audit import Audit
 from gateway.policy.access_policy import Policy
-from gateway.policy.tool_policy import ToolCalls
+from gateway.policy.tool_policy import ToolPolicy
 from gateway.protocol.input_schemas import Schemas
 from gateway.protocol.merged_lists import Tools
 from session_store import ClientFacts, Context, Session
@@ -35,10 +35,10 @@ TOOLS = Tools([{"name": name, "inputSchema": schema} for name, schema in SCHEMAS
 CONTEXT = Context(trust="sandboxed", workspace="w")
 
 
-def tool_calls(check_arguments: Any = "lenient", **rules: ToolSettings) -> ToolCalls:
+def tool_calls(check_arguments: Any = "lenient", **rules: ToolSettings) -> ToolPolicy:
     settings = PolicySettings(check_arguments=check_arguments)
     policy = Policy(settings, {"s": ruled(tools=rules)})
-    return ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), settings, FACTS)
+    return ToolPolicy(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), settings, FACTS)
 
 
 def session() -> Session:
@@ -46,7 +46,7 @@ def session() -> Session:
 
 
 def checked(
-    calls: ToolCalls,
+    calls: ToolPolicy,
     tool: str,
     arguments: Any,
     notes: list[str] | None = None,
@@ -195,7 +195,7 @@ def test_annotations_of_headers_have_to_be_valid_at_servers_behind_urls(
 ) -> None:
     tool = {"name": "odd", "inputSchema": {"properties": {"a": {"type": "object", "x-mcp-header": "A"}}}}
     policy = Policy(PolicySettings(), {"s": UpstreamSettings.model_validate(entry)})
-    calls = ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), PolicySettings(), FACTS)
+    calls = ToolPolicy(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), PolicySettings(), FACTS)
     assert ("odd" in calls.unusable("s", [tool])) == is_unusable
 
 
@@ -235,7 +235,7 @@ RULES = {
     "bind": ToolSettings(bind={"where": "workspace"}),
     "blocked": ToolSettings(blocked=("bad",)),
 }
-Further = tuple[ToolCalls, Callable[[bytes], bytes], str]
+Further = tuple[ToolPolicy, Callable[[bytes], bytes], str]
 
 
 @pytest.fixture(params=itertools.product(("lenient", True, False), RULES))
