@@ -23,7 +23,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from session_store import ExpiringFlags, KeyRing
 from session_store.token_signing import Purpose, is_canonical
-from transports.inbound.host_and_origin import Guard
+from transports.inbound.host_and_origin import Guard, is_same_site
 
 _HOST_CHARS: Final = 261
 """The most characters of a Host header: a host name and a port."""
@@ -232,7 +232,7 @@ class Access:
         None if there is no valid cookie, if another site has caused the request, or if the operator's key is no longer
         configured."""
         cookie = next((request.cookies[name] for name in self._cookies if name in request.cookies), None)
-        if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
+        if cookie is None or not is_canonical(cookie) or not is_same_site(request.headers):
             return None
         try:
             name, proof, sign_in = self._serializer.loads(cookie, max_age=SIGNED_IN_S)

@@ -27,7 +27,7 @@ from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
-from transports.inbound.host_and_origin import Guard
+from transports.inbound.host_and_origin import is_same_site
 from transports.inbound_port import Refused
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Console:
 
     async def _sign_in(self, request: Request) -> Response:
         is_wrong = False
-        if request.method == "POST" and Guard.same_site(request.headers):
+        if request.method == "POST" and is_same_site(request.headers):
             response, key = _redirect(request, _HOME), dict(await posted_form(request)).get("key", "").strip()
             if await self._access.sign_in(request, response, key):
                 return response
@@ -249,7 +249,7 @@ class Console:
 
     async def _sign_out(self, request: Request) -> Response:
         response = _redirect(request, _SIGN_IN)
-        if Guard.same_site(request.headers):
+        if is_same_site(request.headers):
             await self._access.sign_out(request, response)
         return response
 

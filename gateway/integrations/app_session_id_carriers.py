@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.sessions.token_carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
 from session_store import KeyRing, Purpose, TokenCodec
-from transports.inbound.host_and_origin import Guard
+from transports.inbound.host_and_origin import Guard, is_same_site
 from transports.inbound.http_requests_and_responses import Scope, header_map
 from transports.inbound_port import HeaderList, Refused
 
@@ -35,7 +35,7 @@ class AppCarriers:
         if (token := headers.get(GATEWAY_HEADER)) is not None:
             named = self._tokens.verify(token)
             return () if named is None else (named,)
-        if not self._uses_cookies or not Guard.same_site(headers):
+        if not self._uses_cookies or not is_same_site(headers):
             return ()
         return self._in_cookies(scope, headers)
 
@@ -55,7 +55,7 @@ class AppCarriers:
         """
         headers = _readable(scope)
         given = [(_HEADER, self.token(session_id).encode())]
-        if self._uses_cookies and (Guard.same_site(headers) or not self._in_cookies(scope, headers)):
+        if self._uses_cookies and (is_same_site(headers) or not self._in_cookies(scope, headers)):
             given.append(_cookie(scope, headers, self._cookies.sign(session_id)))
         return given
 

@@ -9,7 +9,7 @@ from gateway.integrations.session_middleware import response_of
 from gateway.relay.message_handler import store_errors_refused
 from session_store.current_tool_session import SCOPE_KEY, bound_session
 from transports.era import Era
-from transports.inbound.host_and_origin import Guard
+from transports.inbound.host_and_origin import is_same_site
 from transports.inbound.http_requests_and_responses import Receive, Scope, Send, peer_of, send_json
 from transports.inbound_port import OwnedByPeer, Refused, Request
 from transports.jsonrpc import INVALID_REQUEST
@@ -77,7 +77,7 @@ class GatewaySessionMiddleware:
             era=Era.MODERN,  # each request of an app names its client, without a handshake
             endpoint=scope["path"],
             headers=headers,
-            same_site=Guard.same_site(headers),
+            same_site=is_same_site(headers),
             peer=peer_of(scope),
             client=self._gateway.guard.client_network(scope, headers),
             secure=self._gateway.guard.is_secure(scope, headers),

@@ -102,17 +102,17 @@ class Guard:
         in `X-Forwarded-For` if a trusted proxy sent the request."""
         return client_network(peer_of(scope), headers, self.proxies)
 
-    @staticmethod
-    def same_site(headers: Mapping[str, str]) -> bool:
-        """Return False if a browser's headers show that another site caused this request; else True."""
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            return False
-        return "origin" not in headers or is_same_origin(headers)
+
+def is_same_site(headers: Mapping[str, str]) -> bool:
+    """Return False if a browser's headers show that another site caused this request; else True."""
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    return "origin" not in headers or is_same_origin(headers)
 
 
 def check_same_site(headers: Mapping[str, str]) -> None:
     """Check the headers of a request for an event stream. Raises `Refused` (403) if a page of another site sent it."""
-    if not Guard.same_site(headers):
+    if not is_same_site(headers):
         why = "Event streams are not served to pages of other sites."
         raise Refused(403, INVALID_REQUEST, why, reason="origin_not_allowed")
 

@@ -20,7 +20,7 @@ from itsdangerous import BadSignature, Signer
 from transports.background_tasks import Tasks, first_of
 from transports.era import Era
 from transports.inbound.event_stream import KEEPALIVE_S, Stream
-from transports.inbound.host_and_origin import Guard, check_same_site
+from transports.inbound.host_and_origin import Guard, check_same_site, is_same_site
 from transports.inbound.http_requests_and_responses import (
     Receive,
     Scope,
@@ -175,7 +175,7 @@ class HttpSse:
             era=Era.LEGACY,
             endpoint=self._endpoint,
             headers=headers,
-            same_site=self._guard.same_site(headers),
+            same_site=is_same_site(headers),
             peer=peer_of(scope),
             client=self._guard.client_network(scope, headers),
             secure=self._guard.is_secure(scope, headers),

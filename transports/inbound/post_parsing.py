@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, VERSION_KEY, Era
-from transports.inbound.host_and_origin import Guard
+from transports.inbound.host_and_origin import Guard, is_same_site
 from transports.inbound.http_requests_and_responses import Scope, check_is_json, peer_of
 from transports.inbound.modern_request_checks import (
     VERSION_HEADER,
@@ -207,7 +207,7 @@ class Posts:
             headers=headers,
             raw_headers=scope["headers"],
             era=era_of(headers),
-            same_site=self._guard.same_site(headers),
+            same_site=is_same_site(headers),
             peer=peer_of(scope),
             client=self._guard.client_network(scope, headers),
             secure=self._guard.is_secure(scope, headers),

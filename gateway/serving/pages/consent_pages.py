@@ -28,7 +28,7 @@ from gateway.observability.logs import CLIENT
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.pages.html_pages import page_headers, rendered
 from session_store import ANONYMOUS, Principal, StoreError
-from transports.inbound.host_and_origin import Guard
+from transports.inbound.host_and_origin import Guard, is_same_site
 from transports.inbound.http_requests_and_responses import peer_of, read_body
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_REQUEST
@@ -120,7 +120,7 @@ class ConsentPages:
         if link is None:
             return self._page(_OLD, 404)
         is_answer = request.method == "POST"
-        if is_answer and not self.guard.same_site(headers):
+        if is_answer and not is_same_site(headers):
             return self._page("Open the link itself, not by way of another page.", 403)
         if is_answer and (credential := (await _form(request)).get("credential", "").strip()):
             headers["authorization"] = f"Bearer {credential}"
