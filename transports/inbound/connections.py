@@ -27,11 +27,11 @@ Either takes about a millisecond."""
 
 _TOLD_EVERY_S: Final = 10.0
 
-_LEAVING_S: Final = 2.0
+_LINGER_S: Final = 2.0
 """Seconds that a client has to read the last response. Closing at once could lose the response (RFC 9112 §9.6)."""
 
 _MOST_DROPPED: Final = 1 << 20
-"""The most bytes that are read and discarded after the last response. If more arrive, reading pauses until `_LEAVING_S`
+"""The most bytes that are read and discarded after the last response. If more arrive, reading pauses until `_LINGER_S`
 has passed."""
 
 _MOST_DROPPED_BODY: Final = 8 << 20
@@ -49,14 +49,14 @@ class Phase(enum.Enum):
     """The connection waits for the gateway: for an answer, or until the gateway reads on."""
     IDLE = enum.auto()
     """The connection waits for the next request."""
-    LEAVING = enum.auto()
+    LINGERING = enum.auto()
     """The connection waits until its client has read the last response."""
 
 
 class Connection(Protocol):
     """The methods of a connection that `Connections` calls."""
 
-    def standing(self) -> tuple[Phase, int]:
+    def progress(self) -> tuple[Phase, int]:
         """Return the phase of the connection (for what it waits), and a number that changes with any progress."""
 
     def unsent(self) -> int:
@@ -85,7 +85,7 @@ class CycleTransport:
         return getattr(self._transport, name)
 
 
-class Leaving:
+class LingeringClose:
     """End a connection after its last response. Read and discard what the client still sends, up to a limit."""
 
     __slots__ = ("_may_drop", "has_begun")
@@ -112,21 +112,21 @@ class Leaving:
 
 
 class _Seen:
-    __slots__ = ("peer", "since", "standing", "taken_at", "unsent")
+    __slots__ = ("peer", "progress", "since", "taken_at", "unsent")
 
     def __init__(self, peer: Hashable, now: float) -> None:
         self.peer = peer
-        self.standing: tuple[Phase, int] = (Phase.HEAD, 0)
+        self.progress: tuple[Phase, int] = (Phase.HEAD, 0)
         self.since = self.taken_at = now
         self.unsent = 0
 
-    def note(self, standing: tuple[Phase, int], unsent: int, now: float) -> None:
+    def note(self, progress: tuple[Phase, int], unsent: int, now: float) -> None:
         """Record when the connection last made progress, and when its send buffer last became smaller or was empty."""
         if not unsent or unsent < self.unsent:
             self.taken_at = now
         self.unsent = unsent
-        if standing != self.standing:
-            self.standing, self.since = standing, now
+        if progress != self.progress:
+            self.progress, self.since = progress, now
 
 
 _SPARE: Final = (Phase.HEAD, Phase.IDLE)
@@ -154,7 +154,7 @@ class Connections:
             Phase.HEAD: limits.head_timeout_s,
             Phase.BODY: limits.body_timeout_s,
             Phase.IDLE: limits.idle_timeout_s,
-            Phase.LEAVING: _LEAVING_S,
+            Phase.LINGERING: _LINGER_S,
         }
         shortest = min(*self._allowed_s.values(), limits.write_timeout_s)
         self._check_every_s = min(_MAX_CHECK_EVERY_S, shortest / 4)
@@ -211,14 +211,14 @@ class Connections:
             # So many have come at once that the last periodic check saw none: look among the oldest ones.
             now, spare = self._now(), []
             for one, noted in itertools.islice(self._open.items(), _MOST_AT_ONCE):
-                noted.note(one.standing(), one.unsent(), now)
-                if noted.standing[0] in _SPARE:
-                    spare.append((noted.standing[1] > 0, noted.since, one))
+                noted.note(one.progress(), one.unsent(), now)
+                if noted.progress[0] in _SPARE:
+                    spare.append((noted.progress[1] > 0, noted.since, one))
             self._spare = _in_order(spare)
         while self._spare:
             connection = self._spare.popleft()
             seen = self._open.get(connection)
-            if seen is not None and connection.standing() == seen.standing:
+            if seen is not None and connection.progress() == seen.progress:
                 self.leave(connection)
                 self.refusals[Limited.CONNECTIONS] += 1
                 self._tell_full("the one that has been idle longest is closed for each new one")
@@ -266,8 +266,8 @@ class Connections:
                 logger.exception("closing a connection whose limits could not be checked")
                 connection.drop()
                 has_time = False
-            if has_time and seen.standing[0] in _SPARE:
-                spare.append((seen.standing[1] > 0, seen.since, connection))
+            if has_time and seen.progress[0] in _SPARE:
+                spare.append((seen.progress[1] > 0, seen.since, connection))
             cut += not has_time
             if cut == _MOST_CUT_AT_ONCE:
                 break
@@ -280,9 +280,9 @@ class Connections:
 
     def _keep_or_cut(self, connection: Connection, seen: _Seen, now: float) -> bool:
         """End the connection and return False if it has exceeded a deadline; else return True."""
-        standing, unsent = connection.standing(), connection.unsent()
-        seen.note(standing, unsent, now)
-        phase = standing[0]
+        progress, unsent = connection.progress(), connection.unsent()
+        seen.note(progress, unsent, now)
+        phase = progress[0]
         if unsent and now - seen.taken_at >= self.limits.write_timeout_s:
             connection.cut(Limited.WRITE_TIME)
         elif phase is not Phase.BUSY and now - seen.since >= self._allowed_s[phase]:

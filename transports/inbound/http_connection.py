@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from transports.inbound.asgi_bypass import RepeatedRequests
 from transports.inbound.connection_handover import ConnectionHandover, Siblings
-from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, drop, reset
+from transports.inbound.connections import Connections, CycleTransport, LingeringClose, Phase, drop, reset
 from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http_requests_and_responses import Receive, Scope, Send
@@ -117,11 +117,11 @@ class HttpConnection(HttpToolsProtocol):
         self._others = connections
         self._place = place
         self._running: RequestResponseCycle | None = None
-        self._last_words: bytes | None = None
+        self._last_response: bytes | None = None
         """A last response, which is written after those in progress, before the connection ends. Once it is set,
         nothing is read."""
         self._of_cycles: asyncio.Transport
-        self._leaving = Leaving()
+        self._lingering = LingeringClose()
         self._handover = handover
         if handover is not None and handover.moves:
             self._heads = 1  # it has had a request, so that it may be idle for as long as any other
@@ -156,8 +156,8 @@ class HttpConnection(HttpToolsProtocol):
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        if self._last_words is not None or self._leaving.has_begun or self.transport.is_closing():
-            self._leaving.drop(len(data), self.flow)
+        if self._last_response is not None or self._lingering.has_begun or self.transport.is_closing():
+            self._lingering.drop(len(data), self.flow)
             return
         if not self._repeated.take(data):
             self.parse(data)
@@ -270,8 +270,8 @@ class HttpConnection(HttpToolsProtocol):
             return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        elif self._last_words is not None:
-            self._leave(self._last_words)
+        elif self._last_response is not None:
+            self._leave(self._last_response)
         elif self._handover is None or self._running is None:
             self.flow.resume_reading()
         elif (sibling := self._handover.place_for(self._running.scope)) is None:
@@ -307,7 +307,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _end_at(self, fault: Exception | None, data: bytes) -> None:
         if isinstance(fault, LastRequest):
-            self._last_words = b""  # uvicorn closes the connection with the response
+            self._last_response = b""  # uvicorn closes the connection with the response
         elif isinstance(fault, BadRequest):
             self._refuse(fault)
         elif not isinstance(fault, UnusualHead):
@@ -338,7 +338,7 @@ class HttpConnection(HttpToolsProtocol):
                     self._leave(fault.response())
                 return
         if self._is_answering():
-            self._last_words = fault.response()
+            self._last_response = fault.response()
             self.flow.pause_reading()
         else:
             self._leave(fault.response())
@@ -351,14 +351,14 @@ class HttpConnection(HttpToolsProtocol):
                 cycle.waiting_for_100_continue = False  # else an app that reads more would write behind the last answer
         if answer:
             self.transport.write(answer)
-        self._leaving.begin(self.transport, self.flow, in_body=in_body)
+        self._lingering.begin(self.transport, self.flow, in_body=in_body)
 
     # -- for `Connections`
 
-    def standing(self) -> tuple[Phase, int]:
-        if self._leaving.has_begun:
-            return Phase.LEAVING, 0
-        if self.flow.read_paused or self._last_words is not None:
+    def progress(self) -> tuple[Phase, int]:
+        if self._lingering.has_begun:
+            return Phase.LINGERING, 0
+        if self.flow.read_paused or self._last_response is not None:
             return Phase.BUSY, 0
         heads, received = self._heads + self._repeated.requests, self._repeated.received
         if self._in_head or not heads:
@@ -373,7 +373,7 @@ class HttpConnection(HttpToolsProtocol):
     def cut(self, kind: Limited | None) -> None:
         if self._repeated.received is not None:
             self._repeated.give_up()
-        if kind is Limited.WRITE_TIME or self._leaving.has_begun:
+        if kind is Limited.WRITE_TIME or self._lingering.has_begun:
             if kind is not None:
                 self._others.refusals[kind] += 1
             reset(self.transport)
@@ -450,7 +450,7 @@ class H11Connection(H11Protocol):
         self.conn = h11.Connection(h11.SERVER, self._limits.head_bytes)
         self._heads = 0
         self._received = self._received_before = 0
-        self._leaving = Leaving()
+        self._lingering = LingeringClose()
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._heads += 1
@@ -487,7 +487,7 @@ class H11Connection(H11Protocol):
         if cycle is None or not cycle.response_complete or self.conn.their_state is not h11.SEND_BODY:
             transport.close()
             return
-        self._leaving.begin(transport, self.flow, in_body=True)
+        self._lingering.begin(transport, self.flow, in_body=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.leave(self)
@@ -496,8 +496,8 @@ class H11Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._leaving.has_begun:
-            self._leaving.drop(len(data), self.flow)
+        if self._lingering.has_begun:
+            self._lingering.drop(len(data), self.flow)
             return
         self._received += len(data)
         super().data_received(data)
@@ -527,10 +527,10 @@ class H11Connection(H11Protocol):
 
     # -- for `Connections`
 
-    def standing(self) -> tuple[Phase, int]:
+    def progress(self) -> tuple[Phase, int]:
         theirs = self.conn.their_state
-        if self._leaving.has_begun:
-            return Phase.LEAVING, 0
+        if self._lingering.has_begun:
+            return Phase.LINGERING, 0
         if self.flow.read_paused:
             return Phase.BUSY, 0
         if theirs is h11.SEND_BODY:
@@ -545,7 +545,7 @@ class H11Connection(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def cut(self, kind: Limited | None) -> None:
-        if kind is Limited.WRITE_TIME or self._leaving.has_begun:
+        if kind is Limited.WRITE_TIME or self._lingering.has_begun:
             if kind is not None:
                 self._others.refusals[kind] += 1
             reset(self.transport)

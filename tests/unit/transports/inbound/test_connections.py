@@ -23,7 +23,7 @@ class Waiting:
         self.ends: list[tuple[int, Limited | str | None]] = []
         self.over = asyncio.Event()
 
-    def standing(self) -> tuple[Phase, int]:
+    def progress(self) -> tuple[Phase, int]:
         return Phase.HEAD, 0
 
     def unsent(self) -> int:
