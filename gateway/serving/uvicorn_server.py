@@ -39,7 +39,7 @@ from gateway.serving.workers import (
 from transports.background_tasks import Tasks
 from transports.inbound.connection_handover import MOST_MOVES, TAKEN
 from transports.inbound.connections import Connections
-from transports.inbound.head_cache import ConnectionMemory
+from transports.inbound.head_cache import HeadCache
 from transports.inbound.http_connection import http_connections
 from transports.inbound.unauthenticated_limits import room_for_connections
 
@@ -355,7 +355,7 @@ def open_listeners(
                 raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
             operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", url_of(host, beside, ADMIN))
-        http: Any = http_connections(connections, _memory(gateway), siblings)  # uvicorn's types allow only classes
+        http: Any = http_connections(connections, _head_cache(gateway), siblings)  # uvicorn's types allow only classes
         config = _Config(
             app,
             loop=loop,
@@ -414,12 +414,12 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
     return remembering
 
 
-def _memory(gateway: Gateway) -> ConnectionMemory:
+def _head_cache(gateway: Gateway) -> HeadCache:
     """Return the cache of requests that all client connections share. Requests that it recognizes go directly to the
     endpoints, not through `GatewayApp`. So all that `GatewayApp` decides about them has to be checked here as well."""
     state = gateway.state
     counts = gateway.metrics.counters["connection_memory"]
-    return ConnectionMemory(counts, lambda: state.is_running and not state.is_draining, gateway.limits)
+    return HeadCache(counts, lambda: state.is_running and not state.is_draining, gateway.limits)
 
 
 def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:

@@ -9,7 +9,7 @@ import pytest
 from tests.attack.fuzz.repeats import Conversation, conversation, differences
 from tests.requirements import requirement
 from transports.inbound.asgi_bypass_post import StartedPost
-from transports.inbound.head_cache import OUTCOMES, RememberedHeads
+from transports.inbound.head_cache import OUTCOMES, ConnectionHeads
 
 pytestmark = requirement("hot.memory")
 
@@ -76,11 +76,11 @@ def test_the_comparison_finds_a_body_that_is_read_wrong(monkeypatch: pytest.Monk
 
 
 def test_the_comparison_finds_a_head_that_is_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    match = RememberedHeads.match
+    match = ConnectionHeads.match
 
-    def wrong(self: RememberedHeads[object], data: bytes) -> object:
+    def wrong(self: ConnectionHeads[object], data: bytes) -> object:
         return match(self, data.replace(b"2025-11-25", b"2025-06-18"))
 
-    monkeypatch.setattr(RememberedHeads, "match", wrong)
+    monkeypatch.setattr(ConnectionHeads, "match", wrong)
     other = request("now").replace(b"2025-06-18", b"2025-11-25")
     assert differences(Conversation(pieces=(*(request("now"),) * 2, other), requests=3))[0] != []

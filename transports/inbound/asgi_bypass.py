@@ -18,12 +18,12 @@ from transports.inbound.event_stream import stream_headers, whole_stream
 from transports.inbound.head_cache import (
     MAX_HEAD_BYTES,
     REPEATS,
-    ConnectionMemory,
+    ConnectionHeads,
+    HeadCache,
     HeadOffer,
     HeadUse,
-    KnownHead,
-    RememberedHeads,
     SharedHeads,
+    StoredHead,
 )
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
@@ -56,24 +56,24 @@ class Connection(Protocol):
 
 class RepeatedRequests:
     """Serve those requests of one connection that repeat a stored head (`head_cache.py`), one request at a time.
-    `memory` is where the connections of a listener share their stored heads. None: serve no request."""
+    `cache` is where the connections of a listener share their stored heads. None: serve no request."""
 
     __slots__ = (
-        *("_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known", "_memory"),
+        *("_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known", "_cache"),
         *("_missing", "_new", "_resumed", "_started", "_stream", "_trace", "requests"),
     )
 
-    def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
+    def __init__(self, connection: Connection, cache: HeadCache | None) -> None:
         self._connection = connection
-        self._memory = memory
-        self._heads: RememberedHeads[RepeatedHead] = RememberedHeads(SharedHeads() if memory is None else memory.heads)
+        self._cache = cache
+        self._heads: ConnectionHeads[RepeatedHead] = ConnectionHeads(SharedHeads() if cache is None else cache.heads)
         self._json = JsonHeads()
         self._stream = StreamHeads()
         self.requests = 0
         """The number of requests whose head was recognized here, for the connection's deadlines."""
         self._new: bytes | None = None  # data that begins with a head that is not known
         # The request that arrives or is served: its head, and its bytes.
-        self._known: KnownHead[RepeatedHead] | None = None
+        self._known: StoredHead[RepeatedHead] | None = None
         self._first = b""
         self._body: bytes | bytearray = b""
         self._trace = b""
@@ -86,8 +86,8 @@ class RepeatedRequests:
     def come_from(self, where: tuple[str, ...]) -> None:
         """Share stored heads with other connections from the same place. `where` has the client's address and the
         scheme."""
-        if self._memory is not None:
-            self._heads = RememberedHeads(self._memory.heads, where)
+        if self._cache is not None:
+            self._heads = ConnectionHeads(self._cache.heads, where)
 
     # -- reading
 
@@ -111,17 +111,17 @@ class RepeatedRequests:
             self.give_up("pipelined")
             return False
         self._new = None
-        memory, connection = self._memory, self._connection
-        if memory is None or not connection.is_between_requests() or not memory.may_serve():
+        cache, connection = self._cache, self._connection
+        if cache is None or not connection.is_between_requests() or not cache.may_serve():
             return False
         found = self._heads.match(data)
         if found is None:
             self._new = data if data.startswith(b"POST ") else None
             return False
         size = found.head_bytes + found.body_bytes
-        if not 0 < found.body_bytes <= memory.body_bytes or len(data) > size or connection.flow.write_paused:
-            is_small = 0 < found.body_bytes <= memory.body_bytes
-            memory.counts["size" if not is_small else "pipelined" if len(data) > size else "interrupted"] += 1
+        if not 0 < found.body_bytes <= cache.body_bytes or len(data) > size or connection.flow.write_paused:
+            is_small = 0 < found.body_bytes <= cache.body_bytes
+            cache.counts["size" if not is_small else "pipelined" if len(data) > size else "interrupted"] += 1
             return False
         self.requests += 1
         self._known, self._first, self._head_bytes = found.known, data, found.head_bytes
@@ -151,9 +151,9 @@ class RepeatedRequests:
         """Record that the parser has read a new head. Unless the connection ends after the request (`is_last`), put a
         `HeadOffer` into the scope, with which the app can store the head."""
         data, self._new = self._new, None
-        if data is None or self._memory is None:
+        if data is None or self._cache is None:
             return
-        self._memory.counts["new_head"] += 1
+        self._cache.counts["new_head"] += 1
         if not is_last and (end := data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)) >= 0:
             scope[REPEATS] = HeadOffer(self._heads, data[: end + 4], headers)
 
@@ -163,7 +163,7 @@ class RepeatedRequests:
         """Serve a request that has arrived: on the fast path if possible, else by the handler."""
         assert self._known is not None
         try:
-            self._fast = self._known.remembered.begin_fast(self, body, self._trace)
+            self._fast = self._known.value.begin_fast(self, body, self._trace)
         except Exception:  # the call was not sent: once it is sent, nothing can fail
             logger.exception("a call cannot be sent on the fast path")
         if self._fast is not None:
@@ -174,7 +174,7 @@ class RepeatedRequests:
         assert self._known is not None
         # The context of a request, as its task would have one: log lines have the correlation id from there.
         self._context = context = Context()
-        self._started = started = context.run(self._known.remembered.begin, body, self._trace)
+        self._started = started = context.run(self._known.value.begin, body, self._trace)
         if started is None or started.is_no_request:
             self._resume("no_request")
         elif started.has_failed:
@@ -222,7 +222,7 @@ class RepeatedRequests:
             self._resume("streamed")
             return
         assert self._known is not None
-        known = self._known.remembered
+        known = self._known.value
         self._started = self._context = None
         self._write("direct", *parts)
         try:
@@ -234,8 +234,8 @@ class RepeatedRequests:
     def _write(self, outcome: HeadUse, head: bytes, body: bytes) -> None:
         self._known = None
         self._first = self._body = b""
-        assert self._memory is not None
-        self._memory.counts[outcome] += 1
+        assert self._cache is not None
+        self._cache.counts[outcome] += 1
         transport = self._connection.transport
         if len(body) <= _COPIED_BYTES:
             transport.write(head + body)
@@ -250,7 +250,7 @@ class RepeatedRequests:
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
-        shared = known.remembered.shared
+        shared = known.value.shared
         defaults = connection.server_state.default_headers
         head = self._json.head(200, defaults, [*headers, *shared] if shared else headers, len(frame))
         if head is None:
@@ -268,7 +268,7 @@ class RepeatedRequests:
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
-        repeated = known.remembered
+        repeated = known.value
         head = self._stream.head(connection.server_state.default_headers, stream_headers(headers) + repeated.shared)
         events = None if head is None else whole_stream(frames, repeated.can_resume, record)
         if head is None or events is None:
@@ -290,7 +290,7 @@ class RepeatedRequests:
         body = (self._first + self._body)[self._head_bytes :]
         try:
             assert self._known is not None
-            known = self._known.remembered
+            known = self._known.value
             self._started = started = context.run(known.resumed, body, known.head_with(self._trace), began, become)
         except Exception:  # the call was sent, so it cannot begin again: its client learns that there is no answer
             logger.exception("a call cannot go on in the usual way")
@@ -335,8 +335,8 @@ class RepeatedRequests:
         the request (`OUTCOMES`)."""
         if self._missing:
             self._missing = 0
-            assert self._memory is not None
-            self._memory.counts[why] += 1
+            assert self._cache is not None
+            self._cache.counts[why] += 1
             self._connection.parse(self._take_bytes())
             return
         if self._fast is not None:
@@ -347,8 +347,8 @@ class RepeatedRequests:
     def _resume(self, why: HeadUse) -> None:
         """Give the request's bytes to the parser. This starts an ASGI task, which continues from the steps that were
         done here. `why` is the outcome that is counted for the request (`OUTCOMES`)."""
-        assert self._memory is not None
-        self._memory.counts[why] += 1
+        assert self._cache is not None
+        self._cache.counts[why] += 1
         self._resumed, self._started = self._started, None
         context, self._context = self._context or Context(), None
         context.run(self._connection.parse, self._take_bytes())

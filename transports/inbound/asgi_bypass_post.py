@@ -67,9 +67,9 @@ class RepeatedHead:
 
     __slots__ = (
         "__weakref__",
+        "_count_memory",
         "_credit",
         "_endpoint",
-        "_hold",
         "_learned_at",
         "_paths",
         "can_resume",
@@ -87,7 +87,7 @@ class RepeatedHead:
         self._paths: list[tuple[CallTemplate, CallPath]] = []
         self._credit = _MOST_CREDIT
         self._learned_at = 0.0
-        self._hold: Callable[[int], None] = lambda size: None
+        self._count_memory: Callable[[int], None] = lambda size: None
 
     def begin_fast(
         self, connection: AnsweringConnection, body: bytes, trace: bytes, correlation: str = ""
@@ -104,7 +104,7 @@ class RepeatedHead:
                 return call
             if path.is_over:
                 del self._paths[place]
-                self._hold(-_PATH_BYTES)
+                self._count_memory(-_PATH_BYTES)
                 return None
         return None
 
@@ -125,20 +125,20 @@ class RepeatedHead:
         if template is None or path is None:
             return False
         if len(self._paths) < _MOST_PATHS:
-            self._hold(_PATH_BYTES)
+            self._count_memory(_PATH_BYTES)
         self.can_resume = self._endpoint.can_resume(request)
         self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
         return True
 
     def forget(self) -> None:
         """Drop all fast paths, to make room for those of other heads."""
-        self._hold(-_PATH_BYTES * len(self._paths))
+        self._count_memory(-_PATH_BYTES * len(self._paths))
         self._paths.clear()
 
-    def holds(self, hold: Callable[[int], None]) -> None:
-        """Set `hold` as the function that counts the memory of this head's fast paths. It is called with the number of
+    def count_memory_with(self, count: Callable[[int], None]) -> None:
+        """Set `count` as the function that counts the memory of this head's fast paths. It is called with the number of
         bytes by which this memory grows, which is negative if paths are dropped."""
-        self._hold = hold
+        self._count_memory = count
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
         """Return a POST that leaves the fast path, to be finished by ASGI and handler. `head` is the POST's own head,
@@ -152,7 +152,7 @@ class RepeatedHead:
         """Return a `RepeatedHead` for later POSTs to the endpoint with the same head as one that ASGI has served."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
-        # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
+        # No header comes twice in a head that is stored. Then the raw ones are read for mirrored arguments alone.
         mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
         origin = headers.get("origin")
         shared = [] if origin is None else origin_headers(origin)

@@ -106,7 +106,7 @@ class Template(msgspec.Struct, frozen=True):
 class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
     """A stored head with which received bytes begin, and what differs in these bytes."""
 
-    known: "KnownHead[T]"
+    known: "StoredHead[T]"
     head_bytes: int
     """The size of the received head."""
     body_bytes: int
@@ -144,7 +144,7 @@ def _cut(head: bytes) -> Template | None:
     return Template(tuple(before), head[end:], head.count(b"\r\n") - 2)
 
 
-class HeldBytes:
+class HeadMemory:
     """Count the bytes that are used for one stored head. They are subtracted from the total when no connection stores
     the head any more."""
 
@@ -153,10 +153,10 @@ class HeldBytes:
     def __init__(self, shared: "SharedHeads[Any]") -> None:
         self._shared = shared
         self.bytes = 0
-        self.holders: WeakSet[RememberedHeads[Any]] = WeakSet()
+        self.holders: WeakSet[ConnectionHeads[Any]] = WeakSet()
         """The objects of the connections that store the head."""
 
-    def hold(self, size: int) -> None:
+    def grow(self, size: int) -> None:
         """Add `size`, which may be negative, to the counted bytes. If they grow, the connections that store the head
         drop other heads to make room."""
         self.bytes += size
@@ -169,16 +169,16 @@ class HeldBytes:
         self._shared.total -= self.bytes
 
 
-class KnownHead(Generic[T]):
-    """A stored head and the value that is stored with it. `held` counts the bytes of both."""
+class StoredHead(Generic[T]):
+    """A stored head and the value that is stored with it. `memory` counts the bytes of both."""
 
-    __slots__ = ("__weakref__", "held", "remembered", "template")
+    __slots__ = ("__weakref__", "memory", "template", "value")
 
-    def __init__(self, template: Template, remembered: T, held: HeldBytes) -> None:
+    def __init__(self, template: Template, value: T, memory: HeadMemory) -> None:
         self.template = template
-        self.remembered = remembered
-        self.held = held
-        held.hold(template.memory_bytes)
+        self.value = value
+        self.memory = memory
+        memory.grow(template.memory_bytes)
 
 
 class SharedHeads(Generic[T]):
@@ -189,7 +189,7 @@ class SharedHeads(Generic[T]):
     def __init__(self) -> None:
         self.total = 0
         """The bytes that are held for all heads."""
-        self.known: WeakValueDictionary[_Key, KnownHead[T]] = WeakValueDictionary()
+        self.known: WeakValueDictionary[_Key, StoredHead[T]] = WeakValueDictionary()
         self._seen: dict[int, None] = {}
 
     @property
@@ -207,7 +207,7 @@ class SharedHeads(Generic[T]):
         return False
 
 
-class RememberedHeads(Generic[T]):
+class ConnectionHeads(Generic[T]):
     """The heads that one connection has stored. Also finds those that another connection from the same place has
     stored.
 
@@ -219,8 +219,8 @@ class RememberedHeads(Generic[T]):
     def __init__(self, shared: SharedHeads[T], where: tuple[str, ...] = ()) -> None:
         self._shared = shared
         self._where = where
-        self._known: dict[_Key, KnownHead[T]] = {}  # in the order of their last use
-        self._last: KnownHead[T] | None = None
+        self._known: dict[_Key, StoredHead[T]] = {}  # in the order of their last use
+        self._last: StoredHead[T] | None = None
         self._seen: list[int] = []
         self._has_ended = False
 
@@ -258,33 +258,33 @@ class RememberedHeads(Generic[T]):
         self._seen = [*self._seen[1 - MAX_HEADS * 2 :], seen]
         return is_repeated
 
-    def add(self, template: Template, remembered: T) -> HeldBytes | None:
+    def add(self, template: Template, value: T) -> HeadMemory | None:
         """Store a head with a value, and return the counter of its bytes. Return None if the connection has ended."""
         if self._has_ended:
             return None
-        known = KnownHead(template, remembered, HeldBytes(self._shared))
+        known = StoredHead(template, value, HeadMemory(self._shared))
         key = (self._where, template.parts)
         self._shared.known[key] = known
         self._keep(key, known)
-        return known.held
+        return known.memory
 
-    def _keep(self, key: _Key, known: KnownHead[T]) -> None:
+    def _keep(self, key: _Key, known: StoredHead[T]) -> None:
         before = self._known.pop(key, None)
         self._known[key] = self._last = known
         if before is known:
             return
         if before is not None:
-            before.held.holders.discard(self)
-        known.held.holders.add(self)
+            before.memory.holders.discard(self)
+        known.memory.holders.add(self)
         self.make_room()
 
     def make_room(self) -> None:
         """Drop the least recently used heads while there are too many, or they use too many bytes."""
-        size = sum(known.held.bytes for known in self._known.values())
+        size = sum(known.memory.bytes for known in self._known.values())
         while len(self._known) > MAX_HEADS or (self._known and size > self._shared.bound):
             oldest = self._known.pop(next(iter(self._known)))
-            oldest.held.holders.discard(self)
-            size -= oldest.held.bytes
+            oldest.memory.holders.discard(self)
+            size -= oldest.memory.bytes
             if oldest is self._last:
                 self._last = None
 
@@ -294,7 +294,7 @@ class RememberedHeads(Generic[T]):
         known = self._known.pop(key, None)
         self._shared.known.pop(key, None)
         if known is not None:
-            known.held.holders.discard(self)
+            known.memory.holders.discard(self)
         if known is self._last:
             self._last = None
 
@@ -318,7 +318,7 @@ refused, or belongs to another process. `interrupted`: the client did not read o
 OUTCOMES: Final[tuple[HeadUse, ...]] = get_args(HeadUse)
 
 
-class ConnectionMemory:
+class HeadCache:
     """Share stored heads between the connections of a listener, and count in `counts` how requests were served
     (`OUTCOMES`).
 
@@ -343,15 +343,15 @@ class HeadOffer:
 
     __slots__ = ("_head", "_headers", "_heads")
 
-    def __init__(self, heads: RememberedHeads[RepeatedHead], head: bytes, headers: HeaderList) -> None:
+    def __init__(self, heads: ConnectionHeads[RepeatedHead], head: bytes, headers: HeaderList) -> None:
         self._heads = heads
         self._head = head
         self._headers = headers
 
-    def remember(self, describe: Callable[[], RepeatedHead]) -> None:
+    def store(self, describe: Callable[[], RepeatedHead]) -> None:
         """Store the head, with the value that `describe` returns, if the same head came before. Call this only for a
         served and authenticated request."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
             repeated = describe()
-            if (held := self._heads.add(template, repeated)) is not None:
-                repeated.holds(held.hold)
+            if (memory := self._heads.add(template, repeated)) is not None:
+                repeated.count_memory_with(memory.grow)

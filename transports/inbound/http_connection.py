@@ -23,7 +23,7 @@ from transports.inbound.asgi_bypass import RepeatedRequests
 from transports.inbound.connection_handover import ConnectionHandover, Siblings
 from transports.inbound.connections import Connections, CycleTransport, LingeringClose, Phase, drop, reset
 from transports.inbound.framing_checks import BadRequest, plain_target
-from transports.inbound.head_cache import ConnectionMemory
+from transports.inbound.head_cache import HeadCache
 from transports.inbound.http_requests_and_responses import Receive, Scope, Send
 from transports.inbound.unauthenticated_limits import Limited
 
@@ -90,7 +90,7 @@ class HttpConnection(HttpToolsProtocol):
     """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class.
 
     `connections` has all open connections of the listener. `place` is the path of a Unix socket, if the connection is
-    on one. `memory` is for `RepeatedRequests`; None: no head is stored. `handover` may move the connection to another
+    on one. `cache` is for `RepeatedRequests`; None: no head is stored. `handover` may move the connection to another
     process; None: it stays in this one.
     """
 
@@ -103,7 +103,7 @@ class HttpConnection(HttpToolsProtocol):
         *,
         connections: Connections,
         place: str = "",
-        memory: ConnectionMemory | None = None,
+        cache: HeadCache | None = None,
         handover: ConnectionHandover | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
@@ -125,8 +125,8 @@ class HttpConnection(HttpToolsProtocol):
         self._handover = handover
         if handover is not None and handover.moves:
             self._heads = 1  # it has had a request, so that it may be idle for as long as any other
-        self.access_log = False  # even if its logger has listeners: requests with remembered heads are not logged
-        self._repeated = RepeatedRequests(self, memory)
+        self.access_log = False  # even if its logger has listeners: requests with stored heads are not logged
+        self._repeated = RepeatedRequests(self, cache)
 
     # -- the connection
 
@@ -412,15 +412,15 @@ def _continue_with_h11(connection: HttpConnection, others: Connections, head: by
 
 
 def http_connections(
-    connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
+    connections: Connections, cache: HeadCache | None = None, siblings: Siblings | None = None
 ) -> Callable[..., HttpConnection]:
-    """Return the factory of connections for uvicorn (`Config(http=…)`). Without `memory`, no head is stored. With
+    """Return the factory of connections for uvicorn (`Config(http=…)`). Without `cache`, no head is stored. With
     `siblings`, a connection moves to the process that owns its session; the factory's argument `moves` counts its moves
     so far."""
 
     def made(*of_uvicorn: Any, moves: int = 0, **more_of_uvicorn: Any) -> HttpConnection:
         handover = None if siblings is None else ConnectionHandover(siblings, moves)
-        return HttpConnection(*of_uvicorn, connections=connections, memory=memory, handover=handover, **more_of_uvicorn)
+        return HttpConnection(*of_uvicorn, connections=connections, cache=cache, handover=handover, **more_of_uvicorn)
 
     return made
 

@@ -136,7 +136,7 @@ class StreamableHttp:
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
-                    self._remember_head(
+                    self._store_head(
                         scope, head, has_succeeded=await self._post(scope, head, body, receive, send, started)
                     )
                 else:
@@ -147,7 +147,7 @@ class StreamableHttp:
                     raise
                 there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
                 if there is None:
-                    self._remember_head(scope, head, has_succeeded=scope.get("mcp.relayed", False))
+                    self._store_head(scope, head, has_succeeded=scope.get("mcp.relayed", False))
                     return
                 send, started = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
@@ -161,10 +161,10 @@ class StreamableHttp:
         request_id = _id_of(self.posts.read(body)) if scope["method"] == "POST" else b""
         await self._refuse(send, head.headers, _moved(), request_id, again=True)
 
-    def _remember_head(self, scope: Scope, head: Head, *, has_succeeded: bool) -> None:
+    def _store_head(self, scope: Scope, head: Head, *, has_succeeded: bool) -> None:
         """Let the connection store the request's head if `has_succeeded`: the answer did not end with an error."""
         if has_succeeded and (offer := scope.get(REPEATS)) is not None:
-            offer.remember(functools.partial(RepeatedHead.of, self, head))
+            offer.store(functools.partial(RepeatedHead.of, self, head))
 
     async def _serve(self, method: str, head: Head, receive: Receive, send: Send) -> None:
         headers = head.headers

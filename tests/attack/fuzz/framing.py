@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.connections import Connections
-from transports.inbound.head_cache import REPEATS, ConnectionMemory
+from transports.inbound.head_cache import REPEATS, HeadCache
 from transports.inbound.http_connection import HttpConnection, http_connections
 from transports.inbound.unauthenticated_limits import Limits
 from transports.reply_queue import Frame, ReplyQueue
@@ -165,7 +165,7 @@ class _Repeated:
     def learn(self, begun: object) -> None:
         """Nothing."""
 
-    def holds(self, hold: object) -> None:
+    def count_memory_with(self, count: object) -> None:
         """Nothing."""
 
 
@@ -237,7 +237,7 @@ class _App:
             await send(start)
             await send({"type": "http.response.body", "body": b"ok"})
         if (offer := scope.get(REPEATS)) is not None:
-            offer.remember(lambda: cast("Any", _Repeated(self, request.target)))
+            offer.store(lambda: cast("Any", _Repeated(self, request.target)))
 
 
 class _Gateway:
@@ -331,8 +331,8 @@ MEMORY: Final[Counter[str]] = Counter()
 def remembering(*arguments: Any) -> HttpConnection:
     """A connection that remembers heads, for `made`."""
     connections = Connections(Limits(), Counter[Any]())
-    memory = ConnectionMemory(MEMORY, lambda: True, Limits())
-    return http_connections(connections, memory)(*arguments)
+    cache = HeadCache(MEMORY, lambda: True, Limits())
+    return http_connections(connections, cache)(*arguments)
 
 
 # -- the comparison

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound import streamable_http
 from transports.inbound.connections import Connections
-from transports.inbound.head_cache import ConnectionMemory
+from transports.inbound.head_cache import HeadCache
 from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_connection import HttpConnection
 from transports.inbound.streamable_http import StreamableHttp
@@ -383,8 +383,8 @@ async def hear(said: Conversation, *, remembers: bool) -> Heard:
     config.loaded_app = endpoint
     connections, state, transport = Connections(LIMITS, limited), ServerState(), _Transport()
     state.default_headers = [(b"date", b"Sun, 22 Nov 2026 00:00:00 GMT")]
-    memory = ConnectionMemory(counts, lambda: True, LIMITS) if remembers else None
-    connection = HttpConnection(config, state, {}, connections=connections, memory=memory)
+    cache = HeadCache(counts, lambda: True, LIMITS) if remembers else None
+    connection = HttpConnection(config, state, {}, connections=connections, cache=cache)
     connection.connection_made(transport)
     for piece in said.pieces:
         if piece is None or transport.is_over:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from tests.requirements import requirement
 from transports.inbound.asgi_bypass import JsonHeads, RepeatedRequests
 from transports.inbound.asgi_bypass_post import RepeatedHead, StartedPost
-from transports.inbound.head_cache import REPEATS, ConnectionMemory
+from transports.inbound.head_cache import REPEATS, HeadCache
 from transports.inbound.host_and_origin import Guard
 from transports.inbound.http_requests_and_responses import send_json
 from transports.inbound.post_parsing import LengthChecks, Posts
@@ -51,7 +51,7 @@ class Wire:
         self.parsed: list[bytes] = []
         self.finished: list[StartedPost] = []
         self.counts = Counter[str]()
-        self.repeats = RepeatedRequests(self, ConnectionMemory(self.counts, lambda: self.serves, Limits()))
+        self.repeats = RepeatedRequests(self, HeadCache(self.counts, lambda: self.serves, Limits()))
         self.replies = ReplyQueue()
         self.answer: Any = SimpleNamespace(
             is_doubtful=False, headers=[], replies=self.replies, cancel=lambda reason: None, done=self.done
@@ -106,7 +106,7 @@ class Wire:
         for _ in range(2):
             assert not self.repeats.take(HEAD + BODY)
             self.repeats.parsed(scope, HEADERS, is_last=False)
-            scope.pop(REPEATS).remember(lambda: RepeatedHead.of(cast("Any", self), head))
+            scope.pop(REPEATS).store(lambda: RepeatedHead.of(cast("Any", self), head))
         self.parsed.clear()
 
     def take(self) -> bool:

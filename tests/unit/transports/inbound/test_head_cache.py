@@ -10,7 +10,7 @@ from transports.inbound.head_cache import (
     MAX_MEMORY_BYTES,
     MAX_SEEN,
     MAX_TOTAL_BYTES,
-    RememberedHeads,
+    ConnectionHeads,
     SharedHeads,
     Template,
     template_of,
@@ -38,8 +38,8 @@ def template(*lines: str) -> Template:
     return found
 
 
-def remembering(*templates: Template) -> RememberedHeads[str]:
-    heads = RememberedHeads[str](SharedHeads())
+def remembering(*templates: Template) -> ConnectionHeads[str]:
+    heads = ConnectionHeads[str](SharedHeads())
     for number, each in enumerate(templates):
         heads.add(each, str(number))
     return heads
@@ -51,7 +51,7 @@ def test_only_the_digits_of_the_length_may_differ(length: int) -> None:
     for behind in (b"", b"{", b"x" * 100):
         found = heads.match(other + behind)
         assert found is not None
-        assert (found.known.remembered, found.head_bytes, found.body_bytes) == ("0", len(other), length)
+        assert (found.known.value, found.head_bytes, found.body_bytes) == ("0", len(other), length)
 
 
 @requirement("wall.framing")
@@ -99,7 +99,7 @@ def test_a_head_that_begins_like_another_is_another() -> None:
     heads = remembering(template(), longer)
     for number, lines in enumerate((LINES, (*LINES, "Z: 1"))):
         found = heads.match(head(*lines) + b"{}")
-        assert found is not None and found.known.remembered == str(number)
+        assert found is not None and found.known.value == str(number)
     assert heads.match(head(*LINES, "Z: 2") + b"{}") is None
 
 
@@ -136,7 +136,7 @@ def test_a_head_of_which_the_parser_has_read_something_else_is_not_remembered() 
 @requirement("wall.memory")
 def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
     shared = SharedHeads[str]()
-    heads, other = RememberedHeads[str](shared), RememberedHeads[str](shared)
+    heads, other = ConnectionHeads[str](shared), ConnectionHeads[str](shared)
     large = [template(*LINES, f"Z: {number:02}" + "z" * 8_000) for number in range(40)]
     size = large[0].memory_bytes
     for each in large:
@@ -152,9 +152,9 @@ def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
     held = other.add(template(), "with more")
     assert held is not None
     heads.close()
-    heads = RememberedHeads[str](shared)
+    heads = ConnectionHeads[str](shared)
     assert heads.match(head()) is not None, "it has the head too"
-    held.hold(MAX_MEMORY_BYTES)  # for a call of another connection
+    held.grow(MAX_MEMORY_BYTES)  # for a call of another connection
     assert len(heads) == 0, "both make room"
     del held
     assert len(other) == 0 == shared.total
@@ -164,20 +164,20 @@ def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
 def test_connections_from_one_place_share_a_head_for_as_long_as_one_of_them_has_it() -> None:
     shared = SharedHeads[str]()
     here = ("192.0.2.1", "http")
-    one, other = RememberedHeads[str](shared, here), RememberedHeads[str](shared, here)
-    strangers = [RememberedHeads[str](shared, where) for where in (("192.0.2.2", "http"), ("192.0.2.1", "https"))]
+    one, other = ConnectionHeads[str](shared, here), ConnectionHeads[str](shared, here)
+    strangers = [ConnectionHeads[str](shared, where) for where in (("192.0.2.2", "http"), ("192.0.2.1", "https"))]
     one.add(template(), "of one")
     assert all(stranger.match(head()) is None for stranger in strangers)
     assert other.is_repeated(head()) is False, "it is known, and was never seen to come again"
     found = other.match(head() + b"{}")
-    assert found is not None and found.known.remembered == "of one"
+    assert found is not None and found.known.value == "of one"
     size, found = template().memory_bytes, None
     assert shared.total == size and len(one) == len(other) == 1, "it is counted once"
     one.close()
     assert other.match(head()) is not None and shared.total == size
     other.close()
     other.add(template(), "a request that ends after its connection")
-    assert RememberedHeads[str](shared, here).match(head()) is None and shared.total == 0 == len(other)
+    assert ConnectionHeads[str](shared, here).match(head()) is None and shared.total == 0 == len(other)
 
 
 @requirement("wall.memory")
@@ -192,11 +192,11 @@ def test_of_few_heads_the_one_that_was_not_repeated_for_longest_makes_room() -> 
 @requirement("wall.memory")
 def test_what_comes_once_is_not_kept() -> None:
     shared = SharedHeads[str]()
-    heads = RememberedHeads[str](shared)
+    heads = ConnectionHeads[str](shared)
     assert not heads.is_repeated(head()) and len(heads) == 0
     assert heads.is_repeated(head()) and heads.is_repeated(head().replace(b"12", b"345"))
     assert not heads.is_repeated(head(*LINES[:2])) and not heads.is_repeated(head(*LINES[:2])), "it has no length"
-    for flooding, is_known in ((RememberedHeads[str](shared), True), (heads, False)):
+    for flooding, is_known in ((ConnectionHeads[str](shared), True), (heads, False)):
         for number in range(MAX_SEEN):
             assert not flooding.is_repeated(head(*LINES, f"Z: {is_known} {number}"))
         assert heads.is_repeated(head()) == is_known, "a connection knows what it has had itself"
