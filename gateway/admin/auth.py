@@ -152,7 +152,7 @@ class SignInLink:
         is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
         return is_right and not self._is_used and self._clock() < self._until
 
-    def take(self, token: str) -> bool:
+    def use_up(self, token: str) -> bool:
         """Use the link up if `token` is valid (`opens_with`). Return True if it was valid; of several concurrent calls,
         only the first gets True."""
         is_open = self.opens_with(token)
@@ -280,7 +280,7 @@ class Access:
         if self._link is None or not self._link.opens_with(token):
             return False
         sign_in = await self._marked()
-        if not self._link.take(token):  # another has been let in meanwhile
+        if not self._link.use_up(token):  # another has been let in meanwhile
             await self._flags.drop(_flag(sign_in))
             return False
         self._give_cookie(request, response, [OPERATOR, self._link.proof, sign_in])

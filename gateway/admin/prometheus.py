@@ -50,9 +50,9 @@ class PrometheusExporter:
         """Return the metrics as text, and its media type. `accept`: the `Accept` header of the scrape, which chooses
         the format. `store_s`: the seconds until the store answered; None if it did not. `replicas`: the number of
         replicas."""
-        held = await self._replica.held()
+        counts = await self._replica.counts()
         # No await from here on: the collector reads these.
-        self._store_s, self._replicas, self._counted = store_s, replicas, held
+        self._store_s, self._replicas, self._counted = store_s, replicas, counts
         encoder, kind = choose_encoder(accept)
         return encoder(self._registry), kind
 
@@ -104,13 +104,13 @@ class PrometheusExporter:
         yield _counter("log_lines_dropped", "Lines for stderr that were dropped", [((), dropped_lines())])
 
     def _held(self) -> Iterator[Metric]:
-        held, metrics = self._counted, self._replica.metrics
+        counts, metrics = self._counted, self._replica.metrics
         for name, text, value in (
-            ("sessions", "Sessions that this process serves", held.sessions),
-            ("sessions_without_workspace", "Those of them that have no workspace", held.without_workspace),
-            ("exchanges_in_flight", "Requests in flight", held.in_flight),
-            ("calls_parked", "Calls that wait for input from their client", held.suspended),
-            ("streams", "Open event streams", held.streams),
+            ("sessions", "Sessions that this process serves", counts.sessions),
+            ("sessions_without_workspace", "Those of them that have no workspace", counts.without_workspace),
+            ("exchanges_in_flight", "Requests in flight", counts.in_flight),
+            ("calls_parked", "Calls that wait for input from their client", counts.suspended),
+            ("streams", "Open event streams", counts.streams),
             ("draining", "1 while sessions are handed over", self._replica.is_draining),
             (
                 "configuration_outdated",

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.admin.report_types import HiddenTools, Origin, ServerEnvironment, SessionEnvironment, Variable
 from gateway.calls.conversation import Conversation
-from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.calls.live_session import LiveSession
 from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
 from gateway.config.endpoint_paths import ALL, path_of
 from gateway.config.secrets import secrets_in
@@ -142,7 +142,6 @@ class SessionEnvironments:
 
     replica: str
     """The name of this replica."""
-    live: LiveSessions
     """The sessions that this replica serves."""
     settings: Settings
     delegation: Callable[[], Delegation]
@@ -161,11 +160,6 @@ class SessionEnvironments:
     def replace(self, settings: Settings) -> None:
         """Explain sessions by the configuration `settings`, which was just loaded, from now on."""
         self.settings = settings
-
-    def held(self, session_id: str) -> SessionEnvironment | None:
-        """Return the environment of the session with this id if this replica serves the session; otherwise None."""
-        live = self.live.get(session_id)
-        return None if live is None else self.of(live.session, live)
 
     def of(self, session: Session, live: LiveSession | None = None) -> SessionEnvironment:
         """Return the environment of a session. `live`: the session in memory, whose running processes are reported.

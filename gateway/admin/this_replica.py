@@ -179,7 +179,7 @@ class Replica:
     async def report(self) -> ReplicaReport:
         """Return the state of this process: readiness, counts, memory, recent history, and servers that cannot be
         used."""
-        held = await self.held()
+        counts = await self.counts()
         return ReplicaReport(
             replica=self.name,
             address="" if self.cluster is None else self.cluster.address,
@@ -188,10 +188,10 @@ class Replica:
             up_s=round(time() - self._began, 1),
             ready=await self.serving.is_ready(),
             draining=self.is_draining,
-            sessions=held.sessions,
-            in_flight=held.in_flight,
-            streams=held.streams,
-            processes=sum(held.processes.values()),
+            sessions=counts.sessions,
+            in_flight=counts.in_flight,
+            streams=counts.streams,
+            processes=sum(counts.processes.values()),
             memory_bytes=resident_bytes() or 0,
             server_memory=dict(self.memory.by_server()),
             most_memory=self.memory.state().most,
@@ -207,24 +207,24 @@ class Replica:
             unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )
 
-    async def held(self) -> ReplicaCounts:
+    async def counts(self) -> ReplicaCounts:
         """Count sessions, exchanges, streams and processes of this replica. Work in steps, so that calls do not
         wait."""
-        held = ReplicaCounts(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
+        counts = ReplicaCounts(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
         for some in slices(list(self.live), SCANNED_AT_ONCE // 2):
             for live in some:
-                held.sessions += 1
-                held.without_workspace += not live.session.context.workspace
-                held.streams += live.open_streams
+                counts.sessions += 1
+                counts.without_workspace += not live.session.context.workspace
+                counts.streams += live.open_streams
                 if live.exchanges or live.has_suspended:
                     # Calls that were moved to a child session count for that session.
-                    held.in_flight += sum(exchange.live is live for exchange in live.exchanges)
-                    held.suspended += suspended_of(live)
-                _count_processes(live.every_conversation(), held.processes)
+                    counts.in_flight += sum(exchange.live is live for exchange in live.exchanges)
+                    counts.suspended += suspended_of(live)
+                _count_processes(live.every_conversation(), counts.processes)
             await let_others_run()
         for upstream in self.upstreams:
-            _count_processes(upstream.shared, held.processes)
-        return held
+            _count_processes(upstream.shared, counts.processes)
+        return counts
 
     @question("servers")
     async def servers(self) -> list[ServerPart]:
@@ -292,7 +292,8 @@ class Replica:
 
     @question("environment")
     async def environment(self, session_id: str) -> SessionEnvironment | None:
-        return self.environments.held(session_id)
+        live = self.live.get(session_id)
+        return None if live is None else self.environments.of(live.session, live)
 
     @question("watch")
     async def watch(self, session_id: str, by: str) -> FrameReport | None:

@@ -50,7 +50,7 @@ _STATES: Final = ("ok", "starting", "failing")
 _SUMMED: Final = ("processes", "memory_bytes", "links", "in_flight", "started", "failed_starts")
 
 
-class Insights:
+class ActivityQueries:
     """Answer operators' questions about the past: timelines of sessions, history of calls, and the states of servers.
     Read what replicas have written to the store, and get from replicas what is not written yet."""
 

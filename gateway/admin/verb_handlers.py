@@ -41,7 +41,7 @@ from gateway.admin.session_list import SessionFinder, SessionList
 from gateway.admin.session_list_selection import fits
 from gateway.admin.session_watches import SessionWatches
 from gateway.admin.this_replica import Replica
-from gateway.admin.timelines_and_history import Insights
+from gateway.admin.timelines_and_history import ActivityQueries
 from gateway.config.settings import Settings
 from gateway.context.consented_tokens import Connection, ConsentedTokens, Grant
 from gateway.observability.audit import Audit
@@ -95,7 +95,7 @@ class Operations:
         self._finder = SessionFinder(backend.sessions, clock)
         self._tried = tried
         self.watches = SessionWatches(self._finder, replicas, record, self.settings.gateway)
-        # Verbs that these classes, and `Insights` below, implement:
+        # Verbs that these classes, and `ActivityQueries` below, implement:
         self.sessions = self._list.page
         self.tasks = self._tasks.page
         self.task = self._tasks.row
@@ -103,12 +103,12 @@ class Operations:
         self.stderr = self.watches.stderr
         self.switch_frames_on = self.watches.switch_on
         self.switch_frames_off = self.watches.switch_off
-        insights = Insights(backend, replicas, clock)
-        self.timeline = insights.timeline
-        self.past_sessions = insights.past_sessions
-        self.history = insights.history
-        self.usage = insights.usage
-        self.servers = insights.servers
+        activity = ActivityQueries(backend, replicas, clock)
+        self.timeline = activity.timeline
+        self.past_sessions = activity.past_sessions
+        self.history = activity.history
+        self.usage = activity.usage
+        self.servers = activity.servers
 
     def replace(self, settings: Settings) -> None:
         """Show operators the configuration `settings`, which was just loaded, from now on."""

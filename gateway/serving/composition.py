@@ -77,7 +77,6 @@ class Operating:
         admin, record = options.admin, functools.partial(base.audit.record, "operated")
         self.environments = SessionEnvironments(
             replica=base.name,
-            live=base.live,
             settings=base.settings,
             upstreams=servers.upstreams,
             rules=sessions.rules,

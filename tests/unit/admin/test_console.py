@@ -300,12 +300,12 @@ def test_addresses_pass_and_names_that_are_allowed(
 def test_a_link_opens_once_and_for_ten_minutes() -> None:
     clock = FakeClock()
     link = SignInLink(clock)
-    assert len(link.token) >= 43 and not link.opens_with("") and not link.take(link.token + "x")
-    assert not link.take("\ud800")
-    assert link.opens_with(link.token) and link.take(link.token) and not link.take(link.token)
+    assert len(link.token) >= 43 and not link.opens_with("") and not link.use_up(link.token + "x")
+    assert not link.use_up("\ud800")
+    assert link.opens_with(link.token) and link.use_up(link.token) and not link.use_up(link.token)
     late = SignInLink(clock)
     clock.pass_time(VALID_S)
-    assert not late.take(late.token)
+    assert not late.use_up(late.token)
 
 
 OTHER = "http://127.0.0.1:8081"

@@ -9,7 +9,7 @@ import pytest
 from gateway.admin import timelines_and_history
 from gateway.admin.query_types import PastQuery
 from gateway.admin.replica_queries import Replicas
-from gateway.admin.timelines_and_history import Insights, points_of, usage_of
+from gateway.admin.timelines_and_history import ActivityQueries, points_of, usage_of
 from gateway.observability.metrics import BUCKETS_S
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures
 from session_store import HistoryRecord, TimelineEntry, TimelineHead, TimelinePart
@@ -35,7 +35,7 @@ def used(session: str, client: str) -> TimelinePart:
 
 @requirement("ops.timeline")
 async def test_a_session_behind_all_others_is_found(backend: SqliteBackend) -> None:
-    found = Insights(backend, Replicas(backend), FakeClock())
+    found = ActivityQueries(backend, Replicas(backend), FakeClock())
     await backend.timelines.add([used("past", "past-agent")])
     crowd = [used(f"c{number:07}", "crowd") for number in range(MAX_SESSIONS - 1)]
     for begin in range(0, len(crowd), 500):  # no write may take longer than the store waits for one
@@ -52,7 +52,7 @@ async def test_a_session_behind_all_others_is_found(backend: SqliteBackend) -> N
 async def test_a_tool_is_looked_for_in_the_entries_of_a_bounded_number_of_sessions(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Insights(backend, Replicas(backend), FakeClock())
+    found = ActivityQueries(backend, Replicas(backend), FakeClock())
     for session, tool in (("a-read", "read_file"), ("b-get", "get"), ("c-read", "read_file")):
         entries = [TimelineEntry(1.0, "call", "files", tool, "ok")]
         await backend.timelines.add([TimelinePart(head=TimelineHead(session=session), entries=entries)])
