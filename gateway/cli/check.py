@@ -168,10 +168,7 @@ def why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
     from gateway.calls.server_start_failures import with_output_tail
 
     state = upstream.state
-    if package:
-        why = f"its package {package} was not fetched within {_FETCHED_WITHIN_S:.0f} s"
-    else:
-        why = state.why_silent
+    why = f"its package {package} was not fetched within {_FETCHED_WITHIN_S:.0f} s" if package else state.why_silent
     return with_output_tail(why, state.output_tail)
 
 

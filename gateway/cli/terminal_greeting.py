@@ -64,8 +64,7 @@ class StatusLine:
         """Write whole lines above the status line."""
         if not self._status:
             return self._stream.write(text)
-        written = self._stream.write(f"{_CLEAR}{text}{self._status if text.endswith(chr(10)) else ''}")
-        return written
+        return self._stream.write(f"{_CLEAR}{text}{self._status if text.endswith(chr(10)) else ''}")
 
     def flush(self) -> None:
         self._stream.flush()

@@ -41,7 +41,8 @@ class Assertions:
 
     def __post_init__(self, ring: KeyRing) -> None:
         seeds = [hashlib.sha256(key).digest() for key in ring.derive(Purpose.ASSERTION)]
-        self._keys = {_name(key): key for key in map(Ed25519PrivateKey.from_private_bytes, seeds)}
+        keys = map(Ed25519PrivateKey.from_private_bytes, seeds)
+        self._keys = {_text(hashlib.sha256(_raw(key)).digest()[:12]): key for key in keys}
         self._cached: dict[tuple[str, int, str], tuple[float, str]] = {}
         self._cached_bytes = 0
 
@@ -107,10 +108,6 @@ class Assertions:
 
 def _raw(key: Ed25519PrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-
-
-def _name(key: Ed25519PrivateKey) -> str:
-    return _text(hashlib.sha256(_raw(key)).digest()[:12])
 
 
 def _text(data: bytes) -> str:

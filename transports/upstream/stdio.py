@@ -82,7 +82,7 @@ class StdioUpstream:
         if not started.is_unheard:
             await started.close()
             raise UpstreamUnavailable(f"server {self.name!r} has ended before a session could use it")
-        started.heard_by(events)
+        started.events = events
         return started
 
     async def start(self, given: ConnectOptions) -> "StdioLink":
@@ -172,10 +172,6 @@ class StdioLink:
         """Return True if the child was prestarted, still runs and has sent nothing, so that a session can use it like a
         new one."""
         return isinstance(self.events, _Unheard) and not self.events.said
-
-    def heard_by(self, events: LinkEvents) -> None:
-        """Report messages and events of the child to `events` from now on."""
-        self.events = events
 
     def send(self, frame: bytes) -> None:
         stdin = self._process.stdin

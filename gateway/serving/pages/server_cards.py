@@ -73,7 +73,7 @@ def card_routes(cards: Mapping[str, CardSettings], base: str, rates: RateLimits,
                 return PlainTextResponse(f"{refused}\n", refused.status, {**refused.headers, **_CORS})
             except StoreError as error:
                 return PlainTextResponse(f"{error}\n", 503, {"Retry-After": "5", **_CORS})
-            if _names(request.headers.get("if-none-match", ""), tag):
+            if _has_tag(request.headers.get("if-none-match", ""), tag):
                 return Response(status_code=304, headers=headers)
             return Response(content, headers={**headers, "Content-Type": media_type})
 
@@ -82,7 +82,7 @@ def card_routes(cards: Mapping[str, CardSettings], base: str, rates: RateLimits,
     return [route(path, *found) for path, found in _documents(cards, base).items()]
 
 
-def _names(sent: str, tag: str) -> bool:
+def _has_tag(sent: str, tag: str) -> bool:
     """Return whether `sent`, the value of `If-None-Match`, matches the ETag `tag` (RFC 9110 §13.1.2): it contains the
     tag, also as a weak one, or `*`. Proxies that compress make tags weak."""
     return any(each.strip().removeprefix("W/") in (tag, "*") for each in sent[:4_096].split(","))
