@@ -122,7 +122,7 @@ async def _notify(
     era, conversation = await upstream.era_for(asker.era), None
     if asker.era is MODERN and (asker.declaration is None or not asker.declaration.is_declared):
         # A modern notification may lack the description of its client, which the server knows from earlier calls.
-        conversation = upstream.open_with(live)
+        conversation = upstream.any_conversation(live)
     if conversation is None or conversation.era is not era:
         conversation = upstream.conversation(live, era, asker.correlation, asker.declaration)
     await conversation.join(live)
@@ -144,7 +144,7 @@ def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
 def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared | None:
     """Return the extensions that a server has declared, as far as this is known without asking it: in its handshake
     with the session `live`, or else in its answer to the gateway's own probe. Return None if neither is known."""
-    conversation = None if live is None else upstream.open_with(live)
+    conversation = None if live is None else upstream.any_conversation(live)
     if conversation is not None and conversation.initialize_result is not None:
         return conversation.declared
     return None if upstream.discovery is None else upstream.extensions

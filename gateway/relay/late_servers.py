@@ -370,7 +370,7 @@ class LateServers:
 def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
     """Return the items of a server's list that are known without asking the server; None if none are known. They come
     from an answer that was too late, or, for tools, from the gateway's own probe. `method` names the list."""
-    conversation = upstream.open_with(asker.live) if asker.live is not None else None
+    conversation = upstream.any_conversation(asker.live) if asker.live is not None else None
     if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
         conversation = upstream.sessionless(era)
     lists = None if conversation is None else conversation.known_lists

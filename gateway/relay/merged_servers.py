@@ -106,7 +106,7 @@ class MergedServers:
         context, live = call.exchange.context, call.live
         having = []
         for server in self._servers.to(context).values():
-            known = server.server_lists.known("tools/list", None if live is None else server.open_with(live))
+            known = server.server_lists.known("tools/list", None if live is None else server.any_conversation(live))
             tools = known if known is not None else server.probed_tools
             if not isinstance(tools, Tools) or not tools.apps or not tools.called("", tool).is_for_apps:
                 continue
@@ -180,7 +180,7 @@ class MergedServers:
         """Return the pages of skills, by server, with URIs that are unique, because MCP hosts refuse a list that has a
         URI twice. If two servers list the same URI, put the name of the later server into its URI."""
         servers, row = self._servers.to(call.exchange.context), METHODS[call.method]
-        if sum(row.is_offered(server.declared) for server in servers.values()) < 2:
+        if sum(row.is_offered(server.known_capabilities) for server in servers.values()) < 2:
             return pages
         listed, taken = await self.resources.skills(call), set[str]()
         named: dict[str, Any] = {}

@@ -205,7 +205,7 @@ class _Lists(msgspec.Struct, frozen=True):
 
     def skills(self, name: str) -> Names:
         """Return the URIs of the server's skills and of their files; empty if the server has declared no skills."""
-        is_offered = METHODS[SKILLS_LIST].is_offered(self.upstream.declared)
+        is_offered = METHODS[SKILLS_LIST].is_offered(self.upstream.known_capabilities)
         return self.names(SKILLS_LIST, name) if is_offered else Names()
 
     def _having(self, method: str, name: str) -> Listed:
@@ -432,7 +432,8 @@ class Admission:
         declared the extension, and policy must not hide the method."""
         row = METHODS[method]
         return not row.extension or (
-            row.is_offered(upstream.declared) and not self._policy.why_method_hidden(context, upstream.name, method)
+            row.is_offered(upstream.known_capabilities)
+            and not self._policy.why_method_hidden(context, upstream.name, method)
         )
 
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:

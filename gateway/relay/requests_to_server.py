@@ -248,13 +248,13 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
     if (era := upstream.era_now(call.era)) is not MODERN:
         if era is None or live is None or call.era is MODERN or not plain:
             return None
-        is_first = is_unused(live, upstream.open_with(live), method)
+        is_first = is_unused(live, upstream.any_conversation(live), method)
         return upstream.first_answers.cache_key(method, params, live, call.exchange.context) if is_first else None
     declaration, is_public = declaration_for(call.exchange), plain
     declared = object_of(b"{}" if declaration is None else declaration.capabilities)
     # With the names: a server may list other tools for an experimental capability than for an extension like it.
     extensions = b"".join(b"%b%b" % (n.encode(), declared[n]) for n in ("experimental", "extensions") if n in declared)
-    if live is not None and not upstream.settings.shared and (own := upstream.open_with(live)) is not None:
+    if live is not None and not upstream.settings.shared and (own := upstream.any_conversation(live)) is not None:
         lists = own.known_lists
         is_public = plain and (lists is None or METHODS[method].kind not in lists.announced)
     private, session = _private(upstream, call)

@@ -331,7 +331,7 @@ def _is_answer(answer: ServerAnswer) -> bool:
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
     """Return the conversations with the server whose lists are valid for the call: the conversation of the call's
     session, if it is open, and those that all sessions share."""
-    own = None if call.live is None else upstream.open_with(call.live)
+    own = None if call.live is None else upstream.any_conversation(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 
 
@@ -353,10 +353,12 @@ def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
 def _complete(upstream: ConfiguredUpstream, call: Call) -> Mapping[str, Names] | None:
     """Return a server's lists of resources, skills and templates, by method, without asking the server. Return None if
     one of these lists is not known for the session."""
-    own = None if call.live is None else upstream.open_with(call.live)
+    own = None if call.live is None else upstream.any_conversation(call.live)
     lists: dict[str, Names] = {}
     for method in _FITS:
-        has_none = "resources" not in upstream.declared or not METHODS[method].is_offered(upstream.declared)
+        has_none = "resources" not in upstream.known_capabilities or not METHODS[method].is_offered(
+            upstream.known_capabilities
+        )
         known = Names() if upstream.has_answered and has_none else upstream.server_lists.known(method, own)
         if not isinstance(known, Names):
             return None

@@ -132,7 +132,7 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     relay = gateway_subscription_of(live, upstream.name)
     if relay is not None:
         return relay.has_ended or not relay.is_confirmed
-    is_notified = upstream.notifies and bool(_wanted(upstream, live, upstream.declared))
+    is_notified = upstream.notifies and bool(_wanted(upstream, live, upstream.known_capabilities))
     return is_notified or _share_extension(live, upstream.extensions)
 
 
@@ -204,7 +204,7 @@ async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callabl
     subscription = SubscriptionFilter(exchange.client_id, Filter(), exchange.emit)
     subscription.honour({key: raw for key, raw in extension_members(call.params).items() if declared.takes(key)})
     exchange.queue_at(conversation)
-    honoured = wanted.honoured(upstream.declared)
+    honoured = wanted.honoured(upstream.known_capabilities)
     exchange.acknowledged_here(functools.partial(subscription.notify_all, honoured))
     conversation.in_background(or_fail(conversation, exchange, functools.partial(send, call)))
     subscription.acknowledge(honoured)
@@ -335,7 +335,7 @@ class ServerSubscriptions:
             late.connect(upstream, Asker.of(call), self)
         declared = upstream.extensions  # to the gateway's probe
         self._subscription.honour({key: raw for key, raw in self._beyond.items() if declared.takes(key)})
-        return self._wanted(upstream).honoured(upstream.declared)
+        return self._wanted(upstream).honoured(upstream.known_capabilities)
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
         """Subscribe at a server that had to start, or was late, and is up now."""

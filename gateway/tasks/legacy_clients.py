@@ -152,7 +152,7 @@ class LegacyTasks:
                 continue
             has_any = True
             shared = upstream.settings.shared
-            conversation = upstream.sessionless(Era.LEGACY) if shared else upstream.open_with(resolved.live)
+            conversation = upstream.sessionless(Era.LEGACY) if shared else upstream.any_conversation(resolved.live)
             if conversation is not None and conversation.is_open and conversation.era is Era.LEGACY:
                 used[name] = (upstream, conversation)
         if not has_any and not self.requested.is_for(resolved.live):

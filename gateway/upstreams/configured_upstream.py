@@ -163,7 +163,7 @@ class ConfiguredUpstream:
         return ServerState("failing", failures.reason, attempts=failures.count, output_tail=words)
 
     @property
-    def declared(self) -> dict[str, Any]:
+    def known_capabilities(self) -> dict[str, Any]:
         """Return the capabilities that the server has declared to the gateway's last probe; empty if it has not
         answered."""
         return self._facts.capabilities
@@ -233,7 +233,7 @@ class ConfiguredUpstream:
         if era is not None:
             key = self._key(era, exchange.declaration)
             held = self._shared.of(era) if self.settings.shared else live.conversations.get(key)
-        return self.open_with(live) if held is None and exchange.method == "tools/call" else held
+        return self.any_conversation(live) if held is None and exchange.method == "tools/call" else held
 
     def _key(self, era: Era, caller: ClientDeclaration | None) -> Key:
         """Return the key under which a session stores its conversation with this server in `era`. With a legacy server,
@@ -241,7 +241,7 @@ class ConfiguredUpstream:
         declaring = caller if era is LEGACY else None
         return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
 
-    def open_with(self, live: LiveSession) -> Conversation | None:
+    def any_conversation(self, live: LiveSession) -> Conversation | None:
         """Return a conversation of the session with this server, in either era; None if there is none."""
         if self.settings.shared:
             return next(iter(self._shared), None)
@@ -249,7 +249,7 @@ class ConfiguredUpstream:
 
     def is_open_to(self, live: LiveSession) -> bool:
         """Return True if the session has an open link to the server now."""
-        conversation = self.open_with(live)
+        conversation = self.any_conversation(live)
         return conversation is not None and conversation.is_open
 
     def conversation(

@@ -71,8 +71,7 @@ async def all_items(
         LinkClosed: the server ended before it answered.
         msgspec.MsgspecError: the answer is not JSON.
     """
-    items, _ = await read_list(method, conversation, results)
-    return items
+    return (await read_list(method, conversation, results))[0]
 
 
 async def read_list(

@@ -44,7 +44,7 @@ class OneServer:
     name = "s"
     era = Era.LEGACY
     settings: Any = SimpleNamespace(kind="command", handles=False)
-    declared: Mapping[str, Any] = {"tools": {"listChanged": True}}
+    known_capabilities: Mapping[str, Any] = {"tools": {"listChanged": True}}
     discovery: bytes | None = b"{}"
     extensions = Declared()
     is_failing = is_left_out = False
@@ -53,7 +53,7 @@ class OneServer:
     def itself(self, *_: Any) -> Self:
         return self
 
-    conversation = open_with = conversation_at_hand = sessionless = itself
+    conversation = any_conversation = conversation_at_hand = sessionless = itself
 
     async def conversation_for(self, call: Call) -> Self:
         return self
@@ -67,7 +67,7 @@ class OneServer:
     era_in = era_for
 
     async def capabilities(self) -> Any:
-        return self.declared
+        return self.known_capabilities
 
     def permits(self, context: Context, uris: frozenset[str]) -> frozenset[str]:
         return uris
@@ -99,7 +99,7 @@ class PagedServer(OneServer):
         self.known = KnownFacts()
         self.lists = Lists(lambda: None)
         self.known_lists = self.lists
-        self.declared = {"resources": {}, "tools": {}}
+        self.known_capabilities = {"resources": {}, "tools": {}}
         self.error = -32002
         self.asked: list[tuple[str, str]] = []
         self.answered = asyncio.Event()

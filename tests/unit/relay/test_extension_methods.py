@@ -58,7 +58,7 @@ class Server(OneServer):
         return self._facts.declared
 
     @property
-    def declared(self) -> Declared:  # type: ignore[override]  # a fake
+    def declared(self) -> Declared:
         return Declared.of(capabilities_json(self.initialize_result))
 
     async def facts(self) -> ServerFacts:
@@ -67,7 +67,7 @@ class Server(OneServer):
             await asyncio.Event().wait()
         return self._facts
 
-    def open_with(self, live: LiveSession) -> "Server | None":  # type: ignore[override]  # a fake
+    def any_conversation(self, live: LiveSession) -> "Server | None":  # type: ignore[override]  # a fake
         return self if self.is_known else None
 
     def conversation(self, live: LiveSession, era: Era, correlation: str, caller: ClientDeclaration | None) -> "Server":

@@ -271,7 +271,7 @@ class Heard(OneServer):
     """A server that is up, and its conversation. It confirms nothing by itself: `pending` has the subscription at a
     modern one, and the answer to that at a legacy one."""
 
-    declared = CAPABILITIES
+    known_capabilities = CAPABILITIES
 
     def __init__(self, era: Era) -> None:
         self.era = era

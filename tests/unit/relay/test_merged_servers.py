@@ -199,7 +199,7 @@ async def test_what_servers_answer_for_a_missing_resource_is_not_an_answer_and_a
 
 async def test_a_resource_that_nobody_has_is_not_found_and_servers_without_resources_are_not_asked() -> None:
     one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
-    one.declared = {"tools": {}}
+    one.known_capabilities = {"tools": {}}
     assert await owner(merged(one, two), "y://1") == "b" and not one.asked
     parts = merged(PagedServer("a", pages()), PagedServer("b", pages()))
     with pytest.raises(Refused, match="Resource not found: z://1"):
@@ -345,7 +345,7 @@ def skilled(name: str, *uris: str, ttl_ms: int = 9, directories: bool = False, u
     for uri in (*uris, *filter(None, [unlisted])):
         found[GET, uri] = {"skill": {"uri": uri, "from": name}}
     server = PagedServer(name, found)
-    server.declared = {"resources": {}, "extensions": {SKILL_ID: {"directoryRead": directories}}}
+    server.known_capabilities = {"resources": {}, "extensions": {SKILL_ID: {"directoryRead": directories}}}
     return server
 
 
@@ -424,5 +424,5 @@ async def test_what_is_no_list_keeps_no_list_of_other_servers_from_a_client(item
     assert found["prompts"] == [{"name": "b__p"}]
     for page in ({}, {"skills": items}):
         without, having = PagedServer("wrong", {(SKILLS, ""): page}), skilled("good", A)
-        without.declared = having.declared
+        without.known_capabilities = having.known_capabilities
         assert (await skills(merged(without, having)))[0] == [A]

@@ -50,7 +50,7 @@ class Server(OneServer):
 
     async def capabilities(self) -> dict[str, Any]:
         await self.is_known.wait()
-        return dict(self.declared)
+        return dict(self.known_capabilities)
 
     async def start(self, exchange: Exchange, params: Any, meta: Any) -> None:
         if self.is_away:
