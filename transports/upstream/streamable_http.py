@@ -31,9 +31,8 @@ from transports.upstream.http_replies import (
     redirect_target,
     skim,
 )
+from transports.upstream.http_send_queues import OrderedMessages, PacedRequests
 from transports.upstream.invalid_output_lines import LineBudget
-from transports.upstream.ordered_sending import OrderedMessages
-from transports.upstream.paced_requests import PacedRequests
 from transports.upstream_port import (
     ConnectOptions,
     LinkClosed,

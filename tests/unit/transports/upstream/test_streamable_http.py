@@ -17,7 +17,7 @@ from tests.requirements import requirement
 from transports.jsonrpc import Message
 from transports.mirrored_headers import decode_value
 from transports.testing import RecordedEvents
-from transports.upstream.paced_requests import AT_ONCE
+from transports.upstream.http_send_queues import AT_ONCE
 from transports.upstream.streamable_http import HttpLink, HttpUpstream, modern_version
 from transports.upstream_port import ConnectOptions
 
