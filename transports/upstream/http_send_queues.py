@@ -16,6 +16,9 @@ from transports.upstream_port import LinkEvents
 
 logger = logging.getLogger(__name__)
 
+_Send = Callable[[], Coroutine[Any, Any, None]]
+_Run = Callable[[object, Coroutine[Any, Any, None]], asyncio.Task[None]]
+
 SEND_S: Final = 30.0
 """Seconds that sending one message may take: as long as a slow server may need to wake up. Later messages wait for
 it."""
@@ -36,7 +39,7 @@ class OrderedMessages:
 
     __slots__ = ("_bytes", "_drops", "_last", "_name", "_run", "_unsent")
 
-    def __init__(self, name: str, run: Callable[[object, Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    def __init__(self, name: str, run: _Run) -> None:
         self._name = name
         self._run = run
         self._unsent: dict[asyncio.Task[None], None] = {}
@@ -44,7 +47,7 @@ class OrderedMessages:
         self._bytes = 0
         self._drops = False  # whether the last message was dropped: a client that sends many makes one line of the log
 
-    def add(self, size: int, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def add(self, size: int, send: _Send) -> None:
         """Send a message of `size` bytes by calling `send`, once all messages before it are sent. If too many bytes
         wait already, drop the message."""
         has_dropped, self._drops = self._drops, self._bytes > MOST_WAITING_BYTES
@@ -66,9 +69,7 @@ class OrderedMessages:
         """Wait until all messages that were added before this call are sent or dropped."""
         await _end_of(self._last)
 
-    async def _send(
-        self, size: int, send: Callable[[], Coroutine[Any, Any, None]], before: asyncio.Task[None] | None
-    ) -> None:
+    async def _send(self, size: int, send: _Send, before: asyncio.Task[None] | None) -> None:
         await _end_of(before)
         try:
             async with asyncio.timeout(SEND_S + size / BYTES_PER_S):
@@ -103,16 +104,14 @@ class PacedRequests:
 
     __slots__ = ("_events", "_name", "_run", "_waiting", "_workers")
 
-    def __init__(
-        self, name: str, run: Callable[[object, Coroutine[Any, Any, None]], asyncio.Task[None]], events: LinkEvents
-    ) -> None:
+    def __init__(self, name: str, run: _Run, events: LinkEvents) -> None:
         self._name = name
         self._run = run
         self._events = events
-        self._waiting: OrderedDict[RequestId, Callable[[], Coroutine[Any, Any, None]]] = OrderedDict()
+        self._waiting: OrderedDict[RequestId, _Send] = OrderedDict()
         self._workers = 0
 
-    def add(self, request_id: RequestId, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def add(self, request_id: RequestId, send: _Send) -> None:
         """Send a request by calling `send`, as soon as fewer than `AT_ONCE` are in flight. If too many requests wait
         already, refuse it."""
         if len(self._waiting) >= MOST_WAITING_REQUESTS:
