@@ -3,7 +3,7 @@ expires."""
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -53,36 +53,35 @@ class RedisTasks(RedisPart):
         self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
     ) -> list[Task]:
         place = keys.tasks_of(session_id)
-        found: list[Task] = []
-        start = 0  # offset among the tasks of that age and younger ones
-        while len(found) < limit:
-            oldest = ("ZRANGEBYSCORE", place, repr(after[0]), "+inf", "LIMIT", start, limit)
-            names = [task_name(session_id, task_id.decode()) for task_id in await self._commands.run(*oldest)]
-            if not names:
-                break
-            heads = await self._heads(names)
-            found += [task for head in heads if (task := self._read(head)) is not None and task.place > after]
-            stale = [ids_of(name)[1] for name, head in zip(names, heads, strict=True) if head is None]
-            if stale:
-                await self._commands.run("ZREM", place, *stale)
-            start += len(names) - len(stale)
-        return found[:limit]
+        query = ("ZRANGEBYSCORE", place, repr(after[0]), "+inf")
+        return await self._listed(
+            query, lambda task_id: task_name(session_id, task_id), lambda task: task.place > after, limit
+        )
 
     async def page(self, *, before: Task | None = None, limit: int = 100) -> list[Task]:
-        newest = "+inf" if before is None else repr(before.created_at)
+        query = ("ZREVRANGEBYSCORE", keys.TASKS, "+inf" if before is None else repr(before.created_at), "-inf")
+        return await self._listed(
+            query, str, lambda task: before is None or task.place_of_all < before.place_of_all, limit
+        )
+
+    async def _listed(
+        self, query: tuple[str, ...], name_of: Callable[[str], str], is_wanted: Callable[[Task], bool], limit: int
+    ) -> list[Task]:
+        """Return the heads of the first `limit` wanted tasks of a list, in the order of `query`, the command that reads
+        it. `name_of` returns the name of a task by its member of the list. Remove members whose task is gone."""
+        place = query[1]
         found: list[Task] = []
-        start = 0  # offset among the tasks of that age and older ones
+        start = 0  # offset in the result of the query
         while len(found) < limit:
-            youngest = ("ZREVRANGEBYSCORE", keys.TASKS, newest, "-inf", "LIMIT", start, limit)
-            names = [name.decode() for name in await self._commands.run(*youngest)]
-            if not names:
+            members = [member.decode() for member in await self._commands.run(*query, "LIMIT", start, limit)]
+            if not members:
                 break
-            tasks = await self.heads(names)
-            found += [task for task in tasks if before is None or task.place_of_all < before.place_of_all]
-            stale = set(names) - {task.name for task in tasks}
+            heads = await self._heads([name_of(member) for member in members])
+            found += [task for head in heads if (task := self._read(head)) is not None and is_wanted(task)]
+            stale = [member for member, head in zip(members, heads, strict=True) if head is None]
             if stale:
-                await self._commands.run("ZREM", keys.TASKS, *sorted(stale))
-            start += len(names) - len(stale)
+                await self._commands.run("ZREM", place, *stale)
+            start += len(members) - len(stale)
         return found[:limit]
 
     async def drop_session(self, session_id: str) -> None:
