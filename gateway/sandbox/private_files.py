@@ -3,7 +3,7 @@
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
@@ -97,25 +97,33 @@ class PrincipalsFile:
                 yield os.path.join(where, os.path.basename(self._path)) if is_kept_within else target
 
 
-def opened(walls: Walls | None, files: Iterable[Path], mode: str = "r") -> Iterator[tuple[str, Path]]:
+def opened(walls: Walls | None, files: Collection[Path], mode: str = "r") -> Iterator[tuple[str, Path]]:
     """Yield pairs of the path of a grant in `walls` and one of the `files` that this grant opens. `mode` says for what
     the grant opens it: "r" for reading, "w" for writing. Files and folders are also compared by device and inode,
     because the kernel grants a folder at each of its mounts, and a file under each of its hard links."""
-    by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if mode in grant.mode}
-    by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
+    if walls is None or not files:
+        return
+    granted = dict.fromkeys(grant.path for grant in walls.grants if mode in grant.mode)
+    by_inode = _by_inode(granted)
     for file in files:
         real = Path(os.path.realpath(file))
-        around = map(str, (real, *real.parents))
-        grant = next((grant for one in around if (grant := by_path.get(one) or by_inode.get(_inode(one)))), None)
+        around = [*map(str, (real, *real.parents))]
+        grant = next((path for path in around if path in granted), None)
+        if grant is None:
+            grant = next((by_inode[inode] for inode in _by_inode(around) if inode in by_inode), None)
         if grant is None and (template := PrincipalsFile.of(str(real))) is not None:
-            grant = next((path for path in by_path if template.is_below(path) or template.may_be(path)), None)
+            grant = next((path for path in granted if template.is_below(path) or template.may_be(path)), None)
         if grant is not None:
             yield grant, file
 
 
-def _inode(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def _by_inode(paths: Iterable[str]) -> dict[tuple[int, int], str]:
+    """Return those of the paths that exist, by device and inode."""
+    found = {}
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        found[status.st_dev, status.st_ino] = path
+    return found

@@ -5,7 +5,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,7 +58,7 @@ class ServerSandbox:
     forgets: tuple[str, ...] = ()
     """A sentence for each file of data that ends with its session."""
 
-    def opens(self, files: Iterable[Path]) -> list[str]:
+    def opens(self, files: Collection[Path]) -> list[str]:
         """Return those of the given files that the sandbox lets its processes read."""
         return [str(file) for _, file in opened(self.walls, files)]
 
