@@ -79,6 +79,16 @@ def facts_of(session: Session, correlation: str) -> dict[str, str]:
     }
 
 
+def _built_in(session: Session) -> dict[str, str]:
+    """Return the values of the fields that every session has, without the correlation id and the folder."""
+    principal = session.principal
+    return facts_of(session, "") | {
+        "principal.issuer": principal.issuer,
+        "principal.subject": principal.subject,
+        "endpoint": session.endpoint,
+    }
+
+
 def with_trace(result: Object, session: Session | None, correlation: str) -> Object:
     """Return a result whose `_meta` helps to find the request in logs: session id (shortened) and correlation id.
     Return the result unchanged if another gateway has added its own ids already."""
@@ -137,11 +147,7 @@ class SessionFacts:
     def value(self, session: Session, name: str) -> str:
         """Return the value of a field, built-in or defined by the operator; empty if the session has none."""
         field = self._fields.get(name)
-        if field is None:
-            principal = session.principal
-            further = {"principal.issuer": principal.issuer, "principal.subject": principal.subject}
-            return (facts_of(session, "") | further | {"endpoint": session.endpoint})[name]
-        return self._added(session, name, field)[0]
+        return _built_in(session)[name] if field is None else self._added(session, name, field)[0]
 
     def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
         """Return the value of a field that the operator has defined, and the source of the value (such as announced or
@@ -164,12 +170,13 @@ class SessionFacts:
         (correlation id, folder). Characters that an environment variable cannot have are removed, because clients
         choose some values.
         """
-        values = {variable: self._variable(session, wanted, more) for variable, wanted in names.items()}
+        facts = {**_built_in(session), **more}
+        values = {variable: self._variable(session, wanted, facts) for variable, wanted in names.items()}
         return {name: value.replace("\0", "").encode("utf-8", "replace").decode() for name, value in values.items()}
 
-    def _variable(self, session: Session, wanted: EnvironmentValue, more: Mapping[str, str]) -> str:
+    def _variable(self, session: Session, wanted: EnvironmentValue, facts: Mapping[str, str]) -> str:
         default = wanted.default or ""
-        if wanted.default is not None and session.principal.is_anonymous and wanted.field.startswith("principal"):
+        if wanted.default is not None and wanted.field.startswith("principal") and session.principal.is_anonymous:
             return default
         if session.context.provenance.workspace == "announced" and not (wanted.announced or self._trusts_announced):
             # Also a field with metadata that contain the workspace has what the client has only announced.
@@ -177,7 +184,7 @@ class SessionFacts:
             template = "" if field is None else self._templates.get(field.metadata, "")
             if "{workspace" in template or (field is None and wanted.field == "workspace"):
                 return default
-        found = more[wanted.field] if wanted.field in more else self.value(session, wanted.field)
+        found = facts[wanted.field] if wanted.field in facts else self.value(session, wanted.field)
         return found or default
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
