@@ -60,11 +60,11 @@ class ReleaseStack:
 
     def close(self) -> None:
         """Release all resources, even if one release fails."""
-        if self._releases:
-            release = self._releases.pop()
-            try:
-                release()
-            finally:
+        try:
+            while self._releases:
+                self._releases.pop()()
+        finally:
+            if self._releases:
                 self.close()
 
 
