@@ -32,10 +32,14 @@ class _Logfmt:
     """The format `name=value` with spaces in between. Values are quoted where necessary."""
 
     def fields(self, fields: Mapping[str, Any]) -> str:
-        return "".join([f" {name}={_logfmt_value(name, value)}" for name, value in fields.items()])
+        parts = ""
+        for name, value in fields.items():
+            text = str(value)
+            parts += f" {name}={text if _PLAIN.fullmatch(text) else _quoted(name, text)}"
+        return parts
 
     def line(self, at: str, level: str, event: str, fields: str) -> str:
-        return f"timestamp={at} level={level} event={_logfmt_value('event', event)}{fields}"
+        return f"timestamp={at} level={level} event={_quoted('event', event)}{fields}"
 
 
 class _Json:
@@ -50,8 +54,13 @@ class _Json:
         return f'{{"event": {self._encode(event)}{fields}, "level": "{level}", "timestamp": "{at}"}}'
 
 
-def _logfmt_value(name: str, value: Any) -> str:
-    text = str(_shown(name, value))
+_PLAIN: Final = re.compile(r"[!#-<>-~]*")
+"""A text that needs neither quotes nor escapes: printable ASCII without spaces, `"` and `=`."""
+
+
+def _quoted(name: str, text: str) -> str:
+    """Escape the value of a field, and put it into quotes where necessary."""
+    text = _shown(name, text)
     if " " in text or "=" in text or '"' in text:
         escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'"{escaped}"'
@@ -69,7 +78,7 @@ class _Pretty:
         self._has_colour = has_colour
 
     def __call__(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
-        facts = {name: str(_shown(name, value)) for name, value in fields.items()}
+        facts = {name: _shown(name, str(value)) for name, value in fields.items()}
         below = "".join(f"\n{facts.pop(name)}" for name in ("exception", "stack") if name in facts)
         event, at = visible_line(record.getMessage()), time.strftime("%H:%M:%S", time.localtime(record.created))
         level = record.levelname.lower()
@@ -143,14 +152,9 @@ class LineFormatter(logging.Formatter):
         return self.form.line(at, level, record.getMessage(), self.form.fields(fields))
 
 
-def _shown(name: str, value: Any) -> Any:
-    """Escape control characters in a value, so that it cannot control a terminal or begin a new line. Exceptions and
+def _shown(name: str, text: str) -> str:
+    """Escape control characters in a text, so that it cannot control a terminal or begin a new line. Exceptions and
     stack traces keep their line breaks."""
-    if not isinstance(value, str):
-        if isinstance(value, int | float | None):
-            return value
-        value = str(value)
-    text: str = value
     if text.isascii() and text.isprintable():
         return text
     return visible(text) if name in ("exception", "stack") else visible_line(text)
