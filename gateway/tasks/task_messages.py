@@ -68,12 +68,14 @@ def declaring_legacy_tasks(handshake: bytes) -> bytes:
     return _declaring(handshake, {"capabilities": {"tasks": tasks}})
 
 
-def _declaring(raw: msgspec.Raw | bytes | None, declared: Mapping[str, Any]) -> bytes:
+def _declaring(raw: msgspec.Raw | bytes, declared: Mapping[str, Any]) -> bytes:
     """Return the JSON object `raw`, completed with those members of `declared` that it lacks, at all levels."""
     members = object_of(raw)
     for name, inner in declared.items():
-        if inner or name not in members:  # what servers declare is kept, and only completed
-            members[name] = msgspec.Raw(_declaring(members.get(name), inner))
+        if name not in members:
+            members[name] = msgspec.Raw(encode(inner))
+        elif inner:  # what servers declare is kept, and only completed
+            members[name] = msgspec.Raw(_declaring(members[name], inner))
     return encode(members)
 
 
