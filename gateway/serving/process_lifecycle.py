@@ -239,12 +239,12 @@ class Lifecycle:
             await sessions.keep_alive()
             await base.audit.flush()
         held = [live.session for live in base.live]
+        sessions.close_all()
         await asyncio.gather(
-            *(sessions.close(session.id, over=False) for session in held),
+            sessions.settled(),
             self._parts.servers.late.close(),
             *(upstream.close() for upstream in self._parts.servers.upstreams),
             self._parts.servers.former.close(),
-            sessions.settled(),
             self._parts.sessions.records.settled(),
             return_exceptions=True,
         )

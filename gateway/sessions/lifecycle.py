@@ -94,7 +94,8 @@ class SessionLifecycle:
         closing = self._close_soon(session_id)
         if ended:
             await self._announce(session_id)
-        await asyncio.shield(closing)
+        if closing is not None:
+            await asyncio.shield(closing)
         if ended:
             try:
                 await self.task_records.drop_session(session_id)
@@ -106,7 +107,7 @@ class SessionLifecycle:
         """Close a session that another replica has ended. `data` is the message of that replica (topic `ENDED`): the
         session id. If it is None, messages may have been lost. Then do nothing: the next rounds of `sweep` find the
         ended sessions."""
-        if data is not None and self.live.get(data.decode()) is not None:
+        if data is not None:
             self._close_soon(data.decode())
 
     def taken_over(self, session_id: str) -> None:
@@ -122,18 +123,16 @@ class SessionLifecycle:
         self.on_close(live)
         self._tasks.spawn(live.close(over=False, taken_over=True))
 
-    async def close(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> None:
-        """Release all resources of a session on this replica. `over` and `taken_over`: see `LiveSession.close`."""
+    def _close_soon(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> asyncio.Task[None] | None:
+        """Remove a session from this replica, and release its resources in the background: a child process that does
+        not exit must not delay the next round of `keep_alive`. Return None if the session is not live here. `over` and
+        `taken_over`: see `LiveSession.close`."""
         live = self.live.remove(session_id)
-        if live is not None:
-            self.on_close(live)
-            await live.close(over=over, taken_over=taken_over)
+        return None if live is None else self._tasks.spawn(self._close(live, over=over, taken_over=taken_over))
 
-    def _close_soon(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> asyncio.Task[None]:
-        if (live := self.live.get(session_id)) is not None:
-            live.changed()  # calls and answers until the close are decided anew
-        # In the background: a child process that does not exit must not delay the next round of `keep_alive`.
-        return self._tasks.spawn(self.close(session_id, over=over, taken_over=taken_over))
+    async def _close(self, live: LiveSession, *, over: bool, taken_over: bool) -> None:
+        self.on_close(live)
+        await live.close(over=over, taken_over=taken_over)
 
     async def _announce(self, session_id: str) -> None:
         try:
@@ -212,6 +211,11 @@ class SessionLifecycle:
         counted = Counted(live.calls, live.failed, live.failures)
         if counted != Counted.of(live.session.counted):
             await self.store.update(live.session.id, counted=counted.text())
+
+    def close_all(self) -> None:
+        """Begin to close all sessions of this replica, which other replicas or a later process continue."""
+        for session_id in self.live.ids():
+            self._close_soon(session_id, over=False)
 
     async def settled(self) -> None:
         """Wait until the sessions that are now being closed are closed."""

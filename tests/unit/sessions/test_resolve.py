@@ -180,8 +180,7 @@ async def test_a_session_key_names_one_session_of_one_principal_at_one_endpoint(
     opened = [resolved.opened for resolved in (first, again, theirs, elsewhere)]
     assert first.live is again.live and opened == [True, False, True, True]
     assert await parts.resume(request(MODERN, mcp_gateway_session_key="agent-2")) is None
-    await parts.store.end(first.live.session.id)
-    await parts.lifecycle.close(first.live.session.id)
+    await parts.lifecycle.end(first.live.session.id, "test")
     assert (await parts.resume_or_open(KEYED)).opened, "the key is free again"
 
 
@@ -256,8 +255,7 @@ async def test_at_initialize_a_live_token_wins_over_a_key_and_a_stale_one_does_n
     keyed, own = [(await initialized(parts, asked)).live for asked in (request(**KEY), request())]
     both = request(mcp_session_id=parts.token_of(own), **KEY)
     assert (await initialized(parts, both)).live is own
-    await parts.store.end(own.session.id)
-    await parts.lifecycle.close(own.session.id)
+    await parts.lifecycle.end(own.session.id, "test")
     assert (await initialized(parts, both)).live is keyed
 
 
