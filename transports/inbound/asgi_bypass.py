@@ -409,13 +409,12 @@ class JsonHeads:
         Return None if uvicorn has to write the response, because a header concerns the connection or is not valid.
         """
         if status != self._status or defaults is not self._defaults or headers != self._headers:
-            if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
+            first, last = _lines(defaults), _lines(headers)
+            if first is None or last is None:
                 return None
             self._status, self._defaults, self._headers = status, defaults, list(headers)
-            self._before = (
-                STATUS_LINE[status] + _lines(defaults) + b"content-type: application/json\r\ncontent-length: "
-            )
-            self._after = b"\r\n" + _lines(headers) + b"\r\n"
+            self._before = STATUS_LINE[status] + first + b"content-type: application/json\r\ncontent-length: "
+            self._after = b"\r\n" + last + b"\r\n"
         return b"%b%d%b" % (self._before, body_bytes, self._after)
 
 
@@ -433,10 +432,10 @@ class StreamHeads:
         """Return the encoded head of an event-stream response, with a chunked body. The arguments, and the result None,
         are as for `JsonHeads.head`."""
         if not self._head or defaults is not self._defaults or headers != self._headers:
-            if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
+            lines = _lines([*defaults, *headers])
+            if lines is None:
                 return None
             self._defaults, self._headers = defaults, list(headers)
-            lines = _lines([*defaults, *headers])
             self._head = STATUS_LINE[200] + lines + b"transfer-encoding: chunked\r\n\r\n"
         return self._head
 
@@ -446,11 +445,12 @@ def whole_body(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
 
 
-def _lines(headers: HeaderList) -> bytes:
-    return b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in headers)
-
-
-def _is_plain(name: bytes, value: bytes) -> bool:
-    if name.lower() in _OF_THE_SERVER:
-        return False
-    return HEADER_RE.search(name) is None and HEADER_VALUE_RE.search(value) is None
+def _lines(headers: HeaderList) -> bytes | None:
+    """Encode the headers. Return None if one concerns the connection or is not valid."""
+    lines = b""
+    for name, value in headers:
+        name = name.lower()
+        if name in _OF_THE_SERVER or HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
+            return None
+        lines += b"%b: %b\r\n" % (name, value)
+    return lines
