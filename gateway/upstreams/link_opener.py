@@ -216,29 +216,29 @@ class SessionLinks:
     `correlation`: the correlation id of the request for which the first link is opened.
     """
 
-    __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
+    __slots__ = (
+        "_caller",
+        "_context",
+        "_correlation",
+        "_key",
+        "_links",
+        "_live",
+        "_renewals",
+        "era",
+        "is_gateway",
+        "name",
+    )
 
     def __init__(
         self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
     ) -> None:
+        self.name, self.is_gateway, self.era = links.name, links.is_gateway, key[1]
         self._links = links
         self._live = live
         self._context, self._renewals = live.session.context, live.renewals
         self._key = key
         self._caller = caller
         self._correlation = correlation
-
-    @property
-    def name(self) -> str:
-        return self._links.name
-
-    @property
-    def is_gateway(self) -> bool:
-        return self._links.is_gateway
-
-    @property
-    def era(self) -> Era:
-        return self._key[1]
 
     @property
     def _is_former(self) -> bool:
