@@ -73,9 +73,10 @@ class PrincipalQuotas:
         Raises:
             Refused: 429, the principal has the maximum number of sessions, or opens them too often.
         """
-        await self._rates.count_opening(session)
+        whose = session.counted_as
+        await self._rates.count_opening(whose)
         if self._sessions_most is not None:
-            key = f"sessions/{session.counted_as}"
+            key = f"sessions/{whose}"
             if not await self._hold(key, _named(session), self._sessions_most, self._ended_before(session.created_at)):
                 raise too_many("sessions", self._sessions_most, anonymous=session.principal.is_anonymous)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from gateway.config.policy import PolicySettings, RateSettings
 from gateway.errors import too_often
-from session_store import ANONYMOUS, Principal, Rates, Session, StoreUnavailable
+from session_store import ANONYMOUS, Principal, Rates, StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.inbound_port import Refused
 
@@ -190,10 +190,10 @@ class RateLimits:
         await self._count(self._sessions, session_id)
         await self._count_bytes(self._sessions, session_id, size)
 
-    async def count_opening(self, session: Session) -> None:
-        """Count a session that is about to be opened against its principal's rate. Beyond the rate, wait. Raises
-        `Refused`: 429, the wait would be too long, or too many wait."""
-        await self._count(self._openings, session.counted_as)
+    async def count_opening(self, whose: str) -> None:
+        """Count a session that is about to be opened against its principal's rate (`whose`: `Session.counted_as`).
+        Beyond the rate, wait. Raises `Refused`: 429, the wait would be too long, or too many wait."""
+        await self._count(self._openings, whose)
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
         """Count a call against the rates of its sender and its session, with tokens that this replica has at hand.

@@ -193,9 +193,9 @@ async def test_openings_are_counted_for_each_principal_whose_sessions_have_a_lim
 ) -> None:
     monkeypatch.setattr("gateway.policy.rate_limits.OPENING_RATE", RateSettings(per_s=0.001, burst=1))
     rates, unlimited = (rates_of(MemoryRates(clock), policy) for policy in ({}, {"principal_sessions": 0}))
-    alices, bobs = (a_session(clock, principal=principal) for principal in (ALICE, BOB))
-    for session in (alices, bobs):
-        await rates.count_opening(session)
+    alices, bobs = (a_session(clock, principal=principal).counted_as for principal in (ALICE, BOB))
+    for whose in (alices, bobs):
+        await rates.count_opening(whose)
     with pytest.raises(Refused, match="sessions opened"):
         await rates.count_opening(alices)
     for _ in range(2):
