@@ -236,7 +236,8 @@ class LegacyClients:
         return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
-        message, method = message_of(request), message_of(request).method
+        message = message_of(request)
+        method = message.method
         if method == "ping":
             await self.intake.count_message(resolved.live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"), live=resolved.live)

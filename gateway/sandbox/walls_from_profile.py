@@ -109,16 +109,16 @@ class Enclosure:
         reach = self.walls.reach
         assert reach is not None  # every profile with walls has one
         common = (*self.walls.grants, *(Grant(path=real(path), mode="rx") for path in code))
+        home, temporary = str(own.home), str(own.temporary)
         walls = replace(
             self.walls,
             grants=(*common, *(Grant(real(path), mode) for path in paths), *(Grant(real(path), "r") for path in read)),
             common=len(common),
             reach=replace(reach, sockets=(*reach.sockets, *map(real, (*sockets, *paths)))),
-            temporary=real(str(own.temporary)),
+            temporary=real(temporary),
         )
-        places = {"home": own.home, "temporary": own.temporary}
-        own_env = {name: value.format_map(places) for name, value in self.own_env.items()}
-        env = {**self.env, **own_env, "HOME": str(own.home), "TMPDIR": str(own.temporary)}
+        own_env = {name: value.format(home=home, temporary=temporary) for name, value in self.own_env.items()}
+        env = {**self.env, **own_env, "HOME": home, "TMPDIR": temporary}
         return WalledProcess(walls=walls, env=env, cwd=HOME if self.moves else self.cwd)
 
 

@@ -71,6 +71,7 @@ class SessionOpener:
 
     def _new(self, request: Request, who: RequestContext, client: ClientFacts) -> Session:
         now, principal, settings = self.clock(), who.principal, self.settings
+        is_anonymous = principal.is_anonymous
         context = self.context_of(request, who)
         lifetimes = self.rules.lifetimes(principal, context)
         session = Session(
@@ -83,13 +84,13 @@ class SessionOpener:
             idle_ttl_s=lifetimes.get("idle_ttl_s", (settings.idle_ttl_s, ""))[0],
             max_age_s=lifetimes.get("max_age_s", (settings.max_age_s, ""))[0],
             unconfirmed_ttl_s=settings.unconfirmed_ttl_s,
-            confirmed=not principal.is_anonymous,
-            origin=origin_of(request.client) if principal.is_anonymous else "",
+            confirmed=not is_anonymous,
+            origin=origin_of(request.client) if is_anonymous else "",
             client=client,
             context=context,
             token_hash=token_hash_of(request.headers.get("authorization", "")),
         )
-        return replace(session, metadata=metadata_of(session, settings.metadata))
+        return replace(session, metadata=metadata_of(session, settings.metadata)) if settings.metadata else session
 
 
 def metadata_of(session: Session, rules: Mapping[str, str]) -> dict[str, str]:
