@@ -12,15 +12,7 @@ from time import time
 
 from msgspec.structs import replace
 
-from session_store.embedded.accounting import (
-    MemoryAuditTrail,
-    MemoryExpiringFlags,
-    MemoryHistory,
-    MemoryQuotas,
-    MemoryRates,
-    MemorySealedValues,
-    MemoryTimelines,
-)
+from session_store.embedded import accounting
 from session_store.embedded.events import MemoryEventLog
 from session_store.embedded.records_port import Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
@@ -53,16 +45,16 @@ class EmbeddedBackend(ABC):
         self.sessions = EmbeddedSessionStore(self, clock) if sessions is None else sessions
         self.state = EmbeddedStateStore(lambda session_id: self, clock)
         self.events: EventLog = MemoryEventLog()
-        self.audit: AuditTrail = MemoryAuditTrail()
-        self.timelines: TimelineStore = MemoryTimelines(clock)
-        self.history: HistoryStore = MemoryHistory()
-        self.quotas: Quotas = MemoryQuotas(clock)
+        self.audit: AuditTrail = accounting.MemoryAuditTrail()
+        self.timelines: TimelineStore = accounting.MemoryTimelines(clock)
+        self.history: HistoryStore = accounting.MemoryHistory()
+        self.quotas: Quotas = accounting.MemoryQuotas(clock)
         self.tasks: TaskStore = MemoryTasks(clock)
         self.bus = MemoryBus()
         self.directory = MemoryDirectory(self.sessions, clock=clock)
-        self.rates = MemoryRates(clock)
-        self.flags = MemoryExpiringFlags(clock)
-        self.sealed: SealedValues = MemorySealedValues(clock)
+        self.rates = accounting.MemoryRates(clock)
+        self.flags = accounting.MemoryExpiringFlags(clock)
+        self.sealed: SealedValues = accounting.MemorySealedValues(clock)
 
     @abstractmethod
     async def run(self, work: Work[Result]) -> Result:

@@ -13,16 +13,7 @@ from redis.exceptions import RedisError
 
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreUnavailable
-from session_store.redis import keys
-from session_store.redis.accounting import (
-    RedisAuditTrail,
-    RedisExpiringFlags,
-    RedisHistory,
-    RedisQuotas,
-    RedisRates,
-    RedisSealedValues,
-    RedisTimelines,
-)
+from session_store.redis import accounting, keys
 from session_store.redis.commands import ClusterCommands, Commands
 from session_store.redis.connection import TIMEOUT_S, ServerError
 from session_store.redis.events import RedisEventLog
@@ -59,13 +50,13 @@ class RedisBackend:
         self.events = RedisEventLog(self.commands, self.bus)
         self.directory = RedisDirectory(self.commands, self.sessions)
         self.tasks = RedisTasks(self.commands, clock or time)
-        self.audit = RedisAuditTrail(self.commands)
-        self.timelines = RedisTimelines(self.commands, clock or time)
-        self.history = RedisHistory(self.commands)
-        self.quotas = RedisQuotas(self.commands)
-        self.flags = RedisExpiringFlags(self.commands)
-        self.sealed = RedisSealedValues(self.commands, clock or time)
-        self.rates = RedisRates(self.commands, self.sessions)
+        self.audit = accounting.RedisAuditTrail(self.commands)
+        self.timelines = accounting.RedisTimelines(self.commands, clock or time)
+        self.history = accounting.RedisHistory(self.commands)
+        self.quotas = accounting.RedisQuotas(self.commands)
+        self.flags = accounting.RedisExpiringFlags(self.commands)
+        self.sealed = accounting.RedisSealedValues(self.commands, clock or time)
+        self.rates = accounting.RedisRates(self.commands, self.sessions)
 
     def own_keys(self) -> KeyRing:
         raise StoreError("gateways that share a store must be given their keys")

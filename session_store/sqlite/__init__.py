@@ -17,13 +17,7 @@ from session_store.ports.errors import StoreError, StoreMissing
 from session_store.ports.sessions import SessionStatus
 from session_store.record import from_fields
 from session_store.session import Session
-from session_store.sqlite.accounting import (
-    SqliteAuditTrail,
-    SqliteHistory,
-    SqliteQuotas,
-    SqliteSealedValues,
-    SqliteTimelines,
-)
+from session_store.sqlite import accounting
 from session_store.sqlite.database import FORMAT, Database, check_is_ours, no_folder
 from session_store.sqlite.events import SqliteEventLog, drop_log
 from session_store.sqlite.tasks import SqliteTasks
@@ -127,11 +121,11 @@ class SqliteBackend(EmbeddedBackend):
         self._create = create
         self._database = Database(path)
         self.events = SqliteEventLog(self._database, self.bus, clock)
-        self.audit = SqliteAuditTrail(self._database)
-        self.timelines = SqliteTimelines(self._database, clock)
-        self.history = SqliteHistory(self._database)
-        self.quotas = SqliteQuotas(self._database, clock)
-        self.sealed = SqliteSealedValues(self._database, clock)
+        self.audit = accounting.SqliteAuditTrail(self._database)
+        self.timelines = accounting.SqliteTimelines(self._database, clock)
+        self.history = accounting.SqliteHistory(self._database)
+        self.quotas = accounting.SqliteQuotas(self._database, clock)
+        self.sealed = accounting.SqliteSealedValues(self._database, clock)
         self.tasks = SqliteTasks(self._database, clock)
 
     async def run(self, work: Work[Result]) -> Result:
