@@ -62,7 +62,7 @@ class _ServerRequest:
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
             self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
-    def take(self) -> bool:
+    def mark_answered(self) -> bool:
         """Mark the request as answered. Return False if it was answered before."""
         was_answered, self._is_answered = self._is_answered, True
         return not was_answered
@@ -80,7 +80,7 @@ class _ServerRequest:
         return [sent[number] for number in self._among if number in sent and not sent[number].is_over]
 
     def _refuse(self, code: int, reason: str) -> None:
-        if self.take():
+        if self.mark_answered():
             self._conversation.refuse(encode(self._message.id), code, reason)
 
     def _ask(self, *, can_wait: bool) -> None:
@@ -132,7 +132,7 @@ class _ServerRequest:
 
         def again() -> None:
             self._live.questions.release_unclear(size)
-            if self._conversation.calls.is_asked(encode(self._message.id)):  # else the server has cancelled it
+            if self._conversation.calls.has_question(encode(self._message.id)):  # else the server has cancelled it
                 self.ask()
 
         asyncio.get_running_loop().call_later(_UNCLEAR_FOR_S, again)

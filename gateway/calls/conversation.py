@@ -56,10 +56,12 @@ _FINISHED_S: Final = 0.1
 class Router(Protocol):
     """Forwards a server's own requests and notifications to clients. On stdio, such messages do not name their call."""
 
-    def asked(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
+    def relay_request(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
         """Forward a request of the server to a client, or refuse it. `stream`: as for `LinkEvents.message`."""
 
-    def notified(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
+    def relay_notification(
+        self, conversation: "Conversation", message: Message, stream: int | str | None = None
+    ) -> None:
         """Forward a notification of the server to its clients. `stream`: as for `LinkEvents.message`."""
 
     def tools_changed(self, conversation: "Conversation") -> None:
@@ -417,13 +419,13 @@ class Conversation:
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the server a client's answer to one of its requests. `request_id` is the server's own id, as JSON."""
-        self.was_used |= self.calls.take_asked(request_id) is not None
+        self.was_used |= self.calls.remove_question(request_id) is not None
         tasks = self.known_tasks
         self._send_or_drop(response_under(request_id, message if tasks is None else tasks.answer_for_server(message)))
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         """Answer a request of the server with an error of the gateway. `request_id` is the server's own id, as JSON."""
-        self.calls.take_asked(request_id)
+        self.calls.remove_question(request_id)
         self._send_or_drop(encode_error(request_id, {"code": code, "message": reason}))
 
     # -- tasks that the server has made
@@ -474,9 +476,9 @@ class Conversation:
         if message.is_response:
             self._answered(message)
         elif message.is_request:
-            self._router.asked(self, message, stream)
+            self._router.relay_request(self, message, stream)
         else:
-            self._router.notified(self, message, stream)
+            self._router.relay_notification(self, message, stream)
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         for exchange in [e for number, e in self.calls.sent.items() if request_id in (None, number)]:
@@ -542,12 +544,12 @@ class Conversation:
         if not self.links.has_answered and self.links.is_open:
             self.links.answered()
         # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.
-        exchange = self.calls.take(message.id)
+        exchange = self.calls.pop(message.id)
         if exchange is None:
             if self._own.answered(message):
                 return
             if message.id is None and not self._own:
-                exchange = self.calls.take_only()
+                exchange = self.calls.pop_only()
         if exchange is None:
             logger.debug("server %s answered a request that is not pending", self.name)
             return

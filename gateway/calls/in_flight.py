@@ -72,12 +72,12 @@ class CallsInFlight:
     """The calls of one conversation that have no answer yet. Any access to `sent` takes all calls off the fast path.
     Calls may begin and end while this object is iterated over."""
 
-    __slots__ = ("_asked", "_left", "_sent", "_tokens", "_waiting", "fast")
+    __slots__ = ("_left", "_questions", "_sent", "_tokens", "_waiting", "fast")
 
     def __init__(self) -> None:
         self.fast: dict[int, CallOnFastPath] = {}
         """The calls on the fast path, by request id."""
-        self._asked: dict[bytes, ExchangeSession] | None = None  # by the id of the server's request, as JSON
+        self._questions: dict[bytes, ExchangeSession] | None = None  # by the id of the server's request, as JSON
         # The client of the last call that has ended without an answer, when that was, and when it was for another one.
         self._left: tuple[ref[object], float, float] | None = None
         self._sent: dict[int, Exchange] = {}
@@ -136,7 +136,7 @@ class CallsInFlight:
             fast.fall_back()
         return self._sent.get(number)
 
-    def take(self, number: object) -> Exchange | None:
+    def pop(self, number: object) -> Exchange | None:
         """Remove and return the sent call with this request id, because the server has answered it. Return None if
         there is no such call."""
         exchange = self._sent.pop(number, None) if isinstance(number, int) else None
@@ -156,7 +156,7 @@ class CallsInFlight:
             del self._tokens[next(iter(self._tokens))]
         self._tokens[exchange.number] = TaskToken(exchange.progress_token, ref(exchange.live))
 
-    def of_task(self, number: object) -> TaskToken | None:
+    def token_of_task(self, number: object) -> TaskToken | None:
         """Return the client's progress token for the task that the call with this request id has created. Return None
         if no token is known."""
         return self._tokens.get(number) if self._tokens is not None and isinstance(number, int) else None
@@ -170,30 +170,30 @@ class CallsInFlight:
         if not self._waiting:
             self._waiting = {}
 
-    def asks(self, server_id: bytes, live: ExchangeSession) -> None:
+    def add_question(self, server_id: bytes, live: ExchangeSession) -> None:
         """Record that the server has asked the client of the session `live` a question. `server_id` is the id of the
         server's request, as JSON."""
-        if self._asked is None:
-            self._asked = {}
-        self._asked[server_id] = live
+        if self._questions is None:
+            self._questions = {}
+        self._questions[server_id] = live
 
-    def is_asked(self, server_id: bytes) -> bool:
+    def has_question(self, server_id: bytes) -> bool:
         """Return True if the server waits for the answer to its own request with this id (JSON)."""
-        return self._asked is not None and server_id in self._asked
+        return self._questions is not None and server_id in self._questions
 
-    def take_asked(self, server_id: bytes) -> ExchangeSession | None:
+    def remove_question(self, server_id: bytes) -> ExchangeSession | None:
         """Remove the server's request with this id (JSON), because it is answered or cancelled. Return the session
         whose client was asked; None if there is no such request."""
-        live = None if self._asked is None else self._asked.pop(server_id, None)
-        self._asked = self._asked or None
+        live = None if self._questions is None else self._questions.pop(server_id, None)
+        self._questions = self._questions or None
         return live
 
     def forget_server(self) -> None:
         """Drop what ends with a server that is gone: the progress tokens of its tasks, the questions that it has asked,
         and the record of calls that ended without an answer."""
-        self._tokens = self._asked = self._left = None
+        self._tokens = self._questions = self._left = None
 
-    def take_only(self) -> Exchange | None:
+    def pop_only(self) -> Exchange | None:
         """Remove and return the sent call if there is exactly one; else return None. Used for an error response without
         an id, by which a server says that it could not read a message."""
         return self.sent.popitem()[1] if len(self.sent) == 1 else None

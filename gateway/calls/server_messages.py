@@ -54,7 +54,7 @@ class _Router(ABC):
     def __init__(self, on_change: Callable[[Method], None] = lambda change: None) -> None:
         self._on_change = on_change
 
-    def asked(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
+    def relay_request(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
         if conversation.era is Era.MODERN:
             # MCP 2026-07-28, stdio §Sending Messages: servers send no requests, and clients MUST NOT send responses.
             logger.debug("server %s sent a request, %s, which its era does not have", conversation.name, message.method)
@@ -85,7 +85,7 @@ class _Router(ABC):
         if refused:
             conversation.refuse(server_id, *refused)
             return
-        conversation.calls.asks(server_id, live)
+        conversation.calls.add_question(server_id, live)
         try:
             live.ask(conversation, shown, exchange, is_named=is_named)
         except InvalidMessage as error:
@@ -109,7 +109,7 @@ class _Router(ABC):
         params = task.named(message.params_object())
         return _live_of(task), exchange, msgspec.structs.replace(message, params=msgspec.Raw(encode(params)))
 
-    def notified(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
+    def relay_notification(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
         method = str(message.method)
         try:
             params = message.params_object()
@@ -139,7 +139,7 @@ class _Router(ABC):
     def _cancelled(self, conversation: Conversation, params: Object) -> None:
         server_id = decode_id(params.get("requestId", msgspec.Raw(b"null")))
         if conversation.era is Era.LEGACY:
-            live = conversation.calls.take_asked(encode(server_id))
+            live = conversation.calls.remove_question(encode(server_id))
             if isinstance(live, LiveSession):
                 live.questions.withdraw(conversation, encode(server_id), params)
             return
@@ -340,7 +340,7 @@ def _progress(conversation: Conversation, params: Object) -> None:
 def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
     """Forward a progress notification about a task to the client of the task. `number` is the request id of the call
     that has created the task. That call either still waits for the task, or was answered with it."""
-    tasks, token = conversation.known_tasks, conversation.calls.of_task(number)
+    tasks, token = conversation.known_tasks, conversation.calls.token_of_task(number)
     task = None if tasks is None else tasks.get(related_id(params))
     stream, live = None if task is None else task.stream, None if token is None else token.session()
     if task is not None:

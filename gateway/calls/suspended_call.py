@@ -43,7 +43,7 @@ class MovingQuestion(Protocol):
     """A server's request that does not name its call. The client is asked in one call after the other to which the
     request may belong, until it answers. `gateway.bridge.call_suspension` describes the methods."""
 
-    def take(self) -> bool: ...
+    def mark_answered(self) -> bool: ...
     def move(self) -> bool: ...
 
 
@@ -86,7 +86,7 @@ class InputRequest:
     def answer_as(self, message: Message) -> None:
         """Send the client's response, a result or an error, to the server. Do nothing if the question may belong to
         several calls, and was answered in another one already."""
-        if self._moving is None or self._moving.take():
+        if self._moving is None or self._moving.mark_answered():
             self.server.answer(self.server_id, message)
 
     def move(self) -> bool:
@@ -98,7 +98,7 @@ class InputRequest:
         """Answer the server in the client's place (`cancel` or an error), because the client did not answer."""
         if self.method == "elicitation/create":
             self.answer(msgspec.Raw(b'{"action":"cancel"}'))
-        elif self._moving is None or self._moving.take():
+        elif self._moving is None or self._moving.mark_answered():
             self.server.refuse(self.server_id, INTERNAL_ERROR, "The client did not answer in time.")
 
 

@@ -65,7 +65,7 @@ class Server(parts.Server):
         """Ask. `call` is the one that the question names. `more`: further params."""
         params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}} | more
         message = parse(encode({"jsonrpc": "2.0", "id": "theirs", "method": method, "params": params}))
-        self.calls.asks(b'"theirs"', self.live)
+        self.calls.add_question(b'"theirs"', self.live)
         ask_modern(self.live, self.conversation, message, call)
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
@@ -73,7 +73,7 @@ class Server(parts.Server):
         exchange.fail(code, reason)
 
     def completes(self, exchange: Exchange) -> None:
-        assert self.calls.take(exchange.number) is exchange
+        assert self.calls.pop(exchange.number) is exchange
         exchange.finish(parse(b'{"jsonrpc":"2.0","id":1,"result":{"content":[]}}'))
 
 
@@ -165,7 +165,7 @@ async def test_a_question_that_its_server_cancels_while_it_waits_for_other_calls
     server = Server()
     calls = [server.call() for _ in range(2)]
     server.asks()
-    server.calls.take_asked(b'"theirs"')
+    server.calls.remove_question(b'"theirs"')
     await asyncio.sleep(0)
     held = server.live.questions._unclear
     await until(lambda: not held)

@@ -71,13 +71,13 @@ async def test_a_start_is_counted_when_the_server_answers_or_ends_before_it_does
 async def test_a_question_that_is_answered_or_refused_is_not_asked_any_more() -> None:
     conversation, live = FakeUpstream().conversation, a_live()
     for server_id in (b"1", b"2"):
-        conversation.calls.asks(server_id, live)
+        conversation.calls.add_question(server_id, live)
     conversation.refuse(b"2", INVALID_PARAMS, "no")
     conversation.answer(b"3", parse(b'{"jsonrpc":"2.0","id":3,"result":{}}'))  # a ping: the gateway itself answers it
     assert not conversation.was_used, "the server has learnt nothing of its client"
     conversation.answer(b"1", parse(b'{"jsonrpc":"2.0","id":1,"result":{}}'))
     assert conversation.was_used
-    assert [conversation.calls.take_asked(b"%d" % number) for number in (1, 2)] == [None, None]
+    assert [conversation.calls.remove_question(b"%d" % number) for number in (1, 2)] == [None, None]
 
 
 @requirement("spec.cancelled")

@@ -47,18 +47,18 @@ def test_calls_on_the_fast_path_are_counted_and_stay_there() -> None:
     calls.add_waiting(a_call())
     assert calls and len(calls) == 3
     calls.free_memory()
-    assert calls.take(1) is None and not calls.is_sent(a_call()) and not calls.end(a_call())
+    assert calls.pop(1) is None and not calls.is_sent(a_call()) and not calls.end(a_call())
     assert len(calls) == 3 and [each.exchange for each in fast] == [None, None]
 
 
 @requirement("fast.falls-back")
-@pytest.mark.parametrize("asks", [list, lambda calls: list(calls.sent.values()), lambda calls: calls.take_only()])
+@pytest.mark.parametrize("asks", [list, lambda calls: list(calls.sent.values()), lambda calls: calls.pop_only()])
 def test_who_asks_for_the_calls_gets_all_of_them(asks: Any) -> None:
     calls = CallsInFlight()
     fast = [Fast(calls, number) for number in (1, 2)]
     asks(calls)
     assert [each.exchange for each in fast] == list(calls.sent.values()) and not calls.fast
-    assert len(calls) == 2 and calls.take(2) is fast[1].exchange
+    assert len(calls) == 2 and calls.pop(2) is fast[1].exchange
 
 
 @requirement("fast.falls-back")
@@ -134,9 +134,9 @@ def test_the_oldest_token_of_a_task_is_forgotten_and_no_session_is_kept_alive() 
         call.sent_as(conversation, number, None, 0.0)
         call.progress_token, call.makes_task = msgspec.Raw(b"%d" % number), True
         calls.add_sent(call)
-        assert calls.take(number) is call
-    assert calls.of_task(0) is None and calls.of_task("1") is None and calls.of_task(None) is None
-    kept = calls.of_task(MOST_TOKENS)
+        assert calls.pop(number) is call
+    assert calls.token_of_task(0) is None and calls.token_of_task("1") is None and calls.token_of_task(None) is None
+    kept = calls.token_of_task(MOST_TOKENS)
     assert kept is not None and bytes(kept.token) == b"%d" % MOST_TOKENS and kept.session() is live
     del live, call
     gc.collect()

@@ -92,14 +92,14 @@ async def frames_of(exchange: Exchange) -> list[Any]:
 async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_session_and_a_ping_to_nobody() -> None:
     server, live = Server(), Live()
     router = IsolatedRouter(live)
-    router.asked(server.conversation, request("ping", "p"))
+    router.relay_request(server.conversation, request("ping", "p"))
     assert server.answers == [(b'"p"', {})]
-    router.asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
+    router.relay_request(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
     assert [code for _, code in server.refusals] == [INVALID_REQUEST] and not live.sent, "its id is too long to be kept"
-    router.asked(server.conversation, request("roots/list"))
+    router.relay_request(server.conversation, request("roots/list"))
     assert [frame["method"] for frame in live.sent] == ["roots/list"]
     exchange = server.send(live)
-    router.asked(server.conversation, request("roots/list"))
+    router.relay_request(server.conversation, request("roots/list"))
     assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and len(live.sent) == 1
 
 
@@ -111,28 +111,30 @@ async def test_a_question_that_names_its_call_goes_to_that_call_as_its_client_ca
     first, second = server.send(live), server.send(live)
     for call in (first, second):
         call.declaration = declaration_in_meta(b"{}")
-    router.asked(server.conversation, request("roots/list"), first.number)
-    router.asked(server.conversation, request("roots/list"))
+    router.relay_request(server.conversation, request("roots/list"), first.number)
+    router.relay_request(server.conversation, request("roots/list"))
     assert asked == [first, None]
     server.known_tasks = OwnedTasks()
     task = OwnedTask(live, "", seen=lambda _: None, lost=lambda: None)
     task.await_result(first)
     server.known_tasks.add("own", task)
-    router.asked(server.conversation, request("roots/list", _meta={RELATED: {"taskId": "own"}}))
+    router.relay_request(server.conversation, request("roots/list", _meta={RELATED: {"taskId": "own"}}))
     assert asked[2] is first and await frames_of(first) == [], "the era of the session does not count"
 
 
 async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None:
     server, router, live = Server(), SharedRouter(), Live()
-    router.asked(server.conversation, request("roots/list"))
+    router.relay_request(server.conversation, request("roots/list"))
     _, last = server.send(live), server.send(live)
-    router.asked(server.conversation, request("roots/list"))
+    router.relay_request(server.conversation, request("roots/list"))
     for stream in (99, "restore-memo://a"):  # `SharedLinks.replay` names its requests
-        router.asked(server.conversation, request("roots/list", "on the stream of a request of the gateway"), stream)
+        router.relay_request(
+            server.conversation, request("roots/list", "on the stream of a request of the gateway"), stream
+        )
         assert server.refusals.pop() == (b'"on the stream of a request of the gateway"', METHOD_NOT_FOUND)
     assert len(await frames_of(last)) == 1, "calls of one session leave no doubt"
     server.send(Live())
-    router.asked(server.conversation, request("roots/list"))
+    router.relay_request(server.conversation, request("roots/list"))
     assert server.refusals == [(b"1", METHOD_NOT_FOUND)] * 2
 
 
@@ -147,16 +149,16 @@ async def test_in_a_shared_process_no_call_without_a_session_gets_the_log_of_ano
 
     server.calls.end(send())
     first = send()
-    router.notified(server.conversation, message)  # perhaps of the call that was cancelled
+    router.relay_notification(server.conversation, message)  # perhaps of the call that was cancelled
     server.calls.forget_server()
     second = send()
-    router.notified(server.conversation, message)
+    router.relay_notification(server.conversation, message)
     assert await frames_of(first) == await frames_of(second) == []
     for call in (first, second):
         server.calls.end(call)
     server.calls.forget_server()
     only = send()
-    router.notified(server.conversation, message)
+    router.relay_notification(server.conversation, message)
     assert len(await frames_of(only)) == 1
 
 
@@ -170,13 +172,15 @@ async def test_in_a_shared_process_nobody_gets_the_late_question_of_a_call_that_
     for each in (*(Live() for _ in range(sessions - 1)), live):
         server.calls.end(server.send(each))
     call = server.send(live)
-    router.asked(server.conversation, request("roots/list"))
-    router.notified(server.conversation, notification("notifications/message", {"level": "error", "data": "theirs"}))
+    router.relay_request(server.conversation, request("roots/list"))
+    router.relay_notification(
+        server.conversation, notification("notifications/message", {"level": "error", "data": "theirs"})
+    )
     assert server.refusals == [(b"1", METHOD_NOT_FOUND)] and not live.sent
     now[0] += server.deadlines.call_s / 2
     server.calls.end(server.send(live))
     now[0] += server.deadlines.call_s / 2
-    router.asked(server.conversation, request("roots/list"))
+    router.relay_request(server.conversation, request("roots/list"))
     assert [frame["method"] for frame in await frames_of(call)] == ["roots/list"], "its own leave no doubt"
     server.calls.end(server.send(Live()))
     router.closed(server.conversation)
@@ -192,21 +196,21 @@ async def test_a_server_cancels_its_question_at_the_session_that_was_asked_whoev
         server.users.add(user)
         user.questions.ask(parts.Server().conversation, request("roots/list", "é"), None)  # that of another server
     call = server.send(live)
-    router.asked(server.conversation, request("roots/list", "é"))
+    router.relay_request(server.conversation, request("roots/list", "é"))
     calls = Counter[str]()
     sys.setprofile(lambda frame, event, _: calls.update([event]))
-    router.notified(
+    router.relay_notification(
         server.conversation,
         parse(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"\\u00e9"}}'),
     )
     sys.setprofile(None)
     assert [frame["method"] for frame in await frames_of(call)] == ["roots/list", "notifications/cancelled"]
     assert all(len(user.sent) == 1 for user in (live, *bystanders)) and calls["call"] < 60
-    router.notified(server.conversation, notification("notifications/cancelled", {"requestId": "é"}))
+    router.relay_notification(server.conversation, notification("notifications/cancelled", {"requestId": "é"}))
     assert len(live.sent) == 1
-    server.calls.asks(b"1", live)
+    server.calls.add_question(b"1", live)
     router.closed(server.conversation)
-    assert server.calls.take_asked(b"1") is None
+    assert server.calls.remove_question(b"1") is None
 
 
 @requirement("spec.relayed-changes")
@@ -219,16 +223,18 @@ async def test_a_change_that_a_shared_server_tells_each_session_costs_each_no_mo
         server.users.add(user)
     stream = server.send(users[0], method="subscriptions/listen")
     stream.listen_for(Filter(kinds=frozenset({"toolsListChanged"})))
-    router.notified(server.conversation, notification("notifications/tools/list_changed", {"_meta": {TAG: 7}}))
+    router.relay_notification(
+        server.conversation, notification("notifications/tools/list_changed", {"_meta": {TAG: 7}})
+    )
     assert all(user.version == 1 for user in users), "the first makes all decide anew"
     calls = Counter[str]()
     sys.setprofile(lambda frame, event, _: calls.update([event]))
     for named in ({"_meta": {TAG: stream.number}}, {}):
-        router.notified(server.conversation, notification("notifications/tools/list_changed", named))
+        router.relay_notification(server.conversation, notification("notifications/tools/list_changed", named))
     sys.setprofile(None)
     assert len(await frames_of(stream)) == 1 and calls["call"] < 90
     server.lists.list_requested("tools/list")
-    router.notified(server.conversation, notification("notifications/tools/list_changed", {}))
+    router.relay_notification(server.conversation, notification("notifications/tools/list_changed", {}))
     assert all(user.version == 3 for user in users), "a question, and a change since then"
 
 
@@ -251,7 +257,7 @@ async def test_a_shared_process_asks_a_client_only_for_what_it_has_declared(
 ) -> None:
     server, live = Server(), Live(client=declaring(**declared))
     call = server.send(live)
-    SharedRouter().asked(server.conversation, request(method, **params))
+    SharedRouter().relay_request(server.conversation, request(method, **params))
     assert server.refusals == ([] if code is None else [(b"1", code)])
     assert [frame["method"] for frame in await frames_of(call)] == ([method] if code is None else [])
 
@@ -260,7 +266,7 @@ async def test_a_shared_process_asks_a_client_only_for_what_it_has_declared(
 async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: str) -> None:
     server = Server(Era.MODERN)
     exchange = server.send(live := Live())
-    IsolatedRouter(live).asked(server.conversation, request(method))
+    IsolatedRouter(live).relay_request(server.conversation, request(method))
     assert not server.refusals and not server.answers and not live.sent
     assert await frames_of(exchange) == []
 
@@ -272,7 +278,7 @@ async def test_a_question_that_cannot_be_read_is_refused_at_once() -> None:
     unreadable = [msgspec.Raw(b"[1]"), {"_meta": 1}, {"_meta": {RELATED: msgspec.Raw(b"1e400")}}, TOO_DEEP_PARAMS]
     for params in unreadable:
         message = Message(jsonrpc="2.0", id=1, method="roots/list", params=msgspec.Raw(encode(params)))
-        IsolatedRouter(live).asked(server.conversation, message)
+        IsolatedRouter(live).relay_request(server.conversation, message)
     assert server.refusals == [(b"1", INVALID_PARAMS)] * len(unreadable) and not live.sent
 
 
@@ -285,7 +291,7 @@ async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
     first, second = server.send(live, "theirs"), server.send(live)
     router = IsolatedRouter(live)
     for token in (1, 2, 9):
-        router.notified(server.conversation, progress(token))
+        router.relay_notification(server.conversation, progress(token))
     assert [frame["params"] for frame in await frames_of(first)] == [{"progressToken": "theirs", "progress": 2}]
     assert await frames_of(second) == []
 
@@ -297,14 +303,14 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
     maker.makes_task = modern.makes_task = True
     modern.declaration = declaration_in_meta(b"{}")
     for exchange in (maker, plain, modern):
-        assert server.calls.take(exchange.number) is exchange
+        assert server.calls.pop(exchange.number) is exchange
     for router in (IsolatedRouter(other), SharedRouter()):
         for number in (*range(1, 5), "1", None, 1e9):
-            router.notified(server.conversation, progress(number))
+            router.relay_notification(server.conversation, progress(number))
     assert [frame["method"] for frame in live.sent] == ["notifications/progress"] * 2 and not other.sent
     assert [frame["params"] for frame in live.sent] == [{"progressToken": "theirs", "progress": 2}] * 2
     server.calls.forget_server()
-    IsolatedRouter(live).notified(server.conversation, progress(1))
+    IsolatedRouter(live).relay_notification(server.conversation, progress(1))
     assert len(live.sent) == 2, "the process is gone"
 
 
@@ -312,13 +318,13 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
 async def test_the_end_of_a_visit_is_told_to_nobody_but_the_client_that_was_asked() -> None:
     server, live, other = Server(), Live(), Live()
     visited = notification("notifications/elicitation/complete", {"elicitationId": "e1"})
-    IsolatedRouter(live).notified(server.conversation, visited)
+    IsolatedRouter(live).relay_notification(server.conversation, visited)
     assert [frame["params"] for frame in live.sent] == [{"elicitationId": "e1"}]
     first, second = server.send(other), server.send(live)
-    server.calls.take(second.number)
-    SharedRouter().notified(server.conversation, visited)
+    server.calls.pop(second.number)
+    SharedRouter().relay_notification(server.conversation, visited)
     assert not other.sent and len(live.sent) == 1, "the only call in flight may be another client's"
-    SharedRouter().notified(server.conversation, visited, first.number)
+    SharedRouter().relay_notification(server.conversation, visited, first.number)
     assert [frame["params"] for frame in await frames_of(first)] == [{"elicitationId": "e1"}]
 
 
@@ -329,11 +335,11 @@ def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
     assert [change.kind for change in changes] == ["tools"] and not server.lists.known
     assert not live.sent, "the server refuses headers: its list has not changed for clients"
     server.lists.known["tools/list"] = Tools([])
-    IsolatedRouter(live).notified(server.conversation, notification("notifications/tools/list_changed", {}))
+    IsolatedRouter(live).relay_notification(server.conversation, notification("notifications/tools/list_changed", {}))
     assert "tools/list" not in server.lists.known and "tools/list" in server.lists.changed
     others = [f"notifications/{kind}/list_changed" for kind in ("prompts", "resources")]
     for method in others:
-        IsolatedRouter(live).notified(server.conversation, notification(method, {}))
+        IsolatedRouter(live).relay_notification(server.conversation, notification(method, {}))
     assert [frame["method"] for frame in live.sent] == ["notifications/tools/list_changed", *others]
 
 
@@ -342,13 +348,15 @@ async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers()
     for live in (subscriber, other):
         server.users.add(live)
     updated = notification("notifications/resources/updated", {"uri": "file:///a"})
-    SharedRouter().notified(server.conversation, updated)
+    SharedRouter().relay_notification(server.conversation, updated)
     assert len(subscriber.sent) == 1 and not other.sent
     for era in ("legacy", "modern"):
         listening, told = Live(era=era), list[Any]()
         listening.subscriptions.append(SubscriptionFilter(1, Filter(uris=frozenset({"file:///a"})), told.append))
         server.users.add(listening)
-        SharedRouter().notified(server.conversation, notification("notifications/resources/updated", {"uri": [1]}))
+        SharedRouter().relay_notification(
+            server.conversation, notification("notifications/resources/updated", {"uri": [1]})
+        )
         assert not told and len(subscriber.sent) == 1, "it is no URI"
 
 
@@ -356,12 +364,12 @@ async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers()
 async def test_a_legacy_client_gets_what_a_modern_server_says_outside_of_calls() -> None:
     server, live = Server(Era.MODERN), Live()
     router = IsolatedRouter(live)
-    router.notified(server.conversation, notification(VENDOR, {"n": 1}))
-    router.notified(server.conversation, notification("notifications/message", {}))
+    router.relay_notification(server.conversation, notification(VENDOR, {"n": 1}))
+    router.relay_notification(server.conversation, notification("notifications/message", {}))
     deeply = Message(jsonrpc="2.0", method="notifications/x", params=msgspec.Raw(encode(TOO_DEEP_PARAMS)))
     for sender in (server, Server()):
-        router.notified(sender.conversation, notification("notifications/resources/updated", [1]))
-        router.notified(sender.conversation, deeply)
+        router.relay_notification(sender.conversation, notification("notifications/resources/updated", [1]))
+        router.relay_notification(sender.conversation, deeply)
     assert [frame["params"] for frame in live.sent] == [{"n": 1}], "and nothing that cannot be read"
 
 
@@ -372,9 +380,11 @@ def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None
     server.send(live, method="subscriptions/listen")
     router = IsolatedRouter(live)
     for request_id in (call.number, 9, "2", None, [2]):
-        router.notified(server.conversation, notification("notifications/cancelled", {"requestId": request_id}))
+        router.relay_notification(
+            server.conversation, notification("notifications/cancelled", {"requestId": request_id})
+        )
     assert not server.settled and not call.is_over
-    router.notified(server.conversation, notification("notifications/cancelled", {"requestId": 2}))
+    router.relay_notification(server.conversation, notification("notifications/cancelled", {"requestId": 2}))
     assert [message.id for message in server.settled] == [2]
 
 
@@ -387,7 +397,7 @@ async def test_the_acknowledgement_of_a_server_is_the_clients_unless_the_gateway
     for number in (1, 2, 2, 3):
         params = {"notifications": {}, "_meta": {TAG: number}}
         acknowledged = notification("notifications/subscriptions/acknowledged", params)
-        IsolatedRouter(live).notified(server.conversation, acknowledged)
+        IsolatedRouter(live).relay_notification(server.conversation, acknowledged)
     assert [len(await frames_of(stream)) for stream in streams] == [1, 0] and known == ["the server has it"]
     streams[1].number = 4  # it was sent again
     assert streams[1].take_acknowledgement() and len(known) == 2
@@ -398,17 +408,17 @@ async def test_what_came_on_the_stream_of_a_request_belongs_to_that_request() ->
     server, live = Server(), Live()
     first, second = server.send(live), server.send(live)
     router = IsolatedRouter(live)
-    router.notified(server.conversation, notification(VENDOR, {"n": 1}), first.number)
-    router.notified(server.conversation, notification(VENDOR, {"n": 2}), second.number)
-    router.asked(server.conversation, request("com.acme/ask"), first.number)
-    router.notified(server.conversation, notification(VENDOR, {"n": 3}), STANDALONE)
+    router.relay_notification(server.conversation, notification(VENDOR, {"n": 1}), first.number)
+    router.relay_notification(server.conversation, notification(VENDOR, {"n": 2}), second.number)
+    router.relay_request(server.conversation, request("com.acme/ask"), first.number)
+    router.relay_notification(server.conversation, notification(VENDOR, {"n": 3}), STANDALONE)
     assert [frame["method"] for frame in await frames_of(first)] == [VENDOR, "com.acme/ask"]
     assert [frame["params"] for frame in await frames_of(second)] == [{"n": 2}]
     assert [frame["params"] for frame in live.sent] == [{"n": 3}]
 
     shared, other = Server(), Live()
     mine, theirs = shared.send(live), shared.send(other)
-    SharedRouter().notified(shared.conversation, notification(VENDOR, {}), theirs.number)
+    SharedRouter().relay_notification(shared.conversation, notification(VENDOR, {}), theirs.number)
     assert await frames_of(mine) == [] and len(await frames_of(theirs)) == 1
 
 
@@ -425,7 +435,7 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
     for stream, meta in zip(streams, (ACME, b"{}"), strict=True):
         stream.declaration = declaration_in_meta(meta)
     frames.clear()
-    IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))
+    IsolatedRouter(live).relay_notification(server.conversation, notification(VENDOR, {"n": 1}))
     assert [msgspec.json.decode(frame)["params"] for frame in frames] == [{"n": 1, "_meta": {TAG: 5}}]
     assert [frame["params"] for frame in await frames_of(streams[0])] == [{"n": 1, "_meta": {TAG: 7}}]
     assert await frames_of(streams[1]) == [] and not live.sent
@@ -438,7 +448,9 @@ async def test_what_concerns_a_task_of_a_shared_server_is_told_on_no_stream_of_a
     own.declaration = foreign.declaration = declaration_in_meta(ACME)
     server.known_tasks = OwnedTasks()
     server.known_tasks.add("own", OwnedTask(owner, "handle", seen=lambda _: None, lost=lambda: None))
-    SharedRouter().notified(server.conversation, notification(VENDOR, {"_meta": {RELATED: {"taskId": "own"}}}))
+    SharedRouter().relay_notification(
+        server.conversation, notification(VENDOR, {"_meta": {RELATED: {"taskId": "own"}}})
+    )
     assert len(await frames_of(own)) == 1 and await frames_of(foreign) == []
 
 
@@ -451,18 +463,20 @@ async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_
     server.known_tasks.add("own", OwnedTask(owner, "handle", seen=seen.append, lost=lambda: None))
     router = SharedRouter()
     meta = {"_meta": {RELATED: {"taskId": "own"}}}
-    router.notified(server.conversation, notification("notifications/tasks/status", {"taskId": "own", "status": "x"}))
-    router.notified(server.conversation, notification("notifications/message", {"level": "info", **meta}))
+    router.relay_notification(
+        server.conversation, notification("notifications/tasks/status", {"taskId": "own", "status": "x"})
+    )
+    router.relay_notification(server.conversation, notification("notifications/message", {"level": "info", **meta}))
     for unknown in ("another", 7, None):
-        router.notified(server.conversation, notification("notifications/tasks/status", {"taskId": unknown}))
+        router.relay_notification(server.conversation, notification("notifications/tasks/status", {"taskId": unknown}))
     assert [frame["params"] for frame in owner.sent] == [
         {"taskId": "handle", "status": "x"},
         {"level": "info", "_meta": {RELATED: {"taskId": "handle"}}},
     ]
     assert len(seen) == 1
-    router.asked(server.conversation, request("elicitation/create", message="who?", **meta))
+    router.relay_request(server.conversation, request("elicitation/create", message="who?", **meta))
     assert owner.sent[-1]["params"] == {"message": "who?", "_meta": {RELATED: {"taskId": "handle"}}}
-    router.asked(server.conversation, request("elicitation/create", 2, _meta={RELATED: {"taskId": "another"}}))
+    router.relay_request(server.conversation, request("elicitation/create", 2, _meta={RELATED: {"taskId": "another"}}))
     assert server.refusals == [(b"2", METHOD_NOT_FOUND)]
     assert not await frames_of(call) and not busy.sent
 
