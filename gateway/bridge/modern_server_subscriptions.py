@@ -61,28 +61,45 @@ class GatewaySubscription(Exchange):
     """A `subscriptions/listen` that the gateway sends to a modern server for a legacy client, which expects
     notifications without a request.
 
+    It is not sent yet. Its notifications go to the client's standalone stream. `gone` is called when it ends after the
+    server has acknowledged it: the server has ended it, or is gone. It is not called if the gateway withdraws it.
+
     `is_confirmed`: the server has acknowledged the subscription. `is_waited_for`: calls wait for the acknowledgement.
     `may_miss`: the client may have missed a change, so the gateway notifies the client of all changes when the
     acknowledgement comes.
     """
 
-    def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
+    def __init__(self, live: LiveSession, gone: Callable[[], None]) -> None:
+        replies = RelayedReplies(self._receive)
         super().__init__(method=_LISTEN, client_id=fallback_id(), live=live, replies=replies)
-        self._part = Filter()
+        self._filter = Filter()
         self.is_confirmed = self.has_ended = self.may_miss = False
         self.is_waited_for = True
         self._send = live.send_to_client
         self._settled = asyncio.Event()
         self._before: GatewaySubscription | None = None
         self._is_withdrawn = False
-        self._when_gone: Callable[[], None] | None = None
+        self._gone = gone
         self.acknowledged_here(self._confirmed)
 
-    def ask_for(self, part: Filter) -> None:
+    def set_filter(self, wanted: Filter) -> None:
         """Set the filter that is sent to the server: the changes of which it can notify."""
-        self._part = part
+        self._filter = wanted
 
-    def follow(self, before: "GatewaySubscription") -> None:
+    def _receive(self, frame: Frame) -> None:
+        if frame.final:
+            self.end()  # the next call subscribes again
+            return
+        message = parse(frame.data)
+        params = message.params_object()
+        meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
+        meta.pop(SUBSCRIPTION_ID, None)
+        plain = {key: value for key, value in params.items() if key != "_meta"}
+        if meta:
+            plain["_meta"] = msgspec.Raw(encode(meta))
+        self._send(encode_notification(str(message.method), splice(encode(plain)) if plain else None))
+
+    def replace(self, before: "GatewaySubscription") -> None:
         """Replace the earlier subscription `before`. If the server has acknowledged `before`, withdraw it only when
         this subscription is acknowledged, has ended or was waited for in vain (`settled`), so that the client misses no
         change. Otherwise withdraw it at once."""
@@ -114,20 +131,15 @@ class GatewaySubscription(Exchange):
         self._settle()
         if self.may_miss:
             self.may_miss = False
-            for method, params, _ in self._part.changes():
+            for method, params, _ in self._filter.changes():
                 self._send(encode_notification(method, splice(encode(params)) if params else None))
-
-    def when_gone(self, callback: Callable[[], None]) -> None:
-        """Set the callback to call when the subscription ends after the server has acknowledged it: the server has
-        ended it, or is gone. The callback is not called if the gateway withdraws the subscription."""
-        self._when_gone = callback
 
     def end(self) -> None:
         """Record that the server has ended the subscription, or that the subscription was never sent."""
         self.has_ended = True
         self._settle()
-        if self.is_confirmed and not self._is_withdrawn and self._when_gone is not None:
-            self._when_gone()
+        if self.is_confirmed and not self._is_withdrawn:
+            self._gone()
 
     def withdraw(self) -> None:
         """Cancel the subscription at the server, if it was sent."""
@@ -147,29 +159,8 @@ class GatewaySubscription(Exchange):
 
 def gateway_subscription_of(live: LiveSession, upstream: str) -> GatewaySubscription | None:
     """Return the session's subscription at this server, even an ended one; None if there is none."""
-    relay = live.gateway_subscriptions.get(upstream)
-    return relay if isinstance(relay, GatewaySubscription) else None
-
-
-def gateway_subscription_for(live: LiveSession) -> GatewaySubscription:
-    """Return a new subscription of the gateway for a legacy client's session. It is not sent yet. Its notifications go
-    to the client's standalone stream."""
-
-    def receive(frame: Frame) -> None:
-        if frame.final:
-            relay.end()  # the next call subscribes again
-            return
-        message = parse(frame.data)
-        params = message.params_object()
-        meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
-        meta.pop(SUBSCRIPTION_ID, None)
-        plain = {key: value for key, value in params.items() if key != "_meta"}
-        if meta:
-            plain["_meta"] = msgspec.Raw(encode(meta))
-        live.send_to_client(encode_notification(str(message.method), splice(encode(plain)) if plain else None))
-
-    relay = GatewaySubscription(live, RelayedReplies(receive))
-    return relay
+    found = live.gateway_subscriptions.get(upstream)
+    return found if isinstance(found, GatewaySubscription) else None
 
 
 def part_for_server(

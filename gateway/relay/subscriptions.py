@@ -23,9 +23,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.bridge.modern_server_subscriptions import (
+    GatewaySubscription,
     declaration_of,
     everything,
-    gateway_subscription_for,
     gateway_subscription_of,
     part_for_server,
 )
@@ -79,27 +79,27 @@ async def relay_changes(
     if before is not None and not before.has_ended and not anew:
         return
     # Set before any await, so that only one of several calls at the same time subscribes.
-    relay = live.gateway_subscriptions[upstream.name] = gateway_subscription_for(live)
-    relay.when_gone(functools.partial(_with_the_next_start, upstream, live, correlation))
+    renew = functools.partial(_with_the_next_start, upstream, live, correlation)
+    subscription = live.gateway_subscriptions[upstream.name] = GatewaySubscription(live, renew)
     if before is not None:
-        relay.follow(before)
+        subscription.replace(before)
     is_sent = False
     try:
         capabilities = await upstream.capabilities()
-        if live.gateway_subscriptions.get(upstream.name) is not relay:
+        if live.gateway_subscriptions.get(upstream.name) is not subscription:
             return  # the subscriptions have changed meanwhile
         wanted = _wanted(upstream, live, capabilities)
-        relay.ask_for(wanted)
+        subscription.set_filter(wanted)
         if wanted or _share_extension(live, upstream.extensions):
             conversation = upstream.conversation(live, Era.MODERN, correlation)
-            await conversation.start(relay, listen_params(wanted), declaration_of(live).meta(""))
+            await conversation.start(subscription, listen_params(wanted), declaration_of(live).meta(""))
             is_sent = True
-            if live.gateway_subscriptions.get(upstream.name) is not relay:
-                relay.withdraw()
+            if live.gateway_subscriptions.get(upstream.name) is not subscription:
+                subscription.withdraw()
     finally:
         if not is_sent:
-            relay.end()
-            if live.gateway_subscriptions.get(upstream.name) is relay:
+            subscription.end()
+            if live.gateway_subscriptions.get(upstream.name) is subscription:
                 del live.gateway_subscriptions[upstream.name]
                 if before is not None and before.has_ended:
                     live.gateway_subscriptions[upstream.name] = before  # so that the next subscription knows of the gap
@@ -129,9 +129,9 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     to changes. Return False if it is confirmed, or if there is nothing to subscribe to."""
     if not live.session.initialized:
         return False
-    relay = gateway_subscription_of(live, upstream.name)
-    if relay is not None:
-        return relay.has_ended or not relay.is_confirmed
+    subscription = gateway_subscription_of(live, upstream.name)
+    if subscription is not None:
+        return subscription.has_ended or not subscription.is_confirmed
     is_notified = upstream.notifies and bool(_wanted(upstream, live, upstream.known_capabilities))
     return is_notified or _share_extension(live, upstream.extensions)
 
@@ -146,9 +146,9 @@ def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mappi
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
     """Wait until the server has confirmed a legacy client's subscription to changes, at most `CONFIRM_S` seconds.
     Return at once if there is no such subscription."""
-    relay = gateway_subscription_of(live, upstream.name)
-    if relay is not None and not relay.is_confirmed:
-        await relay.settled(CONFIRM_S)
+    subscription = gateway_subscription_of(live, upstream.name)
+    if subscription is not None and not subscription.is_confirmed:
+        await subscription.settled(CONFIRM_S)
 
 
 async def open_stream(

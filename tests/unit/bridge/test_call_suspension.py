@@ -11,7 +11,7 @@ import pytest
 from gateway.bridge import call_suspension, question_rounds
 from gateway.bridge.call_suspension import answer_suspended, ask_modern
 from gateway.bridge.modern_server import MAX_ROUNDS, CallRounds, ModernServerBridge
-from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
+from gateway.bridge.modern_server_subscriptions import GatewaySubscription
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight
@@ -305,5 +305,5 @@ async def test_a_legacy_client_is_asked_what_it_has_declared_by_a_modern_server_
 @requirement("spec.complete")
 def test_no_request_of_a_client_cancels_a_subscription_of_the_gateway() -> None:
     live = a_live()
-    one, other = (gateway_subscription_for(live).client_id for _ in range(2))
+    one, other = (GatewaySubscription(live, lambda: None).client_id for _ in range(2))
     assert isinstance(one, str) and one != other, "no count, and no text that stays the same"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.bridge.legacy_server import LegacyServerBridge, LegacyTaskBridge
 from gateway.bridge.modern_server import ModernServerBridge
-from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
+from gateway.bridge.modern_server_subscriptions import GatewaySubscription
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
 from gateway.calls.client_request import Call, IncomingCall
 from gateway.calls.exchange import Exchange
@@ -103,8 +103,9 @@ class Parts:
 
     def subscribe(self, server: Server) -> None:
         """The server has the subscription of the session."""
-        relay = self.live.gateway_subscriptions[server.name] = gateway_subscription_for(self.live)
-        relay.take_acknowledgement()
+        subscription = GatewaySubscription(self.live, lambda: None)
+        self.live.gateway_subscriptions[server.name] = subscription
+        subscription.take_acknowledgement()
 
     def call(self, method: str = "tools/call", *, era: Era = Era.LEGACY, **params: Any) -> Call:
         call = a_call(method, live=self.live, **(params or {"name": "count"}))
