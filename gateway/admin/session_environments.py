@@ -104,11 +104,11 @@ def variables_of(sources: VariableSources, given: Mapping[str, str] | None) -> I
     for name in sorted({*sources.known, *present}):
         origin, where = sources.of(name)
         is_known = given is not None or origin == "inherited"
-        value = _shown(sources, name, origin, where, present.get(name)) if is_known else None
+        value = _shown(name, origin, where, present.get(name)) if is_known else None
         yield Variable(name=name, origin=origin, where=where, value=value)
 
 
-def _shown(sources: VariableSources, name: str, origin: Origin, where: str, value: str | None) -> str | None:
+def _shown(name: str, origin: Origin, where: str, value: str | None) -> str | None:
     """Return the value of a variable as operators may see it: shortened and without credentials. Return None if `value`
     is None, or if they may not see it."""
     if value is None or not (origin in _SHOWN or name == SOCKET_VARIABLE or where in BUILT_IN):

@@ -83,12 +83,7 @@ class TerminalWelcome(Welcome):
     """
 
     def __init__(
-        self,
-        options: GatewaySettings,
-        *,
-        status: StatusLine | None,
-        verbose: bool = False,
-        config: Path | None = None,
+        self, options: GatewaySettings, *, status: StatusLine | None, verbose: bool, config: Path | None
     ) -> None:
         self._config = config
         self.link: SignInLink | None = None if status is None else link_for(options)

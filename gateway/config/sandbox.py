@@ -178,7 +178,7 @@ class Sandbox:
         return ("prlimit", *given, "--") if given and not self.has_walls else ()
 
 
-def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: str, command: str = "") -> Sandbox:
+def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: str, command: str) -> Sandbox:
     """Return the merged sandbox of a server for sessions of this trust. `own` is the server's table, and `where` the
     path of the server's entry. `everywhere` is the table for all servers. `command` is the server's command: a
     container engine has the profile `off` unless `own` names another one."""

@@ -149,7 +149,7 @@ def _most_processes() -> int | None:
     return min(limits, default=None)
 
 
-def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
+def check_sandboxes(settings: Settings, config: Path | None) -> Iterator[Finding]:
     """Check the sandbox of each server. Yield a finding for the sandbox, and one for each grant in a server's
     configuration that has no effect or because of which the gateway does not start. `config`: the configuration file;
     None if there is none."""

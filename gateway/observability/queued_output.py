@@ -107,14 +107,14 @@ class QueuedStderr(io.RawIOBase):
     lines that must not be dropped are put into it directly.
     """
 
-    def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, descriptor: int) -> None:
         super().__init__()
         self.dropped = 0
         self._untold = 0
         self._skips = False
         self._lock = threading.RLock()
         self._descriptor = descriptor
-        self.queue = OutputQueue(self._write_all, most_bytes, self._written)
+        self.queue = OutputQueue(self._write_all, MOST_BYTES, self._written)
 
     def write(self, data: "ReadableBuffer", /) -> int:
         """Queue lines, or drop them if there is no room. After a drop, drop all further lines until the queue is empty,

@@ -52,7 +52,7 @@ class Query:
         wire = self._written(outcome, addresses, 65_535)
         return len(wire).to_bytes(2, "big") + wire
 
-    def datagram(self, outcome: LookupOutcome, addresses: tuple[str, ...] = ()) -> bytes:
+    def datagram(self, outcome: LookupOutcome, addresses: tuple[str, ...]) -> bytes:
         """Return the same response as `reply`, as a datagram that is no larger than the program accepts. If the records
         do not fit, return a truncated response, so that the program asks again over TCP."""
         size = max(512, min(self.message.payload, MAX_QUERY_BYTES))

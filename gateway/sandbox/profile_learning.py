@@ -64,20 +64,15 @@ class Learnt:
 
 
 def learnt(
-    touched: Iterable[tuple[str, str]],
-    *,
-    names: Mapping[str, str],
-    grants: Sequence[Grant],
-    own: Sequence[str],
-    profile: str = "strict",
+    touched: Iterable[tuple[str, str]], *, names: Mapping[str, str], grants: Sequence[Grant], own: Sequence[str]
 ) -> Learnt:
     """Return the sandbox that a server needs, derived from what it has touched in a run.
 
     `touched` has pairs of kind and thing, as the gate reports them (`Touched.add`). `names` has the host name of each
-    address that was looked up. What `grants` of the profile allow, and folders in `own`, which each session has of its
-    own, need no further grant.
+    address that was looked up. What `grants` of the profile `strict` allow, and folders in `own`, which each session
+    has of its own, need no further grant.
     """
-    found = Learnt({"profile": profile})
+    found = Learnt({"profile": "strict"})
     things = dict.fromkeys(touched)
     free = {letter: [*own, *(grant.path for grant in grants if letter in grant.mode)] for letter in "rwx"}
     listable = {grant.path for grant in grants if grant.mode == "l"}

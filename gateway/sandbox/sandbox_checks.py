@@ -130,7 +130,7 @@ def server_sandbox_of(
     name: str,
     by_trust: SandboxesByTrust,
     sandbox: Sandbox,
-    trusts: tuple[str, ...] = (),
+    trusts: tuple[str, ...],
     kernel: Callable[[bool], Kernel] = kernel_for,
     *,
     delegation: Delegation,

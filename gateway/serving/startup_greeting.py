@@ -100,7 +100,7 @@ def link_for(options: GatewaySettings) -> SignInLink | None:
 
 
 def local_gateway(
-    gateway: Gateway, url: str, link: SignInLink | None, folder: Path, config: Path | None = None
+    gateway: Gateway, url: str, link: SignInLink | None, folder: Path, config: Path | None
 ) -> LocalGateway | None:
     """Return the entry by which other commands of this user find the gateway and its configuration file `config`.
 
@@ -199,7 +199,7 @@ def _store(gateway: Gateway, url: str) -> str:
     return f"{gateway.store_place}{', shared with other gateways' if backend.is_shared else ''}"
 
 
-def farewell(count: int, url: str, store_fault: str = "") -> str:
+def farewell(count: int, url: str, store_fault: str) -> str:
     """Return the log line for a stopped gateway: what happens to its `count` live sessions. `url`: the URL of the
     store. `store_fault`: why the store does not answer; empty: it does."""
     if not count:

@@ -184,26 +184,17 @@ class _Watch:
 
 
 class ReturnTracker:
-    """Watches whether clients come back to new sessions. `clock` is a monotonic clock; `wall` returns seconds since
-    1970."""
+    """Watches whether clients come back to new sessions."""
 
-    def __init__(
-        self,
-        settings: SessionSettings,
-        flags: ExpiringFlags,
-        audit: Audit,
-        *,
-        clock: Callable[[], float] = monotonic,
-        wall: Callable[[], float] = time,
-    ) -> None:
+    def __init__(self, settings: SessionSettings, flags: ExpiringFlags, audit: Audit) -> None:
         self._header = settings.key_header
         self._flags = flags
         self._audit = audit
-        self._clock = clock
-        self._wall = wall
+        self._clock: Callable[[], float] = monotonic
+        self._wall: Callable[[], float] = time
         self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
         self._shared: LRUCache[ClientKey, _Openings] = LRUCache(_MOST_CLIENTS)
-        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=clock)
+        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=monotonic)
 
     # -- sessions
 

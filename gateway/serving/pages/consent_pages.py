@@ -139,7 +139,7 @@ class ConsentPages:
             self.audit.record("refused", principal=str(principal), reason="a link to consent is of somebody else")
             return self._page("This link belongs to a request of somebody else. Nothing has happened.", 403)
         if is_answer:
-            return await self._begin(request, headers, link, settings, principal)
+            return await self._begin(link, settings, principal)
         server = urlsplit(settings.resource).hostname or ""
         text = f"A client of yours ({principal}) wants to use {settings.resource} with your account there."
         return self._page(text, server=server)
@@ -166,9 +166,7 @@ class ConsentPages:
 
     # -- to the authorization server, and back
 
-    async def _begin(
-        self, request: Request, headers: dict[str, str], link: Link, settings: ConsentSettings, principal: Principal
-    ) -> Response:
+    async def _begin(self, link: Link, settings: ConsentSettings, principal: Principal) -> Response:
         from gateway.context.consent_flow import ConsentFailed
 
         browser = secrets.token_urlsafe(32)

@@ -38,11 +38,7 @@ class FileWatch:
     `numbers` are the system calls that are watched."""
 
     def __init__(
-        self,
-        grants: Sequence[Grant],
-        listener: Listener,
-        refused: Refused,
-        touched: Callable[[str, str], None] | None = None,
+        self, grants: Sequence[Grant], listener: Listener, refused: Refused, touched: Callable[[str, str], None] | None
     ) -> None:
         self._granted = {letter: tuple(one.path for one in grants if letter in one.mode) for letter in _WHY}
         self._listed = {one.path for one in grants if "l" in one.mode}

@@ -69,7 +69,7 @@ class NetworkCalls:
         rules: ReachRules,
         refused: Refused,
         resolve: Callable[[socket.socket], int],
-        touched: Callable[[str, str], None] | None = None,
+        touched: Callable[[str, str], None] | None,
         kernel_binds: bool,
     ) -> None:
         self._touched = touched
