@@ -142,7 +142,6 @@ class SessionEnvironments:
 
     replica: str
     """The name of this replica."""
-    """The sessions that this replica serves."""
     settings: Settings
     delegation: Callable[[], Delegation]
     """Returns the subtree of cgroups that is delegated to the gateway, or why there is none."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gateway.admin.query_types import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
 from gateway.admin.replica_queries import Replicas
-from gateway.admin.report_types import SessionPart, SessionRow, detached, row_of
+from gateway.admin.report_types import SessionRow, detached, row_of
 from gateway.admin.session_list_selection import Selection, SortKey, cursor_of
 from gateway.admin.this_replica import Replica
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
@@ -222,7 +222,7 @@ class SessionList:
     async def rows(self, found: Sequence[Session]) -> list[SessionRow]:
         """Return a row for each of these records, with the facts of the replica that serves the session and the size of
         its state."""
-        parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
+        parts = await self._replicas.parts([session.id for session in found])
         sizes = await asyncio.gather(*(self._size(session.id) for session in found))
         now = self._clock()
         return [

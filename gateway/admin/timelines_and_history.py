@@ -80,8 +80,7 @@ class ActivityQueries:
         if head is None:
             raise NoSuch(f"no session of the last day begins with {prefix[:64]!r}")
         # An entry that is written at this moment may have come from both.
-        unique = dict.fromkeys(entries)
-        entries = sorted(unique, key=lambda one: one.at)
+        entries = sorted(dict.fromkeys(entries), key=lambda one: one.at)
         return SessionTimeline(head=head, entries=[TimelineRow(**msgspec.structs.asdict(one)) for one in entries])
 
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:

@@ -283,10 +283,9 @@ class _Servers:
         decision = self._gateway.policy.decide(
             self._context, upstream.name, tool["name"], operation_of(tool), digest_of(tool)
         )
-        if not decision.reason and fault and self._settings.gateway.policy.check_arguments:
+        reason = decision.reason
+        if not reason and fault and self._settings.gateway.policy.check_arguments:
             reason = f"its input schema is invalid: {fault} (gateway.policy.check_arguments)"
-        else:
-            reason = decision.reason
         found = {"name": tool["name"], "visible": not reason, "why": reason}
         found |= {"operation": decision.operation, "operation_from": decision.operation_from}
         if decision.bind:

@@ -1,6 +1,7 @@
 """Explain what a session of a server may touch, and learn what it needs (`sandbox explain`, `sandbox learn`)."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -161,11 +162,9 @@ async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, in
             _ask(process)
         else:
             threading.Thread(target=_copy, args=(loop, process, stop.set), daemon=True).start()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
                 await stop.wait()
-        except TimeoutError:
-            pass
         code = sink.code
     return lesson.result(), code
 
@@ -214,12 +213,10 @@ def _send(process: Process, message: dict[str, Any]) -> None:
 def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[], None]) -> None:
     """Forward the client's bytes from this command's stdin to the server. When stdin ends, have the event loop call
     `ended`. Runs in a thread."""
-    try:
+    with contextlib.suppress(RuntimeError, OSError):  # the loop has ended
         while data := os.read(sys.stdin.fileno(), 65_536):  # a buffered reader could not be left at the end
             loop.call_soon_threadsafe(process.stdin.write, data)
         loop.call_soon_threadsafe(ended)
-    except (RuntimeError, OSError):  # the loop has ended
-        pass
 
 
 @app.callback()

@@ -315,8 +315,7 @@ def _tools(command: PackageCommand, path: str) -> tuple[str, ...]:
     """Return the paths of the programs on which a fetched package depends: the launcher (such as npx or uvx), and Node
     or Python, because a compiled part of the package fits only one version of it. `path` is the PATH to find them."""
     names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
-    found = (shutil.which(name, path=path) for name in names)
-    return tuple(one for one in found if one)
+    return tuple(filter(None, (shutil.which(name, path=path) for name in names)))
 
 
 def _state_of(program: str) -> tuple[str, int, int]:

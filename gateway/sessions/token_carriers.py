@@ -84,8 +84,7 @@ _BLANK: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
 
 def modern_client(request: Request) -> ClientFacts:
     """Return the client's name and version from the `_meta` of a modern request (MCP 2026-07-28)."""
-    info = request.meta.get("io.modelcontextprotocol/clientInfo")
-    return client_facts(info, request.protocol_version)
+    return client_facts(request.meta.get("io.modelcontextprotocol/clientInfo"), request.protocol_version)
 
 
 def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
