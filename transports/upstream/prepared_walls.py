@@ -52,6 +52,8 @@ class Prepared(NamedTuple):
     to be made."""
     own: tuple[Grant, ...] = ()
     """The grants that have to be added to the ruleset."""
+    folders: tuple[Grant, ...] = ()
+    """More of them: those for the server's own /tmp and /dev/shm."""
 
 
 def close_all_but(ruleset: int | None) -> None:

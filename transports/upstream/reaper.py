@@ -16,7 +16,6 @@ from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, count, kill, prctl
 from transports.upstream.server_after_fork import LaunchReports, become_server, report_failure
 from transports.upstream.walls.build_walls import WallsFailed, arrange
-from transports.upstream.walls.namespaces import is_apart
 from transports.upstream.walls.system_call_gate import Gate
 from transports.upstream.walls.wall_specification import Grant, Walls
 
@@ -28,14 +27,15 @@ class _GateOnDemand:
     calls. It takes half a megabyte, and many servers never make a call that is announced. So the reaper itself watches
     the filter's descriptor until the first call, which waits meanwhile.
 
-    `walls` returns the server's walls. `channel` has the descriptor of the channel to the gateway; if it is empty,
-    refusals are not reported, and names not resolved. `poller` is the one of the reaper. `last` is for `Gate`. This
-    object owns the descriptors of the filter and of the channel.
+    `walls` takes the grants for the server's own folders, as JSON, and returns the server's walls. `channel` has the
+    descriptor of the channel to the gateway; if it is empty, refusals are not reported, and names not resolved.
+    `poller` is the one of the reaper. `last` is for `Gate`. This object owns the descriptors of the filter and of the
+    channel.
     """
 
     def __init__(
         self,
-        walls: Callable[[], Walls],
+        walls: Callable[[bytes], Walls],
         channel: list[int],
         poller: select.poll,
         last: Callable[[], tuple[str, str, str] | None] | None = None,
@@ -47,11 +47,13 @@ class _GateOnDemand:
         self._poller = poller
         self._last = last
         self._unopened: int | None = None  # the listener, until a gate owns it
+        self._folders = b""
         self._gate: Gate | None = None
 
-    def watch(self, listener: int) -> None:
-        """Watch the notification descriptor of the server's filter, and own it."""
+    def watch(self, listener: int, folders: bytes) -> None:
+        """Watch the notification descriptor of the server's filter, and own it. `folders` is for `walls`."""
         self.listener = self._unopened = listener
+        self._folders = folders
         self._poller.register(listener, select.POLLIN)
 
     def look(self, event: int) -> None:
@@ -89,7 +91,7 @@ class _GateOnDemand:
         else:
             channel, nobody = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             nobody.close()
-        self._gate = Gate(self._unopened, self._walls(), channel, self._last)
+        self._gate = Gate(self._unopened, self._walls(self._folders), channel, self._last)
         self._unopened = None
         self._poller.register(self._gate.failed, select.POLLIN)
         self._gate.start()
@@ -133,6 +135,7 @@ class Reaper:
         self._gateway = gateway
         self._lacks = lacks
         self._has_mounts = has_mounts
+        self._is_apart = os.getpid() == 1  # the first process of its own namespaces
         self._groups = groups
         self._prepared = prepared
         self._group: Group | None = None
@@ -142,7 +145,7 @@ class Reaper:
         self._failed = False
         self._channel = channel  # at most one descriptor
         self._walls: Walls | None = None
-        self._own: dict[str, Any] | None = None  # the session's part of the walls, while `_walls` lacks it
+        self._own: dict[str, Any] | None = None  # the session's part of the walls, if `_walls` lacks it
         self._gate: _GateOnDemand | None = None  # only for a server behind walls
         self._has_to_count = False
 
@@ -182,8 +185,8 @@ class Reaper:
         reaper = os.getpid()
         with report:
             try:
-                outer = os.open("/proc", os.O_PATH) if is_apart() else None  # the gateway's /proc
-                built = self._arranged(spec)
+                outer = os.open("/proc", os.O_PATH) if self._is_apart else None  # the gateway's /proc
+                self._take_walls(spec["walls"])
                 self._group = self._groups.group(self._walls)
                 if self._walls is not None and self._walls.limits.processes is not None:
                     signal.signal(signal.SIGUSR1, self._count_soon)
@@ -196,7 +199,7 @@ class Reaper:
                 if self._server == 0:
                     if outer is not None:
                         report.send(b"pid %s\n" % os.readlink("self", dir_fd=outer).encode())
-                    become_server(spec, built, self._stdio, report.fileno(), reaper, self._group)
+                    become_server(spec, self._arranged, self._stdio, report.fileno(), reaper, self._group)
                 if outer is not None:
                     os.close(outer)
         if self._prepared is not None and self._prepared.ruleset is not None:  # the server's process has it
@@ -208,29 +211,33 @@ class Reaper:
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
-    def _arranged(self, spec: dict[str, Any]) -> Prepared | None:
-        """Arrange the mounts of this process for the server of `spec` (the specification). Return the walls to build
-        around the server; None for a server without walls. Raises `WallsFailed` if the server must not start."""
-        given, prepared = spec["walls"], self._prepared
-        if given is None:
-            return None
-        if prepared is None:
-            built = Prepared(Walls.from_json(given))
-        elif prepared.ruleset is None:
-            built = Prepared(prepared.walls.with_own(given))
-        else:  # they are put together only if needed: that takes time at each start
+    def _take_walls(self, given: dict[str, Any] | None) -> None:
+        if self._prepared is not None:
             self._own = given
-            built = prepared._replace(own=tuple(map(Grant._make, given["grants"])))
-        self._walls = built.walls
-        walls = self._whole_walls() if self._has_mounts else built.walls
-        opened = arrange(walls, self._lacks, has_mounts=self._has_mounts)
-        if opened:
-            self._walls, self._own = replace(self._whole_walls(), grants=(*walls.grants, *opened)), None
-        return built._replace(own=(*built.own, *opened))
+        elif given is not None:
+            self._prepared = Prepared(Walls.from_json(given))
+        self._walls = None if self._prepared is None else self._prepared.walls
 
-    def _whole_walls(self) -> Walls:
+    def _arranged(self) -> Prepared | None:
+        """Arrange the mounts for the server. Return the walls to build around it; None for a server without walls.
+        Raises `WallsFailed` if the server must not start.
+
+        Called by the process that becomes the server, which has the mounts of the reaper. The reaper would keep the
+        memory that this takes for as long as the server runs."""
+        prepared = self._prepared
+        if prepared is None:
+            return None
+        if prepared.ruleset is None:
+            prepared = Prepared(self._whole_walls())
+        elif self._own is not None:
+            prepared = prepared._replace(own=tuple(map(Grant._make, self._own["grants"])))
+        walls = self._whole_walls() if self._has_mounts else prepared.walls  # only if needed: it takes time
+        return prepared._replace(folders=arrange(walls, self._lacks, apart=self._is_apart, has_mounts=self._has_mounts))
+
+    def _whole_walls(self, folders: bytes = b"[]") -> Walls:
         assert self._walls is not None
-        return self._walls if self._own is None else self._walls.with_own(self._own)
+        walls = self._walls if self._own is None else self._walls.with_own(self._own)
+        return replace(walls, grants=(*walls.grants, *map(Grant._make, json.loads(folders))))
 
     def _watch(self) -> None:
         """Obey the gateway's commands, and serve the server's gate and limits, until the server has ended."""
@@ -262,6 +269,8 @@ class Reaper:
         self._has_to_count = True
 
     def _has_too_many(self) -> bool:
+        if self._launch is not None:  # /proc may still be the one outside of the server's namespaces
+            return False
         self._has_to_count = False
         most = None if self._walls is None else self._walls.limits.processes
         if most is None or count() <= most:
@@ -298,7 +307,7 @@ class Reaper:
         while True:
             if self._group is not None:
                 self._group.kill()
-            if is_apart():  # some may be hidden in /proc: a program that may be executed and not read
+            if self._is_apart:  # some may be hidden in /proc: a program that may be executed and not read
                 with contextlib.suppress(OSError):
                     os.kill(-1, signal.SIGKILL)
             # Without /proc, only the server's group is known.

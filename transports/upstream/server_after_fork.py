@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from transports.upstream.process_tree import prctl
 from transports.upstream.walls.build_walls import WallsFailed, build
 from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
 from transports.upstream.walls.raw_system_calls import dumpable
+from transports.upstream.walls.wall_specification import Grant
 
 MOST_BYTES: Final = 4_000
 """Maximum bytes of the sentence that says why a server could not be started."""
@@ -25,12 +27,13 @@ def report_failure(report: int, sentence: str) -> None:
     os.write(report, b"failed " + sentence.replace("\n", " ").encode(errors="replace")[:MOST_BYTES])
 
 
-def hand_over(report: int, listener: int) -> None:
-    """Announce the descriptor `listener` of this process to the reaper, by a line to the descriptor `report`. Wait
-    until the reaper has copied it, then close it here. End this process if the reaper fails."""
+def hand_over(report: int, folders: tuple[Grant, ...], listener: int) -> None:
+    """Announce the descriptor `listener` of this process to the reaper, with the grants for the server's own `folders`,
+    by a line to the descriptor `report`. Wait until the reaper has copied the descriptor, then close it here. End this
+    process if the reaper fails."""
     # Nothing is secret in this process that will not be in the server itself.
     with dumpable():
-        os.write(report, b"listener %d\n" % listener)
+        os.write(report, b"listener %d %s\n" % (listener, json.dumps(folders).encode()))
         if not os.read(report, 1):
             os._exit(127)
     os.close(listener)
@@ -38,17 +41,18 @@ def hand_over(report: int, listener: int) -> None:
 
 class LaunchReports:
     """Read the reports of a process that becomes a server, for its reaper. `pid` is the id that the reaper sees.
-    `take_listener` gets the descriptor on which its seccomp filter announces calls; None if it has no filter.
+    `take_listener` gets the descriptor on which its seccomp filter announces calls, and the grants for the server's own
+    folders, as JSON; None if the server has no walls.
 
     The process writes lines to a pair of sockets that exec(2) closes. `pid N` is its id outside of its namespaces, if
-    it has some. `listener N` is the descriptor of its filter; the process then waits until the reaper has a copy of it.
-    `failed SENTENCE` is a failure. If the lines end without one, the server runs.
+    it has some. `listener N JSON` has the descriptor of its filter, and the grants; the process then waits until the
+    reaper has a copy of the descriptor. `failed SENTENCE` is a failure. If the lines end without one, the server runs.
 
     The reaper copies the descriptor by its number (pidfd_getfd). It is not sent in a message: the kernel limits the
     descriptors in transit for a whole user, and a server of that user could use up the limit.
     """
 
-    def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int], None] | None) -> None:
+    def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int, bytes], None] | None) -> None:
         self.outer_pid = pid
         self.failure = ""
         self._reports = reports
@@ -83,13 +87,14 @@ class LaunchReports:
         elif what == b"pid":
             self.outer_pid = int(value)
         elif what == b"listener" and self._process is not None and self._take_listener is not None:
+            number, _, folders = value.partition(b" ")
             try:
-                taken = duplicate_from(self._process, int(value))
+                taken = duplicate_from(self._process, int(number))
                 self._reports.send(b"\n")
             except OSError as error:
                 self.failure = f"its gate could not be opened: {error.strerror}"
             else:
-                self._take_listener(taken)
+                self._take_listener(taken, folders)
 
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -110,13 +115,19 @@ def note_signals() -> None:
 
 
 def become_server(
-    spec: dict[str, Any], prepared: Prepared | None, stdio: list[int], report: int, reaper: int, group: Group | None
+    spec: dict[str, Any],
+    arranged: Callable[[], Prepared | None],
+    stdio: list[int],
+    report: int,
+    reaper: int,
+    group: Group | None,
 ) -> NoReturn:
     """Turn this newly forked process into the server of `spec` (the specification that the reaper has received), behind
-    the walls `prepared` (None: without). If that fails, write to the descriptor `report` why, and end. `stdio` has the
-    server's stdin, stdout and stderr. `reaper` is the id of the parent, as this process sees it. `group` is the
-    server's cgroup, if it has one."""
+    the walls that `arranged` returns (None: without). If that fails, write to the descriptor `report` why, and end.
+    `stdio` has the server's stdin, stdout and stderr. `reaper` is the id of the parent, as this process sees it.
+    `group` is the server's cgroup, if it has one."""
     subject = "its cgroup"
+    prepared = None
     try:
         if group is not None:
             group.enter()
@@ -124,6 +135,7 @@ def become_server(
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != reaper:  # the reaper was killed before the line above took effect
             os._exit(127)
+        prepared = arranged()
         os.setsid()
         signal.set_wakeup_fd(-1)
         _place_descriptors(stdio, report, None if prepared is None else prepared.ruleset)
@@ -136,8 +148,9 @@ def become_server(
             subject = f"working directory {spec['cwd']!r}"
             os.chdir(spec["cwd"])
         if prepared is not None:
-            hand = partial(hand_over, report)
-            build(prepared.walls, hand, prepared.ruleset, prepared.own, apart=reaper == 1)
+            hand = partial(hand_over, report, prepared.folders)
+            own = (*prepared.own, *prepared.folders)
+            build(prepared.walls, hand, prepared.ruleset, own, apart=reaper == 1)
         subject = repr(spec["argv"][0])
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except Exception as error:

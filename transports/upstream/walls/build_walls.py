@@ -31,11 +31,13 @@ def prepare() -> None:
         seccomp.filter_for(_filter_kind(walls, kernel, apart=apart, has_left=left))
 
 
-def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
-    """Arrange the mounts of this process, a reaper, as the walls require, before it forks the server. Return grants for
-    the server's own /tmp and /dev/shm. If the reaper has neither namespaces nor mounts of its own (`has_mounts`),
-    arrange nothing, and return no grants. `no_namespaces` says why the reaper has no namespaces although these walls
-    want them; empty: it has them, or they are not wanted.
+def arrange(
+    walls: Walls, no_namespaces: str = "", *, apart: bool = False, has_mounts: bool = False
+) -> tuple[Grant, ...]:
+    """Arrange the mounts of this process and its reaper as the walls require, before the process becomes the server.
+    Return grants for the server's own /tmp and /dev/shm. If the reaper has neither namespaces (`apart`) nor mounts of
+    its own (`has_mounts`), arrange nothing, and return no grants. `no_namespaces` says why the reaper has no namespaces
+    although these walls want them; empty: it has them, or they are not wanted.
 
     Raises:
         WallsFailed: the walls are required but cannot be enforced on this kernel, or a step failed.
@@ -44,11 +46,11 @@ def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) 
     if missing:
         raise not_enforced(walls, missing)
     try:
-        if namespaces.is_apart():
+        if apart:
             return namespaces.separate(walls)
         return namespaces.place_folders(walls) if has_mounts else ()
     except (OSError, ValueError) as error:
-        raise _failed(walls, "namespaces" if namespaces.is_apart() else "mounts", error) from error
+        raise _failed(walls, "namespaces" if apart else "mounts", error) from error
 
 
 def ruleset_for(walls: Walls) -> int | None:

@@ -33,11 +33,6 @@ _OWN_BYTES: Final = 256 << 20
 _OWN_FILES: Final = 65_536
 
 
-def is_apart() -> bool:
-    """Return True if this process is the first process of its own namespaces, as a reaper may be."""
-    return os.getpid() == 1
-
-
 def fork_apart() -> int:
     """Fork like `os.fork`, but make the child the first process of new namespaces, with the same user as before.
 
@@ -92,8 +87,8 @@ def own_mounts() -> None:
 
 
 def separate(walls: Walls) -> tuple[Grant, ...]:
-    """Arrange the mounts of this process, which is the first of its namespaces, for the server that it will start.
-    Return grants for the server's own folders.
+    """Arrange the mounts of this process and of the reaper, the first process of their namespaces, for the server that
+    this process will become. Return grants for the server's own folders.
 
     Raises:
         OSError: the kernel refuses, or a granted path does not exist. The error's file name is the path.
