@@ -193,7 +193,7 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
     while serving or reapers or orphans:
         pauses_ms = (RESCAN_MS if orphans else None, LOOK_MS if any(reapers.values()) else None, prototypes.due_ms())
         ready = {fd for fd, _ in poller.poll(min((each for each in pauses_ms if each is not None), default=None))}
-        starter.wakeups.drain()
+        starter.wakeups.drain(ready)
         for pid in starts.below(reapers):
             if reapers[pid]:
                 with contextlib.suppress(OSError):  # it has just ended
@@ -233,8 +233,10 @@ def _kill_orphans(reapers: Container[int]) -> bool:
 
 def main() -> None:
     """Run as `fork_server.py FD DELEGATION`: serve the requests that arrive on the socket FD."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
+    for number in (signal.SIGCHLD, signal.SIGUSR1):  # for `Wakeups`, of the reapers, too
+        signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     oom_score = _OomScore()

@@ -188,8 +188,6 @@ class Reaper:
                 outer = os.open("/proc", os.O_PATH) if self._is_apart else None  # the gateway's /proc
                 self._take_walls(spec["walls"])
                 self._group = self._groups.group(self._walls)
-                if self._walls is not None and self._walls.limits.processes is not None:
-                    signal.signal(signal.SIGUSR1, self._count_soon)
                 self._server = os.fork() if self._group is None else self._group.fork()
             except (OSError, WallsFailed) as error:
                 why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
@@ -251,7 +249,7 @@ class Reaper:
             self._tell_refused()
         while self._code is None:
             ready = dict(self._poller.poll())
-            self._wakeups.drain()
+            self._has_to_count |= signal.SIGUSR1 in self._wakeups.drain(ready)
             if launch in ready and not self._is_launching():
                 self._poller.unregister(launch)
             if self._gate is not None and self._gate.listener in ready:
@@ -264,9 +262,6 @@ class Reaper:
             if refusals in ready:
                 self._tell_refused()
             self._reap()
-
-    def _count_soon(self, *_: object) -> None:
-        self._has_to_count = True
 
     def _has_too_many(self) -> bool:
         if self._launch is not None:  # /proc may still be the one outside of the server's namespaces
@@ -314,9 +309,10 @@ class Reaper:
             kill(_everyone() or ([self._server] if self._code is None else []))
             if not self._reap():
                 return
-            if not poller.poll(pause_ms):
+            ready = dict(poller.poll(pause_ms))
+            if not ready:
                 pause_ms = min(2 * pause_ms, _RESCAN_MAX_MS)
-            self._wakeups.drain()
+            self._wakeups.drain(ready)
 
     def _reap(self) -> bool:
         """Collect every child that has exited, adopted ones included. Return True if children remain."""

@@ -99,7 +99,7 @@ class LaunchReports:
 
 _PR_SET_PDEATHSIG: Final = 1
 _REPORT: Final = 3
-_CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
+_CHANGED_SIGNALS: Final[list[int]] = []
 """The signals that are reset before a server starts, because this process handles or ignores them. Resetting all
 signals would slow each start."""
 
@@ -109,7 +109,7 @@ def note_signals() -> None:
     the first start."""
     _CHANGED_SIGNALS.extend(
         int(number)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
         if signal.getsignal(number) != signal.SIG_DFL
     )
 
