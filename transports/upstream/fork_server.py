@@ -48,8 +48,7 @@ from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, StartCounter, W
 from transports.upstream.reaper import Reaper
 from transports.upstream.server_after_fork import note_signals
 from transports.upstream.walls.build_walls import prepare
-from transports.upstream.walls.kernel_support import probe
-from transports.upstream.walls.namespaces import fork_apart, own_mounts
+from transports.upstream.walls.namespaces import fork_apart, own_mounts, why_not, why_shared
 
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -137,8 +136,7 @@ class _Starter:
             return
         lacks = ""
         if kind in (b"n", b"m"):
-            kernel = probe(namespaces=True)
-            lacks = kernel.namespaces if kind == b"n" else kernel.mounts
+            lacks = why_not() if kind == b"n" else why_shared()
         fork = fork_apart if kind == b"n" and not lacks else os.fork
         try:
             pid = fork() if kind == b"s" else self._oom_score.fork(fork)
@@ -155,7 +153,7 @@ class _Starter:
     def _become_reaper(self, fds: list[int], prepared: Prepared | None, lacks: str, *, has_mounts: bool) -> NoReturn:
         status = 1
         try:
-            self._requests.close()
+            os.close(self._requests.fileno())
             self.wakeups.close()
             close_all_but(None if prepared is None else prepared.ruleset)
             control = socket.socket(fileno=fds[0])
