@@ -83,8 +83,7 @@ class ModernServerBridge:
         elif exchange.method in METHODS:
             # MCP 2026-07-28, Overview §ResultType: a type that the client does not know makes a result invalid.
             kind = bytes(result["resultType"])[:64].decode()
-            reason = f"The server answered with a result of a type that is unknown: {kind}"
-            exchange.fail(OUTCOME_UNKNOWN, reason)
+            exchange.fail(OUTCOME_UNKNOWN, f"The server answered with a result of a type that is unknown: {kind}")
         else:
             return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(exchange.method, result))))
         return None

@@ -95,7 +95,10 @@ class RequestStateSeal:
         """Return `result`, an `input_required` result, with the gateway's encrypted state in place of the server's. The
         gateway's state contains the server's, and is valid for `binding` only. `suspended` has the open questions if
         the call waits at its server; None if no call waits."""
-        inner = result.get("requestState")
+        inner, of_call = result.get("requestState"), dict[str, Any]()
+        if suspended is not None:
+            of_call = {"call": suspended.call, "turn": suspended.turn, "answers": suspended.answers}
+            of_call["asked"] = suspended.asked()
         payload = OpenedState(
             session=session_id,
             endpoint=binding.endpoint,
@@ -104,7 +107,7 @@ class RequestStateSeal:
             digest=binding.digest(),
             expires=self._clock() + STATE_TTL_S,
             inner=None if inner is None else bytes(inner).decode(),
-            **({} if suspended is None else _facts(suspended)),
+            **of_call,
         )
         return result | {"requestState": msgspec.Raw(encode(self._cipher.seal(encode(payload))))}
 
@@ -122,15 +125,11 @@ class RequestStateSeal:
             state = msgspec.json.decode(self._cipher.open(sealed), type=OpenedState)
         except (InvalidSeal, msgspec.MsgspecError, ValueError):
             raise bad_request_state() from None
-        owner = Principal(issuer=state.issuer, subject=state.subject)
-        is_here = owner == binding.principal and state.endpoint == binding.endpoint
+        principal = Principal(issuer=state.issuer, subject=state.subject)
+        is_here = principal == binding.principal and state.endpoint == binding.endpoint
         if not is_here or self._clock() >= state.expires or state.digest != binding.digest():
             raise bad_request_state()
         return state
-
-
-def _facts(suspended: SuspendedCall) -> dict[str, Any]:
-    return {"call": suspended.call, "turn": suspended.turn, "asked": suspended.asked(), "answers": suspended.answers}
 
 
 def is_input_required(result: Object) -> bool:

@@ -252,8 +252,7 @@ class CallWatch:
             self.ticking = None
 
     def _later(self) -> asyncio.TimerHandle:
-        tick_s = min(TICK_S, self._conversation.deadlines.call_s / 4)
-        return asyncio.get_running_loop().call_later(tick_s, self._tick)
+        return asyncio.get_running_loop().call_later(min(TICK_S, self._conversation.deadlines.call_s / 4), self._tick)
 
     def _tick(self) -> None:
         self.ticking = self._later() if self._calls else None

@@ -184,8 +184,7 @@ def _body_of(message: Message) -> bytes:
 
 def _is_small(message: Message) -> bool:
     """Return False if the id or the method is too long to be kept: both may be as long as a message."""
-    parts = (message.id, message.method)
-    return all(len(part) <= _MOST_NAME for part in parts if isinstance(part, str))
+    return all(len(part) <= _MOST_NAME for part in (message.id, message.method) if isinstance(part, str))
 
 
 def _kind(message: Message) -> Literal["request", "notification", "response", "error"]:

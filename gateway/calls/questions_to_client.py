@@ -5,6 +5,7 @@ gets it in a result of the call, which is then suspended until the client answer
 (`gateway.bridge.call_suspension` decides which call, and when).
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -83,11 +84,9 @@ class Questions:
             server.refuse(server_id, UNREAD, TOO_MANY)
             return
 
-        def answered(answer: Message) -> None:
-            server.answer(server_id, answer)
-
         given = None if message.params is msgspec.UNSET else message.params_object()
         params, token = self._with_progress_token(given)
+        answered = functools.partial(server.answer, server_id)
         question = _ClientRequest(server, server_id, exchange, token, answered, str(message.method))
         if not self._put(question, params):
             server.refuse(server_id, UNREAD, "The client does not read its messages.")
@@ -246,5 +245,4 @@ def give_up(exchange: Exchange) -> None:
     """Answer the questions of a suspended call whose modern client did not answer in time, and cancel the call."""
     assert exchange.suspended is not None and exchange.conversation is not None
     exchange.suspended.give_up()
-    reason = "the client did not send its answers in time"
-    exchange.conversation.cancel(exchange, reason, CALL_TIMED_OUT)
+    exchange.conversation.cancel(exchange, "the client did not send its answers in time", CALL_TIMED_OUT)

@@ -44,8 +44,7 @@ def limit_version(result: bytes, version: str) -> bytes:
 
 def version_of(result: bytes) -> str:
     """Return the protocol version in an `initialize` result; empty if it has none."""
-    version = object_of(result).get("protocolVersion", b"")
-    return bytes(version).strip(b'"').decode("ascii", "replace")[:32]
+    return bytes(object_of(result).get("protocolVersion", b"")).strip(b'"').decode("ascii", "replace")[:32]
 
 
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"

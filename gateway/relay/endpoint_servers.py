@@ -185,8 +185,7 @@ class EndpointServers:
         if upstream is None:
             upstream, named = self.merged.server_by_name(call)
             call = self.merged.with_own_name(upstream, call, named)
-        conversation = await upstream.conversation_for(call)
-        return await lists_repeatable(text_of(call.params, "name"), conversation)
+        return await lists_repeatable(text_of(call.params, "name"), await upstream.conversation_for(call))
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Forward a legacy client's notification to the legacy servers that sessions do not share. A shared server

@@ -383,8 +383,7 @@ class FastPath:
             params = params | {"arguments": msgspec.Raw(self._check(bytes(params["arguments"])))}
         prepared = self.paths.way.prepared(self._decision, self._target, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
-        coming = IncomingCall(exchange, request, who, request.params, self.headers)
-        answer, _ = self.paths.way.begin(coming)
+        answer, _ = self.paths.way.begin(IncomingCall(exchange, request, who, request.params, self.headers))
         self.tool.begins(exchange)
         exchange.frame(call.number, params, meta)  # keeps the client's progress token
         link = call.conversation.link

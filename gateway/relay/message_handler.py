@@ -76,8 +76,7 @@ class MessageHandler:
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with store_errors_refused():
-            who = await self.calls.senders.who(request)
-            return await self.legacy.stream(request, who, last_event_id)
+            return await self.legacy.stream(request, await self.calls.senders.who(request), last_event_id)
 
     async def end(self, request: Request) -> None:
         with store_errors_refused():

@@ -337,8 +337,7 @@ def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversatio
 
 def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
     names = upstream.server_lists.names
-    conversations = _conversations(upstream, call)
-    return any(uri in names(method, found) for found in conversations for method in _FITS)
+    return any(uri in names(method, found) for found in _conversations(upstream, call) for method in _FITS)
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:

@@ -85,8 +85,7 @@ class RequestedTasks:
         if "tools" not in result:
             return result
         listed = msgspec.json.decode(result["tools"], type=list[msgspec.Raw])
-        shown = [self._with_offer(exchange, tool, path) for tool in listed]
-        return result | {"tools": msgspec.Raw(encode(shown))}
+        return result | {"tools": msgspec.Raw(encode([self._with_offer(exchange, tool, path) for tool in listed]))}
 
     def _with_offer(self, exchange: Exchange, raw: msgspec.Raw, path: str) -> msgspec.Raw:
         """Return the listed tool `raw`. It is marked as callable as a task if the settings offer this and its server
@@ -216,8 +215,7 @@ def kept_s(raw: msgspec.Raw, most_s: float) -> float:
     """Return how many seconds to store the outcome of a task. That is the time that the client asks for in `raw`
     (`params.task`), but at least `_LEAST_S` and at most `most_s`; `most_s` if it asks for none. Raises
     `InvalidMessage`: `raw` cannot be read."""
-    asked = decode_object(raw, "params.task")
-    ttl = bytes(asked.get("ttl", _NULL))
+    ttl = bytes(decode_object(raw, "params.task").get("ttl", _NULL))
     if ttl == _NULL:
         return most_s
     if ttl[0] not in _NUMBER:

@@ -166,9 +166,8 @@ class RepeatedRequests:
             self._fast = self._known.value.begin_fast(self, body, self._trace)
         except Exception:  # the call was not sent: once it is sent, nothing can fail
             logger.exception("a call cannot be sent on the fast path")
-        if self._fast is not None:
-            return
-        self._begin_general(body)
+        if self._fast is None:
+            self._begin_general(body)
 
     def _begin_general(self, body: bytes) -> None:
         assert self._known is not None

@@ -234,7 +234,10 @@ class TwoWayConnection:
         if message.is_request:
             if self._last_post is not None:
                 await self._last_post
-            self._call(message, self._ask("POST", headers, line))
+            reply = self._ask("POST", headers, line)
+            task = self._due.spawn(self._answer(message, reply))
+            self._calls[message.id] = (reply, task)
+            task.add_done_callback(lambda _: self._ended(message.id))
             return
         before, reply = self._last_post, self._ask("POST", headers, line)
         self._last_post = self._tasks.spawn(_sent_in_order(reply, before))
@@ -267,7 +270,7 @@ class TwoWayConnection:
         reply = self._ask("POST", headers, line)
         async for frame in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
-            answer = _own(frame)
+            answer = _parse_own(frame)
             if isinstance(answer.result, msgspec.Raw):
                 self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", _LATEST))
                 if self._session_key and self._session:
@@ -292,16 +295,11 @@ class TwoWayConnection:
         failure = None
         async for frame in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
-            error = _own(frame).error
+            error = _parse_own(frame).error
             failure = error if isinstance(error, msgspec.Raw) else None
         return failure
 
     # -- answers
-
-    def _call(self, message: Message, reply: Reply) -> None:
-        task = self._due.spawn(self._answer(message, reply))
-        self._calls[message.id] = (reply, task)
-        task.add_done_callback(lambda _: self._ended(message.id))
 
     def _ended(self, request_id: object) -> None:
         self._calls.pop(request_id, None)
@@ -311,13 +309,13 @@ class TwoWayConnection:
         await self._learn_token(reply)
         answered = False
         async for frame in reply.frames():
-            answer = _own(frame)
+            answer = _parse_own(frame)
             answered = answered or answer.is_response
             # A cancelled request has no response (MCP 2025-11-25, Cancellation). Over HTTP its POST needs one.
             if not (answer.is_response and message.id in self._cancelled):
                 await self._write(splice(frame))
             if message.method == _LISTEN and isinstance(answer.result, msgspec.Raw):
-                await self._write(_ended(message.id))
+                await self._write(_end_of_subscription(message.id))
         if not answered and reply.status not in (0, 200):
             error = Refused(500, INTERNAL_ERROR, f"The gateway answered {reply.status}.")
             await self._write(encode_error(encode(message.id), error.error()))
@@ -368,7 +366,7 @@ def _cancelled_id(message: Message) -> object:
     return decode_id(message.params_object().get("requestId", msgspec.Raw(b"null")))
 
 
-def _own(frame: bytes) -> Message:
+def _parse_own(frame: bytes) -> Message:
     """Parse a message that the gateway itself has made. The number of its parts is not limited, because the gateway may
     have added some to a server's message."""
     return parse(frame, len(frame))
@@ -377,7 +375,7 @@ def _own(frame: bytes) -> Message:
 def _with_token(frame: bytes, key: str, token: str) -> bytes:
     """Return the answer `frame` to `initialize` with the session's token under `key` in its `_meta`, for a client that
     sees no headers."""
-    answer = _own(frame)
+    answer = _parse_own(frame)
     assert isinstance(answer.result, msgspec.Raw)
     found = decode_object(answer.result, "result")
     meta = decode_object(found.get("_meta", b"{}"), "_meta")
@@ -385,7 +383,7 @@ def _with_token(frame: bytes, key: str, token: str) -> bytes:
     return encode_result(encode(answer.id), encode(found | {"_meta": msgspec.Raw(encode(meta))}))
 
 
-def _ended(request_id: object) -> bytes:
+def _end_of_subscription(request_id: object) -> bytes:
     """Return the cancellation that the client gets after the result of a subscription (MCP 2026-07-28, Cancellation).
     The result comes first, and means a graceful end. After a cancellation alone, SDK clients assume a lost stream."""
     params = {"requestId": request_id, "reason": "the subscription has ended"}
