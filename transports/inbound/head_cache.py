@@ -20,7 +20,6 @@ from transports.inbound.unauthenticated_limits import SMALL_BODY_BYTES, Limits
 from transports.inbound_port import HeaderList
 
 T = TypeVar("T")
-_Key = tuple[tuple[str, ...], tuple[bytes, ...]]
 
 MAX_HEADS: Final = 64
 """Maximum number of request heads that one connection stores. A 2026-07-28 client names the tool in the head, and calls
@@ -69,11 +68,6 @@ class Template(msgspec.Struct, frozen=True):
     headers: int
     """The number of headers."""
 
-    @property
-    def parts(self) -> tuple[bytes, ...]:
-        """Return the bytes around the holes."""
-        return (*[part for part, _, _ in self.before], self.last)
-
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
         """Compare the head with the beginning of `data`. Return the size of the head, the length of the body, and the
         trace; empty if there is none. Return None if `data` begins with another head, or with an incomplete one."""
@@ -100,7 +94,10 @@ class Template(msgspec.Struct, frozen=True):
     def memory_bytes(self) -> int:
         """Return an estimate of the memory for the head in bytes: its bytes, the headers as text, the objects around
         each, and the values that the handler keeps."""
-        return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
+        return 2_500 + 2 * sum([size for _, size, _ in self.before], len(self.last)) + 120 * self.headers
+
+
+_Key = tuple[tuple[str, ...], Template]
 
 
 class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
@@ -234,26 +231,23 @@ class ConnectionHeads(Generic[T]):
         if last is not None and (read := last.template.read(data)) is not None:
             return HeadMatch(last, *read)
         end = data.find(_END, 0, MAX_HEAD_BYTES)
-        key = self._key(data[: end + len(_END)]) if end >= 0 else None
-        if key is None:
+        template = _cut(data[: end + len(_END)]) if end >= 0 else None
+        if template is None:
             return None
+        key = (self._where, template)
         known = self._known.get(key) or self._shared.known.get(key)
         if known is None or (read := known.template.read(data)) is None:
             return None
         self._keep(key, known)
         return HeadMatch(known, *read)
 
-    def _key(self, head: bytes) -> _Key | None:
-        cut = _cut(head)
-        return None if cut is None else (self._where, cut.parts)
-
     def is_repeated(self, head: bytes) -> bool:
         """Return True if the same head has come from this connection or place before. Store the hash of the head."""
-        key = self._key(head)
-        if key is None:
+        template = _cut(head)
+        if template is None:
             return False
         # The connection has hashes of its own too: others that send ever new heads must not push these out.
-        seen = hash(key)
+        seen = hash((self._where, template))
         is_repeated = self._shared.is_repeated(seen) or seen in self._seen
         self._seen = [*self._seen[1 - MAX_HEADS * 2 :], seen]
         return is_repeated
@@ -263,7 +257,7 @@ class ConnectionHeads(Generic[T]):
         if self._has_ended:
             return None
         known = StoredHead(template, value, HeadMemory(self._shared))
-        key = (self._where, template.parts)
+        key = (self._where, template)
         self._shared.known[key] = known
         self._keep(key, known)
         return known.memory
@@ -290,7 +284,7 @@ class ConnectionHeads(Generic[T]):
 
     def forget(self, template: Template) -> None:
         """Drop a head, if it is stored. Connections that do not store it themselves cannot find it any more."""
-        key = (self._where, template.parts)
+        key = (self._where, template)
         known = self._known.pop(key, None)
         self._shared.known.pop(key, None)
         if known is not None:
