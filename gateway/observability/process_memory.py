@@ -9,6 +9,7 @@ each read, which takes about 1 ms for 10 MiB and 50 ms for 400 MiB. So call `tre
 import ctypes
 import heapq
 import os
+import re
 from collections.abc import Callable, Collection, Iterator
 from math import inf
 from time import monotonic, process_time
@@ -38,6 +39,7 @@ _MOST_WAIT_S: Final = 600.0
 _QUIET: Final = 0.1
 """A process is quiet if it uses less than this share of one processor."""
 
+_FACTS: Final = re.compile(rb"^(MemTotal|MemAvailable|Shmem): *(\d+)", re.MULTILINE)
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -177,11 +179,11 @@ def machine_memory() -> MachineMemory | None:
 
 
 def _meminfo() -> dict[bytes, int]:
-    """Return the numbers in /proc/meminfo in bytes; empty if there is no such file."""
+    """Return the numbers of `_FACTS` in /proc/meminfo in bytes; empty if there is no such file."""
     try:
         with open("/proc/meminfo", "rb") as file:
-            return {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(b":") for line in file)}
-    except (OSError, ValueError, IndexError):
+            return {name: int(kib) << 10 for name, kib in _FACTS.findall(file.read())}
+    except OSError:
         return {}
 
 
