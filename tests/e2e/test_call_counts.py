@@ -117,7 +117,7 @@ def assert_counts(counter: Counter, most: tuple[int, int, int]) -> None:
         assert found[0] <= limit, found  # the others have what else the loop has to do: on a busy machine, most do
 
 
-GENERAL = {"legacy": (300, 63), "modern": (325, 67)}
+GENERAL = {"legacy": (290, 60), "modern": (318, 64)}
 """Functions of a call that takes no fast path, and the files that such calls enter."""
 
 
@@ -141,6 +141,29 @@ def test_a_call_of_the_general_way_enters_few_files(era: str, monkeypatch: pytes
         else:
             pytest.fail(f"{min(functions)} functions in {min(map(len, files))} files: {min(files, key=len)}")
         raw.close()
+
+
+OPENED, ENDED = 715, 345
+"""Functions from the first byte of `initialize`, and of `DELETE`, to the client's answer."""
+
+
+def test_a_session_is_opened_and_ended_by_few_functions() -> None:
+    opened, ended = [], []
+    with counted() as counter, in_process_gateway({"p": server(PROBE)}) as gateway, httpx.Client() as http:
+        for _ in range(CALLS):
+            client = Legacy(gateway.url, http)
+            counter.begin()
+            counter.is_counting = True
+            client.initialize()
+            opened.append(counter.functions)
+            counter.begin()
+            assert http.delete(gateway.url, headers=client.request_headers()).is_success
+            ended.append(counter.functions)
+            counter.is_counting = False
+            if min(opened) <= OPENED and min(ended) <= ENDED:
+                break
+        else:
+            pytest.fail(f"{min(opened)} functions to open a session, {min(ended)} to end it")
 
 
 MOST_FORWARDED = {"owner": (70, 2_320, 40), "front": (60, 2_020, 34)}
