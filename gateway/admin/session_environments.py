@@ -202,7 +202,7 @@ class SessionEnvironments:
         era = upstream.era_now(Era(session.era)) if conversation is None else conversation.era
         listed, hiding = self._tools(upstream, session.context)
         visible = (listed or 0) - sum(one.count for one in hiding)
-        told = [
+        sentences = [
             about_isolation(kind, shared=entry.shared, where=f"mcpServers.{name}"),
             about_tools(listed, visible),
             about_era(session.era, era),
@@ -217,7 +217,7 @@ class SessionEnvironments:
             tools=listed,
             visible_tools=visible,
             hidden_tools=hiding[:_MOST_REASONS],
-            why=told,
+            why=sentences,
             **(self._process(upstream, session, given) if kind == "command" else {}),
             headers=headers_of(entry.headers, f"mcpServers.{name}.headers") if kind == "url" else [],
         )
@@ -341,14 +341,14 @@ def about_session(
     """Return sentences about a session, in the order in which a request is decided. `served` are the servers behind its
     endpoint. `reasons` explain its context; None if the rules have changed since its last request. `entries` are the
     entries of `gateway.policy.workspaces` that restrict it."""
-    told = [_endpoint(session, served), _principal(session.principal, auth), *_context(session, reasons)]
+    sentences = [_endpoint(session, served), _principal(session.principal, auth), *_context(session, reasons)]
     if entries:
         which = _list([f"gateway.policy.workspaces.{entry}" for entry in entries])
-        told.append(f"Its workspace sees what {which} allow{'s' if len(entries) == 1 else ''}.")
+        sentences.append(f"Its workspace sees what {which} allow{'s' if len(entries) == 1 else ''}.")
     speaks = session.client.protocol_version or "no version that is recorded"
     name = f"{session.client.name} {session.client.version}".strip() or "a client without a name"
-    told.append(f"Its client is {name}, which speaks {_era(session.era)} ({speaks}).")
-    return told
+    sentences.append(f"Its client is {name}, which speaks {_era(session.era)} ({speaks}).")
+    return sentences
 
 
 def _endpoint(session: Session, served: Sequence[str]) -> str:

@@ -71,11 +71,11 @@ def check(
         refuse_cgroup(settings.gateway.cgroup, find_delegation(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
         refuse_open(sandboxes, settings)
-        told = [(one.title, what) for one in sandboxes for what in (*one.missing, *one.not_granted)]
+        pairs = [(one.title, what) for one in sandboxes for what in (*one.missing, *one.not_granted)]
         move = "if it has secrets as text, move it, or the server, to another folder"
-        told += [(one.title, f"its processes can read {at}: {move}") for one in sandboxes for at in one.opens([file])]
-        told += [(one.title, what) for one in sandboxes if (what := unprotected_secrets(one, settings.gateway))]
-        warnings += of_sandboxes(told)
+        pairs += [(one.title, f"its processes can read {at}: {move}") for one in sandboxes for at in one.opens([file])]
+        pairs += [(one.title, what) for one in sandboxes if (what := unprotected_secrets(one, settings.gateway))]
+        warnings += of_sandboxes(pairs)
         forgetful = [(one.server, what) for one in sandboxes for what in one.forgets]
         warnings += [f"server {name}: {what}" for name, what in dict.fromkeys(forgetful)]
         left_out = settings.left_out | _import_faults(settings, file)
@@ -119,11 +119,11 @@ def check(
         raise typer.Exit(1)
 
 
-def of_sandboxes(told: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the warnings of `check` about sandboxes. `told`: pairs of a sandbox's title and a sentence about it.
+def of_sandboxes(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the warnings of `check` about sandboxes. `pairs`: pairs of a sandbox's title and a sentence about it.
     Sandboxes with the same sentence share one line, which names at most `_NAMED` of them and counts the others."""
     titles: dict[str, list[str]] = {}
-    for title, what in told:
+    for title, what in pairs:
         titles.setdefault(what, []).append(title)
     return [
         f"sandbox {', '.join(some[:_NAMED])}{f' and {more} more' if (more := len(some) - _NAMED) > 0 else ''}: {what}"
@@ -180,12 +180,12 @@ async def until_fetched(
     with this process, and begin anew in the next one. Return the packages that were not fetched in time, by server;
     empty if there are none. Servers that have not answered after `quiet_s` seconds are named on stderr."""
     packages = gateway.parts.servers.packages
-    told = await _first_answers(gateway, start_timeout_s, quiet_s)
+    announced = await _first_answers(gateway, start_timeout_s, quiet_s)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             while wanted := [upstream for upstream in gateway.upstreams if packages.fetching(upstream.name)]:
-                _say_what_is_fetched([upstream for upstream in wanted if upstream.name not in told], packages)
-                told = frozenset()
+                _say_what_is_fetched([upstream for upstream in wanted if upstream.name not in announced], packages)
+                announced = frozenset()
                 await packages.settled()
                 await asyncio.wait([upstream.start_probe() for upstream in wanted])
             return {}

@@ -301,10 +301,10 @@ class _Servers:
         session, facts = self._session(upstream), self._gateway.parts.foundation.facts
         found: dict[str, dict[str, str]] = {}
         for variable, value in self._settings.environment_of(upstream.settings).items():
-            told = {"field": value.field}
+            source = {"field": value.field}
             if value.field not in _LATER:
-                told["value"] = facts.environment(session, {variable: value}, {})[variable]
-            found[variable] = told
+                source["value"] = facts.environment(session, {variable: value}, {})[variable]
+            found[variable] = source
         rules, who = self._gateway.parts.sessions.rules, (self._principal, self._context)
         configured = rules.variables(*who, upstream.name, upstream.settings.env)
         return found | {variable: {"from": where} for variable, (_, where) in configured.items()}

@@ -146,8 +146,8 @@ def _tell_absent(entries: Mapping[str, Mapping[str, Any]]) -> None:
         program = entry.get("command", "")
         env = entry.get("env") or {}
         if program and "/" not in program and shutil.which(program, path=env.get("PATH")) is None:
-            told = ProcessFailed(f"there is no program {program} on the PATH here", program, is_missing=True)
-            _out.print_labelled("warning", f"{name}: {told}")
+            fault = ProcessFailed(f"there is no program {program} on the PATH here", program, is_missing=True)
+            _out.print_labelled("warning", f"{name}: {fault}")
 
 
 def _written(found: FoundServers) -> str:

@@ -215,7 +215,7 @@ class Cluster:
         # By session: claimed by others while this lease was valid; claimed by others, and ended here; the epoch of this
         # replica's last claim; the owners from which it was claimed, and which may still answer.
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
-        self._told: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
+        self._lost: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._claimed: TTLCache[str, int] = TTLCache(_MOST_CONTESTED, LEASE_S, timer=lambda: monotonic())
         self._formers: TTLCache[str, _Former] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}  # by replica: its address, and since when it refuses
@@ -257,17 +257,17 @@ class Cluster:
             self._listed_at = began
 
     async def _close_taken(self, taken: Sequence[str], *, lived: bool) -> None:
-        for told in dict.fromkeys(taken):
-            session_id = told.removeprefix(_FORGOTTEN)
-            if told != session_id and session_id in self._told:
+        for entry in dict.fromkeys(taken):
+            session_id = entry.removeprefix(_FORGOTTEN)
+            if entry != session_id and session_id in self._lost:
                 # This loss was handled; what is live here now began after it. An entry that is read twice, because the
                 # store did not answer in between, ends it: better than to keep what began before.
-                del self._told[session_id]
+                del self._lost[session_id]
                 continue
             if lived:
                 self._taken[session_id] = None
                 self.doubted.set()
-            if told != session_id or not await self._has_claimed_again(session_id):
+            if entry != session_id or not await self._has_claimed_again(session_id):
                 logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
                 self.lose(session_id)
 
@@ -367,7 +367,7 @@ class Cluster:
         that was first. Return None if the session has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
-            self._told.pop(session.id, None)
+            self._lost.pop(session.id, None)
             self._claimed[session.id] = epoch
             self._released.discard(session.id)  # its later owner is gone, and nobody else would serve it
             self._claims["copied" if await self._directory.copied(session.id) else "not copied"] += 1
@@ -376,7 +376,7 @@ class Cluster:
 
     def lose(self, session_id: str) -> None:
         """End the live session, with its processes and links here, because another replica has claimed the session."""
-        self._told[session_id] = None
+        self._lost[session_id] = None
         self._taken_over(session_id)
 
     async def tell_forgotten(self, owner: str, session_ids: Sequence[str]) -> None:
@@ -470,7 +470,7 @@ class Cluster:
     def may_have_lost(self, session_id: str) -> bool:
         """Return True if the store must be asked before an answer of this session is sent, because this replica's lease
         is old, or because another replica has claimed the session in the last minute."""
-        return not self.lease.is_fresh or session_id in self._told
+        return not self.lease.is_fresh or session_id in self._lost
 
     async def trusts_soon(self, session_id: str) -> bool:
         """Wait until an answer of this session may be sent although the store does not answer, and return True. That is
@@ -478,7 +478,7 @@ class Cluster:
         after `_AGREED_WITHIN_S`, or if another replica has claimed the session."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGREED_WITHIN_S):
-                while not self.lease.is_fresh and session_id not in self._told:
+                while not self.lease.is_fresh and session_id not in self._lost:
                     await self.lease.next_trust()
         return not self.may_have_lost(session_id)
 

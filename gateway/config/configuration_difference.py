@@ -172,5 +172,5 @@ def _validated(document: Mapping[str, Any], origins: Origins | None) -> Settings
         gateway = GatewaySettings.model_validate(document["gateway"], context={"origins": origins})
         return Settings.model_validate({**document, "gateway": gateway})
     except ValidationError as error:
-        told = explained(error, Origins("", {}, {}, {}) if origins is None else origins, Settings)
-        raise ConfigurationError(f"{told}\n(together with the settings that need a restart)") from None
+        faults = explained(error, Origins("", {}, {}, {}) if origins is None else origins, Settings)
+        raise ConfigurationError(f"{faults}\n(together with the settings that need a restart)") from None

@@ -197,8 +197,8 @@ def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: s
     total = first("total_memory_mb", None)
     limits |= {"total_memory_mb": 2 * limits["memory_mb"] if total is None else total, "total_is_set": bool(total)}
     grants: dict[str, Any] = {name: united(name) for name in _GRANTS}
-    told: dict[str, Any] = {name: first(name, False) for name in ("watch", "required")}
-    return Sandbox(profile=profile, chosen_by=chosen_by, launcher=launcher, **told, **limits, **grants)
+    flags: dict[str, Any] = {name: first(name, False) for name in ("watch", "required")}
+    return Sandbox(profile=profile, chosen_by=chosen_by, launcher=launcher, **flags, **limits, **grants)
 
 
 def _layers(where: str, table: SandboxTable, trust: Trust) -> dict[str, SandboxSettings]:

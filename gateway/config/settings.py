@@ -509,12 +509,12 @@ def _without_own(found: Gathered) -> Gathered:
     own = {name for name, entry in entries if isinstance(entry, dict) and _is_own(entry, options, found.origins.file)}
     if len(own) == len(entries):
         return found
-    told = (f"{found.origins.file}: {found.origins.in_words(('mcpServers', name))}" for name in sorted(own))
+    places = (f"{found.origins.file}: {found.origins.in_words(('mcpServers', name))}" for name in sorted(own))
     return replace(
         found,
         document=found.document | {"mcpServers": {name: entry for name, entry in entries if name not in own}},
         faulty={name: entry for name, entry in found.faulty.items() if name not in own},
-        notes=found.notes + tuple(Note(level="warning", text=f"{at}: left out, it is this gateway") for at in told),
+        notes=found.notes + tuple(Note(level="warning", text=f"{at}: left out, it is this gateway") for at in places),
     )
 
 

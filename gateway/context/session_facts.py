@@ -135,13 +135,13 @@ class SessionFacts:
         self._fields = settings.fields
         self._trusts_announced = trusts_announced
         self._templates = metadata
-        self._in_meta = self._told("meta")
-        self._in_log = self._told("log")
-        self._in_audit = self._told("audit")
+        self._in_meta = self._sent_to("meta")
+        self._in_log = self._sent_to("log")
+        self._in_audit = self._sent_to("audit")
         # Chosen once, because each call of a client needs it.
         self.log_fields: Callable[[Session], Mapping[str, str]] = self._logged if self._in_log else _nothing
 
-    def _told(self, where: Literal["meta", "log", "audit"]) -> tuple[str, ...]:
+    def _sent_to(self, where: Literal["meta", "log", "audit"]) -> tuple[str, ...]:
         return tuple(name for name, field in self._fields.items() if where in field.to)
 
     def value(self, session: Session, name: str) -> str:

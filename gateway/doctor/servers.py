@@ -144,8 +144,8 @@ def forecast(settings: Settings, measured: Mapping[str, int], state: MemoryState
         return ok("memory", "not known on this system; limits.total_memory_mb limits it")
     each = sum(costs.values())
     fits = max(0, most - state.own) // each
-    told = ", ".join(f"{name} {amount(size)}{'' if name in measured else ' (assumed)'}" for name, size in costs.items())
-    what = f"a session costs about {amount(each)} ({told}), so about {fits} fit into {amount(most)}"
+    text = ", ".join(f"{name} {amount(size)}{'' if name in measured else ' (assumed)'}" for name, size in costs.items())
+    what = f"a session costs about {amount(each)} ({text}), so about {fits} fit into {amount(most)}"
     wanted = settings.gateway.session
     is_wanted = "max_sessions" in wanted.model_fields_set and fits < wanted.max_sessions
     if is_wanted:

@@ -105,8 +105,8 @@ def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: HeaderLi
     `Vary` names the header and the cookie, so that a shared cache does not send one session the response of another. A
     response with `given` headers must not be cached at all.
     """
-    told = _joined([*headers], b"vary", _VARY)
-    return [*_joined(told, b"cache-control", b"no-store"), *given] if given else told
+    varied = _joined([*headers], b"vary", _VARY)
+    return [*_joined(varied, b"cache-control", b"no-store"), *given] if given else varied
 
 
 def _joined(headers: HeaderList, name: bytes, values: bytes) -> HeaderList:

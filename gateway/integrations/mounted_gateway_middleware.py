@@ -55,12 +55,12 @@ class GatewaySessionMiddleware:
         except OwnedByPeer:
             await send_json(send, *response_of(_ELSEWHERE))
             return
-        told = self._gateway.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+        carried = self._gateway.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
         async def telling(event: MutableMapping[str, Any]) -> None:
             if event["type"] == "http.response.start":
                 kept = [(name, value) for name, value in event.get("headers", ()) if name.lower() != b"cache-control"]
-                event = {**event, "headers": [*kept, *told]}
+                event = {**event, "headers": [*kept, *carried]}
             # The HTTP server may start the next request of the connection in here, which must not get this session.
             with bound_session(None):
                 await send(event)

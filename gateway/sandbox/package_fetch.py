@@ -105,13 +105,13 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, pa
 def _what_failed(lines: list[str], env: Mapping[str, str]) -> str:
     """Return the error messages in `lines`, the output of npm or uv, as one line; if there are none, the last lines.
     Secrets in `env`, the environment of the program, are redacted."""
-    told: list[str] = []
+    messages: list[str] = []
     for line in map(str.strip, lines):
         start = next((start for start in _TOLD if line.startswith(start)), "")
         text = line.removeprefix(start).removeprefix("404 ").strip()
-        if start and text not in ("", "404", *told) and not text.startswith(_UNTOLD):
-            told.append(text)
-    shown = told[:_SHOWN_LINES] or [line.strip() for line in lines if line.strip()][-_SHOWN_LINES:]
+        if start and text not in ("", "404", *messages) and not text.startswith(_UNTOLD):
+            messages.append(text)
+    shown = messages[:_SHOWN_LINES] or [line.strip() for line in lines if line.strip()][-_SHOWN_LINES:]
     return output_scrubber((), env)("; ".join(shown))[:_SHOWN_CHARS]
 
 

@@ -92,7 +92,7 @@ class SessionRefusals:
 
 logger = logging.getLogger(__name__)
 
-MAX_TOLD: Final = 40
+MAX_REPORTED: Final = 40
 """The most different refusals of one process that are reported individually. Further ones are reported together."""
 
 _AGAIN_S: Final = 60.0
@@ -212,7 +212,7 @@ class ProcessRefusals:
         self._all = all_of
         self._fields = fields
         self.touched = all_of.touched
-        self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
+        self._reported: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
 
     def add(self, refused: Refusal) -> None:
         """Count a refusal. If it is the first one of this thing, report it at once (`Refusals.tell`). Further ones are
@@ -220,13 +220,13 @@ class ProcessRefusals:
         fields = self._fields()
         self._all.count(fields, refused)
         key = (refused.kind, refused.what)
-        if key not in self._told and len(self._told) >= MAX_TOLD:
+        if key not in self._reported and len(self._reported) >= MAX_REPORTED:
             key, refused = ("other", ""), Refusal("other", "", "", refused.count)
         now = self._all.clock()
-        next_at, pause, before = self._told.get(key, (now, _AGAIN_S, 0))
+        next_at, pause, before = self._reported.get(key, (now, _AGAIN_S, 0))
         count = before + refused.count
         if now < next_at:
-            self._told[key] = (next_at, pause, count)
+            self._reported[key] = (next_at, pause, count)
             return
-        self._told[key] = (now + pause, 2 * pause, 0)
+        self._reported[key] = (now + pause, 2 * pause, 0)
         self._all.tell(fields, msgspec.structs.replace(refused, count=count))

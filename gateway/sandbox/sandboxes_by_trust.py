@@ -50,7 +50,7 @@ class SandboxesByTrust:
     def __post_init__(self) -> None:
         self._own: Sequence[Path] = self.private
         self._made: dict[Sandbox, tuple[float, Enclosure]] = {}
-        self._told: set[tuple[str, Path]] = set()
+        self._warned: set[tuple[str, Path]] = set()
 
     def sandbox(self, trust: str) -> Sandbox:
         return self.sandboxes["direct" if trust == "direct" else "sandboxed"]
@@ -98,8 +98,8 @@ class SandboxesByTrust:
         opens = next(opened(made.walls, self.private), None)
         if opens is None:
             self._made[sandbox] = self.clock(), made
-        elif opens not in self._told:
-            self._told.add(opens)
+        elif opens not in self._warned:
+            self._warned.add(opens)
             logger.warning(
                 "server %s: its sandbox would grant %s now, and with it %s, which holds keys, secrets or sessions "
                 "of the gateway; it keeps the paths that were found before; move the file, or name a narrower folder",

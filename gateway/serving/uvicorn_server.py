@@ -370,8 +370,8 @@ def open_listeners(
             timeout_graceful_shutdown=CLOSE_S,
             timeout_keep_alive=ceil(options.limits.idle_timeout_s),
         )
-        told = partial(serves, url_of(options.host, listener, ALL))
-        yield _Server(config, gateway, operators, handed, welcome, told), listener
+        announce = partial(serves, url_of(options.host, listener, ALL))
+        yield _Server(config, gateway, operators, handed, welcome, announce), listener
 
 
 def _settle_interpreter() -> None:

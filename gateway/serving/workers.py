@@ -76,10 +76,10 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         workers: list[subprocess.Popen[bytes]] = []
         signal.signal(signal.SIGHUP, lambda *_: _hang_up(workers, stopping, had_terminal=had_terminal))
         workers.extend(start(number) for number in range(count))
-        told = Reports(ready, count)
-        served = _all_serve(told, workers, stopping)
+        received = Reports(ready, count)
+        served = _all_serve(received, workers, stopping)
         if served:
-            _tend(workers, start, stopping, told, url_of(host, listener, ALL))
+            _tend(workers, start, stopping, received, url_of(host, listener, ALL))
         # A worker that could not start has logged why. Its exit code becomes that of this process.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
         for worker in workers:
@@ -106,20 +106,20 @@ class Reports:
         os.set_blocking(pipe, False)
         self._pipe = pipe
         self._count = count
-        self._told: set[tuple[int, bytes]] = set()
+        self._reported: set[tuple[int, bytes]] = set()
 
     def all_have(self, state: bytes) -> bool:
         self._read()
-        return all((number, state) in self._told for number in range(self._count))
+        return all((number, state) in self._reported for number in range(self._count))
 
     def forget(self, number: int) -> None:
         """Forget the reports of a worker that has ended."""
         self._read()  # its last reports too, or they would count as those of its successor
-        self._told -= {(number, SERVES), (number, IS_READY)}
+        self._reported -= {(number, SERVES), (number, IS_READY)}
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._told.update(_REPORT.iter_unpack(os.read(self._pipe, 1_024 * _REPORT.size)))
+            self._reported.update(_REPORT.iter_unpack(os.read(self._pipe, 1_024 * _REPORT.size)))
 
 
 def _tend(

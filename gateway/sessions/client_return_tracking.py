@@ -33,11 +33,11 @@ ADVICE: Final = ": have it send "
 """The words in the reason of a `warned` audit event that stand between the client's behaviour and the configuration
 line that would change it."""
 
-TOLD_AFTER: Final = 5
+REPORTED_AFTER: Final = 5
 """A client is reported after it has opened this many sessions without coming back to any of them."""
 
 GRACE_S: Final = 5.0
-"""Seconds to wait after a client's session number `TOLD_AFTER` before it is reported. Several clients with the same
+"""Seconds to wait after a client's session number `REPORTED_AFTER` before it is reported. Several clients with the same
 name may have started at once, and may still come back."""
 
 _MOST_CLIENTS: Final = 1_000
@@ -127,16 +127,16 @@ class _Openings:
     def returned(self) -> None:
         self.count = 0
         self.first = self.last = 0.0
-        self.times: deque[float] = deque(maxlen=TOLD_AFTER)
+        self.times: deque[float] = deque(maxlen=REPORTED_AFTER)
 
     def opened(self, now: float, at: float) -> None:
         self.count += 1
         self.first, self.last = self.first or at, at
-        if len(self.times) < TOLD_AFTER:
+        if len(self.times) < REPORTED_AFTER:
             self.times.append(now)
 
     def never_returns(self, now: float) -> bool:
-        return len(self.times) == TOLD_AFTER and now - self.times[-1] >= GRACE_S
+        return len(self.times) == REPORTED_AFTER and now - self.times[-1] >= GRACE_S
 
 
 def _telling_id(request: Request) -> bytes | None:

@@ -152,7 +152,7 @@ class SessionAttacher:
         if known.provenance.workspace != "announced":
             if resolved.opened or anew:
                 self._log(live, "an announced workspace has no effect, because a credential or a rule sets it")
-            return resolved, _told(known.workspace, applied=False)
+            return resolved, _workspace_result(known.workspace, applied=False)
         if known.workspace and not anew:
             raise other_workspace(known.workspace, announced)
         async with self._context_lock(live):
@@ -163,7 +163,7 @@ class SessionAttacher:
             for _ in range(_TRIES):
                 known = self._rules.renewed(live.session, who.claims)
                 if known.workspace == announced:
-                    return msgspec.structs.replace(resolved, context=known), _told(announced, applied=True)
+                    return msgspec.structs.replace(resolved, context=known), _workspace_result(announced, applied=True)
                 if known.workspace and not anew:
                     raise other_workspace(known.workspace, announced)
                 context = self._rules.context(who.principal, who.claims, announced, announced_fields_of(known))
@@ -174,7 +174,7 @@ class SessionAttacher:
             live.act_for(who.claims)
         await live.close_outdated_links(finish_calls=_grant_alike(before, known, context))
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
-        return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
+        return msgspec.structs.replace(resolved, context=context), _workspace_result(announced, applied=True)
 
     @staticmethod
     def _log(live: LiveSession, text: str, *values: str) -> None:
@@ -260,5 +260,5 @@ def _grant_alike(*contexts: Context) -> bool:
     return len(granted) == 1 and (announced or len({each.workspace for each in contexts}) == 1)
 
 
-def _told(workspace: str, *, applied: bool) -> Object:
+def _workspace_result(workspace: str, *, applied: bool) -> Object:
     return {WORKSPACE_KEY: msgspec.Raw(encode({"workspace": workspace, "applied": applied}))}

@@ -245,8 +245,8 @@ class Probe:
     def _failed(self, reason: str, output_tail: Sequence[str]) -> None:
         """Record a failed probe, log it, and schedule the next one."""
         level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
-        told = with_output_tail(reason, output_tail)
-        logger.log(level, "server %s cannot be used yet: %s", self.name, told, extra={"server": self.name})
+        shown = with_output_tail(reason, output_tail)
+        logger.log(level, "server %s cannot be used yet: %s", self.name, shown, extra={"server": self.name})
         self.failures.fail(reason, self.clock())
         self._ask_later(self.failures.delay_s)
 

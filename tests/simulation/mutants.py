@@ -113,7 +113,7 @@ def _not_told() -> None:
 
 def _old_process() -> None:
     def lose(self: Cluster, session_id: str) -> None:
-        self._told[session_id] = None
+        self._lost[session_id] = None
 
     def take_over(self: Any, session: Any) -> None:
         live = self._live.get(session.id)

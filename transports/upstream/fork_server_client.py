@@ -273,5 +273,5 @@ def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
     walls, env = command.walls, dict(command.env)
     if walls is not None and walls.reach is not None:
         env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too
-    told = None if walls is None else walls.to_json() if prototype is None else walls.own()
-    return {"argv": command.argv, "env": env, "cwd": command.cwd, "walls": told}
+    specification = None if walls is None else walls.to_json() if prototype is None else walls.own()
+    return {"argv": command.argv, "env": env, "cwd": command.cwd, "walls": specification}

@@ -81,7 +81,7 @@ class LineBudget:
 
     def __init__(self) -> None:
         self._began = float("-inf")
-        self._told: set[tuple[str, ...]] = set()
+        self._logged: set[tuple[str, ...]] = set()
         self._lines = Counter[str]()
         self._silent = Counter[str]()
         self._looked_at = Counter[str]()
@@ -102,13 +102,13 @@ class LineBudget:
         topic were. Otherwise return how many lines of the topic were left out since the last logged one (0: none)."""
         if now - self._began >= EVERY_S:
             self._began = now
-            self._told.clear()
+            self._logged.clear()
             self._lines.clear()
             self._looked_at.clear()
-        if (topic, *kind) in self._told or self._lines[topic] >= MOST_KINDS:
+        if (topic, *kind) in self._logged or self._lines[topic] >= MOST_KINDS:
             self._silent[topic] += 1
             return None
-        self._told.add((topic, *kind))
+        self._logged.add((topic, *kind))
         self._lines[topic] += 1
         return self._silent.pop(topic, 0)
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.sandbox.refusal_reports import (
-    MAX_TOLD,
+    MAX_REPORTED,
     MOST_ROWS_OF_ALL,
     ProcessRefusals,
     Refusal,
@@ -94,7 +94,7 @@ def test_repetitions_are_counted_and_told_ever_less_often(caplog: pytest.LogCapt
 def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     told.flood("abcdefgh", 5_000)
-    assert told.counts == {"connect": 5_000} and len(told.events) == MAX_TOLD + 1 == len(caplog.records)
+    assert told.counts == {"connect": 5_000} and len(told.events) == MAX_REPORTED + 1 == len(caplog.records)
     assert told.events[-1][2] == "server 'x' was refused more things than are listed one by one"
 
 
@@ -113,8 +113,8 @@ def test_the_page_of_a_session_has_what_its_servers_were_refused() -> None:
     ]
     told.flood("abcdefgh", 5_000)
     rest = [row for row in told.shown.of("abcdefgh") if row.kind == "other"]
-    assert len(told.shown.of("abcdefgh")) == MAX_TOLD + 1
-    assert [(row.what, row.allows, row.count) for row in rest] == [("", "", 5_000 - MAX_TOLD + 2)]
+    assert len(told.shown.of("abcdefgh")) == MAX_REPORTED + 1
+    assert [(row.what, row.allows, row.count) for row in rest] == [("", "", 5_000 - MAX_REPORTED + 2)]
     told.shown.forget("abcdefgh")
     assert told.shown.of("abcdefgh") == [] == told.shown.of("")
 
@@ -135,13 +135,13 @@ def test_what_processes_of_an_ended_session_are_refused_is_not_kept() -> None:
 def test_refusals_of_all_sessions_have_one_bound() -> None:
     told = Told()
     honest = told.process("honest")
-    sessions = [f"session-{number}" for number in range(MOST_ROWS_OF_ALL // MAX_TOLD + 50)]
+    sessions = [f"session-{number}" for number in range(MOST_ROWS_OF_ALL // MAX_REPORTED + 50)]
     for session in sessions:
         honest.add(CONNECT)
-        told.flood(session, MAX_TOLD)
+        told.flood(session, MAX_REPORTED)
     rows = {session: len(told.shown.of(session)) for session in (*sessions, "honest")}
-    assert MOST_ROWS_OF_ALL - MAX_TOLD <= sum(rows.values()) <= MOST_ROWS_OF_ALL
-    assert rows["session-0"] == 0 and rows[sessions[-1]] == MAX_TOLD
+    assert MOST_ROWS_OF_ALL - MAX_REPORTED <= sum(rows.values()) <= MOST_ROWS_OF_ALL
+    assert rows["session-0"] == 0 and rows[sessions[-1]] == MAX_REPORTED
     assert rows["honest"] == 1, "it was refused something lately"
     for session in (*sessions, "honest"):
         told.shown.forget(session)

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession
-from gateway.sessions.client_return_tracking import GRACE_S, TOLD_AFTER, ClientWarning, merge_warnings
+from gateway.sessions.client_return_tracking import GRACE_S, REPORTED_AFTER, ClientWarning, merge_warnings
 from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, request
 from transports.era import Era
@@ -23,7 +23,7 @@ ASKED = asked()
 async def opened_often(*replicas: Parts) -> LiveSession:
     """The last of many sessions that a client has opened at each of these replicas, all of them a while ago."""
     for parts in replicas:
-        for _ in range(TOLD_AFTER):
+        for _ in range(REPORTED_AFTER):
             resolved = await parts.resume_or_open(ASKED, NOBODY)
             assert resolved.opened
         assert await told(parts) == [] and parts.returns.warnings() == [], "it still may come back"

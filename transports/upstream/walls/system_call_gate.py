@@ -66,8 +66,8 @@ class Gate:
         self._poller = select.poll()
         self._poller.register(fd, select.POLLIN)
         self._poller.register(channel, select.POLLIN)
-        self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set by the main thread
-        self._poller.register(self._told, select.POLLIN)
+        self._refusal_added = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set by the main thread
+        self._poller.register(self._refusal_added, select.POLLIN)
         self._is_heard = True  # the gateway has not closed its end of the channel
         self._refusals = RefusalQueue()
         self._connections = PendingConnections(self._listener, self._poller)
@@ -112,7 +112,7 @@ class Gate:
         """Report to the gateway what the reaper itself has refused: the kind, the thing that was refused, and why.
         Called in the reaper's main thread."""
         self._refusals.add(kind, what, why)
-        os.eventfd_write(self._told, 1)
+        os.eventfd_write(self._refusal_added, 1)
 
     def _run(self) -> None:
         try:
@@ -147,8 +147,8 @@ class Gate:
         times = (self._connections.sweep(), self._refusals.due_in(now), self._touched.due_in(now))
         ready = dict(self._poller.poll(min((1_000 * each + 1 for each in times if each is not None), default=None)))
         announced = ready.pop(self._listener.fd, 0)
-        if ready.pop(self._told, 0):
-            os.eventfd_read(self._told)
+        if ready.pop(self._refusal_added, 0):
+            os.eventfd_read(self._refusal_added)
         self._learn()  # before the calls: an address is announced here before the program learns it
         for fd in ready:
             self._connections.ready(fd)
