@@ -54,7 +54,7 @@ _WORDS: Final = {"arguments": "args", "cmd": "command", "uri": "url"}
 """Synonyms of settings' names that are not similar to them."""
 
 
-def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
+def similar_name(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
     """Return the name in `known` that is most similar to the unknown `name`; an empty string if none is similar.
     `cutoff`: the least similarity, from 0 to 1."""
     folded: dict[str, str] = {}
@@ -70,7 +70,7 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?` with the known name that is similar to the unknown `name`, as the end of an error
     message. Return an empty string if no known name is similar."""
-    found = meant(name, known)
+    found = similar_name(name, known)
     return f"; did you mean {found}?" if found else ""
 
 

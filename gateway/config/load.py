@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault, did_you_mean, meant
+from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault, did_you_mean, similar_name
 from gateway.config.hosts.file_formats import FaultyEntry, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from gateway.config.limits import SUSPENDED_S
@@ -116,8 +116,8 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
         if not variable.upper().startswith(PREFIX) or name in known or first in sections:
             continue
         candidates = below if "__" in name else known.keys() | below
-        found = first if first in known else meant(name, sorted(candidates))
-        found = found or meant(first, sorted(known.keys() | gone.keys()))
+        found = first if first in known else similar_name(name, sorted(candidates))
+        found = found or similar_name(first, sorted(known.keys() | gone.keys()))
         if found in gone:
             faults.append(f"the variable {variable}: {PREFIX}{found} is gone: {gone[found]}")
         elif found:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from gateway.config.configuration_errors import meant
+from gateway.config.configuration_errors import similar_name
 from gateway.config.patterns import Pattern, expression
 from gateway.config.sandbox import SandboxByTrust, SandboxTable
 from gateway.config.secrets import PLACEHOLDER, secrets_in
@@ -155,7 +155,7 @@ class UpstreamSettings(BaseModel):
         `direct_only` and `permissions` of the `given` entry. If these are invalid, no session sees the server."""
         names = given.keys() if isinstance(given, dict) else ()
         seen = {name: given[name] for name in _VISIBILITY if name in names}
-        is_hidden = any(name not in cls.model_fields and meant(str(name), _VISIBILITY) for name in names)
+        is_hidden = any(name not in cls.model_fields and similar_name(str(name), _VISIBILITY) for name in names)
         try:
             entry = cls.model_validate({"in_process": "left:out", **seen})
         except ValidationError:

@@ -177,7 +177,7 @@ class Servers:
         of `server` has changed since the session was shown it."""
         self.late.changed(live, ("tools",))
         why = f"tool {name} has changed since the session was shown it"
-        self._sessions.records.happened(
+        self._sessions.records.add_entry(
             live.session, TimelineEntry(round(time(), 3), "session", server, "changed", why=why)
         )
 

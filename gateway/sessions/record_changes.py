@@ -20,7 +20,7 @@ MAX_SUBSCRIPTIONS: Final = 1_000
 
 class SessionRecords:
     """Changes the records of sessions that have not ended. Methods that write may raise `StoreUnavailable`, except
-    `remember_shown`, and `happened`, which adds an entry to the timeline of a session.
+    `remember_shown`, and `add_entry`, which adds an entry to the timeline of a session.
 
     `most` is how many bytes of client data a record may have. A request that would add more is refused, and counted in
     `refusals`."""
@@ -28,12 +28,12 @@ class SessionRecords:
     def __init__(
         self,
         store: SessionStore,
-        happened: Callable[[Session, TimelineEntry], None] = lambda session, entry: None,
+        add_entry: Callable[[Session, TimelineEntry], None] = lambda session, entry: None,
         *,
         refusals: Refusals,
         most: int = Limits().record_bytes,
     ) -> None:
-        self.happened = happened
+        self.add_entry = add_entry
         self._store = store
         self._refusals = refusals
         self._most = most

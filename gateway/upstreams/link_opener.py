@@ -56,7 +56,7 @@ class SessionRecorder(Protocol):
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool: ...
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None: ...
-    def happened(self, session: Session, entry: TimelineEntry) -> None: ...
+    def add_entry(self, session: Session, entry: TimelineEntry) -> None: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -142,7 +142,7 @@ class UpstreamLinks:
         """Add an event of a session's link to this server to the timeline of the session. `name`: what happened.
         `took_s`: how long it took, in seconds; the event is dated at its beginning. `why`: the reason, if any."""
         at, took_s = round(time() - took_s, 3), round(took_s, 3)
-        self.records.happened(
+        self.records.add_entry(
             session, TimelineEntry(at, "server", self.name, name, took_s=took_s, correlation=correlation, why=why)
         )
 

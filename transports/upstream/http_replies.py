@@ -17,7 +17,7 @@ import msgspec
 
 from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.sse import EventDecoder, TooLarge
-from transports.upstream.invalid_output_lines import LineBudget, log_line, meant_by
+from transports.upstream.invalid_output_lines import LineBudget, log_line, probable_meaning
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 from transports.work_steps import PIECES_AT_ONCE, Turns
 
@@ -164,8 +164,8 @@ class ReplyReader:
             before = self.budget.add("event", str(error), now=monotonic())
             what = f"server {self.name} sent something that is not a JSON-RPC message"
             log_line(logger, before, what, f": {error}", self.events.log_fields)
-            meant = meant_by(data)
-            if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
+            meaning = probable_meaning(data)
+            if request_id is None or not meaning.is_answer or meaning.request_id not in (None, request_id):
                 return False
             reason = f"server {self.name!r} sent an answer that cannot be read: {error}"
             self.events.unreadable(request_id, reason)

@@ -26,7 +26,7 @@ _VERSION: Final = rb'(?:\s*,\s*"jsonrpc"\s*:\s*"2\.0")?'
 _TAIL: Final = re.compile(rb"[}\]]" + _VERSION + rb'\s*,\s*"id"\s*:\s*(\d{1,18})\s*' + _VERSION + rb"\s*\}\s*$")
 
 
-class Meant(NamedTuple):
+class LineMeaning(NamedTuple):
     """The probable meaning of a line that is not a valid message."""
 
     is_answer: bool | None
@@ -35,36 +35,36 @@ class Meant(NamedTuple):
     """The id of the answered request; None if it is unknown, or cannot be an id that the gateway has given."""
 
 
-_UNKNOWN: Final = Meant(None)
+_UNKNOWN: Final = LineMeaning(None)
 
 
-def meant_by(line: bytes) -> Meant:
+def probable_meaning(line: bytes) -> LineMeaning:
     """Return whether a complete line that is not a valid message was probably meant as an answer, and to which
     request."""
     try:
         found = msgspec.json.decode(line, type=Object)
     except UNREADABLE:
-        return answered_by(line[:EXCERPT_BYTES], line[-EXCERPT_BYTES:])
+        return meaning_of_excerpt(line[:EXCERPT_BYTES], line[-EXCERPT_BYTES:])
     if "method" in found:
-        return Meant(False)
+        return LineMeaning(False)
     if "jsonrpc" not in found and not ("id" in found and len(found) > 1 and found.keys() <= _OWN_KEYS):
         return _UNKNOWN
     name = bytes(found.get("id", b""))
-    return Meant(True, int(name) if name.isdigit() and len(name) <= 18 else None)
+    return LineMeaning(True, int(name) if name.isdigit() and len(name) <= 18 else None)
 
 
-def answered_by(head: bytes, tail: bytes) -> Meant:
-    """Return the same as `meant_by` for a line that is not JSON, or was too long to keep. `head` are the line's first
-    bytes, and `tail` its last."""
+def meaning_of_excerpt(head: bytes, tail: bytes) -> LineMeaning:
+    """Return the same as `probable_meaning` for a line that is not JSON, or was too long to keep. `head` are the line's
+    first bytes, and `tail` its last."""
     first = _HEAD.match(head)
     if first is not None and first["kind"] in (b"method", b"params"):
-        return Meant(False)
+        return LineMeaning(False)
     if first is not None and first["id"] is not None:
-        return Meant(True, int(first["id"]) if first["id"].isdigit() else None)
+        return LineMeaning(True, int(first["id"]) if first["id"].isdigit() else None)
     last = _TAIL.search(tail) if first is not None else None
     if last is not None:
-        return Meant(True, int(last[1]))
-    return Meant(True) if first is not None and b'"jsonrpc"' in head + tail else _UNKNOWN
+        return LineMeaning(True, int(last[1]))
+    return LineMeaning(True) if first is not None and b'"jsonrpc"' in head + tail else _UNKNOWN
 
 
 EVERY_S: Final = 60.0

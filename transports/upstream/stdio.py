@@ -14,7 +14,7 @@ from typing import Any, Final
 from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.invalid_output_lines import LineBudget, answered_by, log_line, meant_by
+from transports.upstream.invalid_output_lines import LineBudget, log_line, meaning_of_excerpt, probable_meaning
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, LinkFull, UpstreamUnavailable, too_large
 
 logger = logging.getLogger(__name__)
@@ -190,10 +190,10 @@ class StdioLink:
             message = parse(line, is_lenient=True)
         except InvalidMessage as error:
             self._hear_noise(line)
-            meant = meant_by(line)
-            if meant.is_answer:
+            meaning = probable_meaning(line)
+            if meaning.is_answer:
                 reason = f"server {self.name!r} sent an answer that cannot be read: {error}"
-                self.events.unreadable(meant.request_id, reason)
+                self.events.unreadable(meaning.request_id, reason)
             return
         self._is_heard = True
         self.events.message(message)
@@ -229,9 +229,9 @@ class StdioLink:
     def oversized(self, head: bytes, tail: bytes) -> None:
         what = too_large(self.max_line_bytes)
         self._log(self.budget.add("length", now=monotonic()), what, "")
-        meant = answered_by(head, tail)
-        if meant.is_answer is not False:  # a log line is hardly ever that long
-            self.events.unreadable(meant.request_id, f"server {self.name!r} {what}")
+        meaning = meaning_of_excerpt(head, tail)
+        if meaning.is_answer is not False:  # a log line is hardly ever that long
+            self.events.unreadable(meaning.request_id, f"server {self.name!r} {what}")
 
     def exited(self, code: int | None) -> None:
         kind = how = self._how_it_ended(code)

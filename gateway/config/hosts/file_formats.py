@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.config.configuration_errors import ConfigurationError, meant
+from gateway.config.configuration_errors import ConfigurationError, similar_name
 from gateway.config.hosts.placeholders import Place
 from gateway.config.hosts.server_entries import Findings, adapted_entry
 
@@ -238,7 +238,7 @@ def _unknown_keys(given: Mapping[str, Any], has_servers: bool, found: Findings) 
     for key in given:
         if key in BESIDE:
             continue
-        ours = meant(key, ("gateway", "mcpServers") if has_servers else ("gateway", *TABLES), cutoff=0.85)
+        ours = similar_name(key, ("gateway", "mcpServers") if has_servers else ("gateway", *TABLES), cutoff=0.85)
         if ours:
             found.fault(key, f"no such key; did you mean {ours}?")
         else:

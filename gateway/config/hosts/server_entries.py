@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.configuration_errors import Note, meant
+from gateway.config.configuration_errors import Note, similar_name
 from gateway.config.hosts.placeholders import Place, Unresolved, expanded, in_braces, variable
 from gateway.config.upstreams import UpstreamSettings
 
@@ -198,7 +198,7 @@ def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
             continue
         if name in CREDENTIALS:
             found.warn(f"{where}.{name}: ignored, so the gateway has no credential from there; use headers or env")
-        elif name not in WITHOUT_MEANING and (ours := meant(name, OURS | RENAMED.keys())):
+        elif name not in WITHOUT_MEANING and (ours := similar_name(name, OURS | RENAMED.keys())):
             found.fault(f"{where}.{name}", f"no such field; did you mean {RENAMED.get(ours, ours)}?")
         else:
             ignored.append(name)

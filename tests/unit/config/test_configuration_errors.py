@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.configuration_errors import did_you_mean, meant
+from gateway.config.configuration_errors import did_you_mean, similar_name
 
 FIELDS = ("command", "args", "env", "url", "headers", "direct_only", "resource_uris")
 
@@ -19,6 +19,6 @@ FIELDS = ("command", "args", "env", "url", "headers", "direct_only", "resource_u
     ],
 )
 def test_a_name_that_resembles_one_is_suggested(known: str, names: tuple[str, ...]) -> None:
-    assert {name: meant(name, FIELDS) for name in names} == dict.fromkeys(names, known)
+    assert {name: similar_name(name, FIELDS) for name in names} == dict.fromkeys(names, known)
     suggestion = f"; did you mean {known}?" if known else ""
     assert {name: did_you_mean(name, FIELDS) for name in names} == dict.fromkeys(names, suggestion)

@@ -191,7 +191,7 @@ class StartedServer(OneServer):
 
     def __init__(self, *, url: str = "") -> None:
         self.settings = UpstreamSettings(url=url) if url else UpstreamSettings(command="s")
-        records: Any = SimpleNamespace(remote_session_changed=None, record_use=None, happened=lambda *_: None)
+        records: Any = SimpleNamespace(remote_session_changed=None, record_use=None, add_entry=lambda *_: None)
         known: Any = SimpleNamespace(handshake=None)
         nothing: Any = None
         self.links = UpstreamLinks(

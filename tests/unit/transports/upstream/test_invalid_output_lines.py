@@ -6,7 +6,13 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
-from transports.upstream.invalid_output_lines import EVERY_S, MOST_KINDS, LineBudget, answered_by, meant_by
+from transports.upstream.invalid_output_lines import (
+    EVERY_S,
+    MOST_KINDS,
+    LineBudget,
+    meaning_of_excerpt,
+    probable_meaning,
+)
 
 
 @requirement("proc.noise")
@@ -31,7 +37,7 @@ from transports.upstream.invalid_output_lines import EVERY_S, MOST_KINDS, LineBu
     ],
 )
 def test_an_answer_is_found_by_its_own_id_only(head: bytes, tail: bytes, told: tuple[bool | None, int | None]) -> None:
-    assert answered_by(head, tail) == told
+    assert meaning_of_excerpt(head, tail) == told
 
 
 @requirement("proc.noise")
@@ -60,7 +66,7 @@ def test_an_answer_is_found_by_its_own_id_only(head: bytes, tail: bytes, told: t
 def test_a_line_that_is_no_message_harms_the_call_it_answers_and_no_other(
     line: bytes, told: tuple[bool | None, int | None]
 ) -> None:
-    assert meant_by(line) == told
+    assert probable_meaning(line) == told
 
 
 @requirement("proc.ends")
