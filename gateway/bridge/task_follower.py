@@ -74,7 +74,7 @@ def register_sent(conversation: Conversation, exchange: Exchange) -> None:
     exchange.step(ExchangeEvent.SEND)
 
 
-def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtServer | None = None) -> None:
+def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtServer | None) -> None:
     """Cancel a task at a server that is not a child process, without waiting for it. `params` are those of the
     `tasks/cancel`. `resumed` is the task if an earlier gateway process has followed it: then cancel it only if the
     server confirms that it still has the same task."""

@@ -17,7 +17,7 @@ _KEY: Final = "gateway-consent"
 _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 
-def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None = None) -> None:
+def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None) -> None:
     """End a call with `refused`; or, if consent is missing, ask the client to open the consent page. Ask only a client
     that has declared URL elicitation, and not if the request continues an earlier one: the answer would repeat the call
     from its beginning. `params` are the params of the request; None if it was already sent: the exchange has them."""

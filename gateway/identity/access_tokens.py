@@ -50,7 +50,7 @@ def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> boo
 class AccessTokens:
     """Verify the access tokens of the issuers that the operator trusts, and cache the results."""
 
-    def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float]) -> None:
         self._issuers = {settings.issuer: _Issuer(settings) for settings in issuers}
         self._clock = clock
         self._verified: FIFOCache[bytes, tuple[Principal, Mapping[str, Any], float]] = FIFOCache(_MAX_CACHED)

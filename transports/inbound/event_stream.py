@@ -65,7 +65,7 @@ def stream_headers(headers: HeaderList) -> HeaderList:
     return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
-async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
+async def next_or_quiet(answer: Answer, until: float) -> Frame | TimeoutError | None:
     """Wait for the next frame and return it; None at the end. If no frame came for `KEEPALIVE_S` or before `until`
     (monotonic clock), return a `TimeoutError` without raising it."""
     try:
@@ -79,7 +79,6 @@ async def stream_answer(
     answer: Answer,
     first: Frame | TimeoutError,
     *,
-    headers: HeaderList,
     can_resume: bool,
     poll_after_s: float,
 ) -> bool:
@@ -94,7 +93,7 @@ async def stream_answer(
     connection does not cancel the call (MCP 2025-11-25, Transports §Resumability).
     """
     stream = Stream(send)
-    await stream.start(headers)
+    await stream.start(answer.headers)
     begins, closes_at = can_resume, math.inf
     frame: Frame | TimeoutError | None = first
     while frame is not None:

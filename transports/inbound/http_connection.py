@@ -316,7 +316,7 @@ class HttpConnection(HttpToolsProtocol):
             # Only the parser knew where the head begins in the data. No well-meaning client sends this.
             self._refuse(BadRequest(400, "An Upgrade, or HTTP/1.0, must not follow another request so closely."))
         else:
-            _continue_with_h11(self, self._others, bytes(self._head.copy) + data)
+            _continue_with_h11(self, bytes(self._head.copy) + data)
 
     def _refuse(self, fault: BadRequest) -> None:
         """Let the answers to earlier requests be sent, then send the response for this fault, and end the
@@ -398,14 +398,14 @@ def _too_long(limit: int) -> BadRequest:
     return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
 
 
-def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:
+def _continue_with_h11(connection: HttpConnection, head: bytes) -> None:
     """Hand a connection over to the parser h11. `head` has all bytes from the beginning of the present request, which
     h11 parses again."""
     connection._repeated.forget()
     connection.server_state.connections.discard(connection)
     config, state, app_state = connection.config, connection.server_state, connection.app_state
-    successor = H11Connection(config, state, app_state, connection.loop, connections=others)
-    others.swap(connection, successor)
+    successor = H11Connection(config, state, app_state, connection.loop, connections=connection._others)
+    connection._others.swap(connection, successor)
     successor.connection_made(connection.transport)
     connection.transport.set_protocol(successor)
     successor.data_received(head.lstrip(b"\r\n"))

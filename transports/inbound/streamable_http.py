@@ -250,7 +250,6 @@ class StreamableHttp:
                     send,
                     answer,
                     first,
-                    headers=answer.headers,
                     can_resume=self.can_resume(request),
                     poll_after_s=self._poll_after_s,
                 )

@@ -60,7 +60,7 @@ class TwoWayConnection:
         client: InProcessClient,
         write: Callable[[bytes], Awaitable[None]],
         *,
-        token: str = "",
+        token: str,
         outlives: bool = False,
         session_key: str = "",
         headers: dict[str, str] | None = None,

@@ -60,7 +60,7 @@ class Places:
     expired tasks are released when a full quota is searched. A quota is stored for `kept_s` seconds after its last
     place was acquired."""
 
-    def __init__(self, quotas: Quotas, store: TaskStore, kept_s: float = LEAST_KEPT_S) -> None:
+    def __init__(self, quotas: Quotas, store: TaskStore, kept_s: float) -> None:
         self._quotas = quotas
         self._store = store
         self._kept_s = kept_s

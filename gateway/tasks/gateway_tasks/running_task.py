@@ -58,7 +58,7 @@ class RunningTask:
         settings: TaskSettings,
         *,
         ended: Callable[["RunningTask"], None],
-        is_kept: bool = True,
+        is_kept: bool,
     ) -> None:
         self.exchange = exchange
         self.record = record
@@ -206,7 +206,7 @@ class RunningTask:
             error = encode(error_of(error_code(error), text, self.exchange.correlation))
         self._end_as(TaskEvent.FAIL, text, error=error)
 
-    def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
+    def _end_as(self, event: TaskEvent, text: str, **outcome: Any) -> None:
         """End the task with `event`, and set the fields `outcome` of its record. `text` describes the outcome, and
         replaces the last progress as the task's message."""
         ttl_s = self.record.now - self.task.created_at + self.kept_s  # counts from the creation

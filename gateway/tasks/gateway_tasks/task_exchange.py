@@ -96,12 +96,12 @@ class TaskWork(Protocol):
 
 
 class TaskQuestions(SuspendedCall):
-    """Holds the questions of a call that is a task or may become one. `first` is how many questions earlier runs of the
-    call have asked: keys are counted from there, so that none is used twice."""
+    """Holds the questions of a call that is a task or may become one. Keys are counted on from the questions that
+    earlier runs of the call have asked, so that none is used twice."""
 
-    def __init__(self, exchange: "TaskExchange", first: int = 0) -> None:
+    def __init__(self, exchange: "TaskExchange") -> None:
         super().__init__()
-        self._last = first
+        self._last = exchange.asked_before
         self._exchange = exchange
 
     @property
@@ -160,7 +160,7 @@ class TaskExchange(Exchange):
 
     def suspendable(self) -> SuspendedCall:
         if self.suspended is None:
-            self.suspended = TaskQuestions(self, self.asked_before)
+            self.suspended = TaskQuestions(self)
         return self.suspended
 
     def hold_questions(self) -> None:

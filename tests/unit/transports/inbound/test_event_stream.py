@@ -32,12 +32,10 @@ async def test_frames_whose_record_had_to_wait_are_confirmed_again(is_lost: bool
     async def send(event: Any) -> None:
         sent.append(event.get("body", b""))
 
-    answer = SimpleNamespace(replies=ReplyQueue(), is_doubtful=False, record=record, confirmed=confirm)
+    answer = SimpleNamespace(replies=ReplyQueue(), is_doubtful=False, record=record, confirmed=confirm, headers=[])
     last = Frame(b'"result"', final=True)
     answer.replies.push(last)
-    is_result = await stream_answer(
-        send, cast("Answer", answer), Frame(b'"progress"'), headers=[], can_resume=True, poll_after_s=0
-    )
+    is_result = await stream_answer(send, cast("Answer", answer), Frame(b'"progress"'), can_resume=True, poll_after_s=0)
     assert confirmed == [last] and is_result is not is_lost
     text = b"".join(sent)
     assert (b"lost" in text, b"result" in text, b"progress" in text) == (is_lost, not is_lost, not is_lost)
