@@ -282,10 +282,12 @@ def _place(argv: Sequence[str], own: Mapping[str, str]) -> tuple[PackageFolder, 
     directory is not fetched for all.
     """
     command = parse(argv)
+    if command is None:
+        return None
     inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
     chosen = {k: v for k, v in own.items() if k == "PATH" or _OF_FETCHES.fullmatch(k)}
     env = {**inherited, **chosen}
-    if command is None or any(_OF_FETCHES.fullmatch(k) and _is_in_working_directory(k, v) for k, v in env.items()):
+    if any(_OF_FETCHES.fullmatch(k) and _is_in_working_directory(k, v) for k, v in env.items()):
         return None
     env["PATH"] = os.pathsep.join(filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep)))
     request = FetchRequest(command=command, env=env, home=env.get("HOME") or "/nonexistent")

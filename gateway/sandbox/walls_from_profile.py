@@ -105,16 +105,16 @@ class Enclosure:
         `folders` are other folders of its session, `sockets` its Unix sockets. `code` are files and folders of its
         program that only this start has found. `read` are further folders of its own, which it may only read."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
-        paths = dict.fromkeys((str(own.path), *folders))
+        paths = [*map(real, dict.fromkeys((str(own.path), *folders)))]
         reach = self.walls.reach
         assert reach is not None  # every profile with walls has one
         common = (*self.walls.grants, *(Grant(path=real(path), mode="rx") for path in code))
         home, temporary = str(own.home), str(own.temporary)
         walls = replace(
             self.walls,
-            grants=(*common, *(Grant(real(path), mode) for path in paths), *(Grant(real(path), "r") for path in read)),
+            grants=(*common, *(Grant(path, mode) for path in paths), *(Grant(real(path), "r") for path in read)),
             common=len(common),
-            reach=replace(reach, sockets=(*reach.sockets, *map(real, (*sockets, *paths)))),
+            reach=replace(reach, sockets=(*reach.sockets, *map(real, sockets), *paths)),
             temporary=real(temporary),
         )
         own_env = {name: value.format(home=home, temporary=temporary) for name, value in self.own_env.items()}
