@@ -220,8 +220,9 @@ class LegacyClients:
                 await self.records.update(live, client=facts)
             try:
                 result = limit_version(await endpoint.initialize(live, who.correlation), version)
-                result = self.tasks.requested.declared(result)
-                if (negotiated := version_of(result)) != version:
+                negotiated = version_of(result)
+                result = self.tasks.requested.declared(result, negotiated)
+                if negotiated != version:
                     await self.records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
             except BaseException as error:
                 if resolved.opened:

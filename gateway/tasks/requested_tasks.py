@@ -17,7 +17,7 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.config.limits import TaskSettings
 from gateway.errors import cancelled_by_client, unknown_tool
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.handshake import capabilities_of, version_of
+from gateway.protocol.handshake import capabilities_of
 from gateway.protocol.merged_lists import Called
 from gateway.protocol.tasks import takes_task_calls
 from gateway.sessions.session_attaching import Resolved
@@ -67,10 +67,10 @@ class RequestedTasks:
         2025-11-25."""
         return self.maker is not None and live.session.client.protocol_version == VERSION
 
-    def declared(self, handshake: bytes) -> bytes:
+    def declared(self, handshake: bytes, version: str) -> bytes:
         """Return an `initialize` result that declares that tools can be called as tasks. Return it unchanged if they
-        cannot."""
-        if self.maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
+        cannot. `version` is the protocol version in it."""
+        if self.maker is None or version != VERSION or "tools" not in capabilities_of(handshake):
             return handshake
         return declaring_legacy_tasks(handshake)
 
