@@ -8,12 +8,12 @@ class Usage:
     `open_use`, `begin_use` and their ends change the counts."""
 
     # A base class, so that a session needs no second object for it.
-    __slots__ = ("_was_used", "busy", "held_bytes", "movable", "open_streams")
+    __slots__ = ("_was_used", "body_bytes", "busy", "movable", "open_streams")
 
     def __init__(self) -> None:
         self.busy = 0
         """The number of uses."""
-        self.held_bytes = 0
+        self.body_bytes = 0
         """The bytes of the large request bodies in use."""
         self.open_streams = 0
         """The number of open standalone streams."""
@@ -21,16 +21,16 @@ class Usage:
         """The number of uses that another replica can continue."""
         self._was_used = False  # since `take_use`
 
-    def open_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
-        """Begin a use of the session (a call or a stream), and return it. The caller must release it. `held` is how
-        many bytes of a request body stay in memory until then. `is_stream`: the use is a standalone stream.
+    def open_use(self, *, body_bytes: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
+        """Begin a use of the session (a call or a stream), and return it. The caller must release it. `body_bytes` of a
+        request body stay in memory until then. `is_stream`: the use is a standalone stream.
         `is_movable`: another replica that takes the session over can continue the use, which is true of any stream."""
         is_movable |= is_stream
         self.busy += 1
-        self.held_bytes += held
+        self.body_bytes += body_bytes
         self.open_streams += is_stream
         self.movable += is_movable
-        return Use(self, held, is_stream, is_movable)
+        return Use(self, body_bytes, is_stream, is_movable)
 
     def begin_use(self) -> None:
         """Begin a use of the session that holds no memory. The caller must call `end_use` once."""
@@ -65,11 +65,11 @@ class Usage:
 class Use:
     """One use of a session: a call or a stream, until `release`. Also a context manager."""
 
-    __slots__ = ("_held", "_is_movable", "_is_stream", "_usage")
+    __slots__ = ("_body_bytes", "_is_movable", "_is_stream", "_usage")
 
-    def __init__(self, usage: Usage, held: int, is_stream: bool, is_movable: bool) -> None:
+    def __init__(self, usage: Usage, body_bytes: int, is_stream: bool, is_movable: bool) -> None:
         self._usage: Usage | None = usage
-        self._held = held
+        self._body_bytes = body_bytes
         self._is_stream = is_stream
         self._is_movable = is_movable
 
@@ -78,7 +78,7 @@ class Use:
         usage, self._usage = self._usage, None
         if usage is not None:
             usage.busy -= 1
-            usage.held_bytes -= self._held
+            usage.body_bytes -= self._body_bytes
             usage.open_streams -= self._is_stream
             usage.movable -= self._is_movable
             usage._was_used = True

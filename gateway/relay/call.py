@@ -352,7 +352,7 @@ class Intake:
     def in_flight(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
         """Count a request as in flight in its session during the `with` block. If `exchange` is given, the client can
         cancel the request during the block. Raises `Refused` (429): too many or too large calls are in flight."""
-        with live.open_use(held=self._room_for(live, request.body_bytes)):
+        with live.open_use(body_bytes=self._room_for(live, request.body_bytes)):
             if exchange is None:
                 yield
                 return
@@ -369,7 +369,7 @@ class Intake:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
             return 0
-        if live.held_bytes and live.held_bytes + size > self._max_bytes:
+        if live.body_bytes and live.body_bytes + size > self._max_bytes:
             self._log.metrics.limited[Limited.IN_FLIGHT] += 1
             raise too_much_in_flight("this session")
         return size
@@ -409,7 +409,7 @@ class Intake:
         """
         exchange, request, correlation = coming.exchange, coming.request, coming.who.correlation
         live = live_session_of(exchange)
-        held = 0 if live is None else self._room_for(live, request.body_bytes)  # no await from here to `CallReply`
+        size = 0 if live is None else self._room_for(live, request.body_bytes)  # no await from here to `CallReply`
         meta = self._log.begin(exchange, request, self._meta(coming.params, exchange, correlation), correlation)
         may_repeat = exchange.method == "tools/call" and not request.again and request.body_bytes <= KEPT_BYTES
         reply = CallReply(
@@ -418,7 +418,7 @@ class Intake:
             coming.headers,
             events=self.events if request.era is LEGACY else None,
             cluster=self._cluster,
-            held=held,
+            body_bytes=size,
             kept=functools.partial(self._kept, exchange, request) if may_repeat else None,
         )
         return reply, meta

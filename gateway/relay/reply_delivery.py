@@ -23,9 +23,9 @@ class CallReply:
     """Pass the messages (frames) of one call to the transport that sends them to the client. The call's session counts
     as in use until the transport calls `done`.
 
-    `events` stores frames for replay; None for a transport without replay. `held` is how many bytes the request's body
-    counts in flight until `done`. `kept` encodes the request, which is stored with the first event if more events
-    follow, so that another process can repeat it. `kept` is None if the call must not be repeated."""
+    `events` stores frames for replay; None for a transport without replay. `body_bytes` of the request's body count as
+    in flight until `done`. `kept` encodes the request, which is stored with the first event if more events follow, so
+    that another process can repeat it. `kept` is None if the call must not be repeated."""
 
     __slots__ = (
         *("_cluster", "_events", "_exchange", "_is_recorded", "_kept", "_stream", "_use"),
@@ -40,7 +40,7 @@ class CallReply:
         *,
         events: EventWriter | None,
         cluster: Cluster | None = None,
-        held: int = 0,
+        body_bytes: int = 0,
         kept: Callable[[], bytes] | None = None,
     ) -> None:
         self.headers = headers
@@ -52,7 +52,7 @@ class CallReply:
         self._kept = kept
         self._cluster = cluster
         self.live = live  # that of the request: the call may move to a child session
-        self._use = None if live is None else live.open_use(held=held)
+        self._use = None if live is None else live.open_use(body_bytes=body_bytes)
         if live is not None:
             live.exchange_begins(exchange)
 

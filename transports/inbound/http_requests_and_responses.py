@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from transports.inbound.unauthenticated_limits import (
     SMALL_BODY_BYTES,
-    HeldBody,
+    CountedBody,
     Limits,
 )
 from transports.inbound_port import HeaderList, Refused
@@ -83,16 +83,17 @@ async def read_body(
     headers: Mapping[str, str],
     limit: int,
     check_sender: Callable[[int], Awaitable[object]] | None = None,
-    held: HeldBody | None = None,
+    counted: CountedBody | None = None,
 ) -> bytes | None:
     """Read the request's body, and return it. Return None if the client disconnected before its end.
 
     `check_sender` raises `Refused` if the sender may not send so many bytes. It is called before more than
     `STRANGER_BODY_BYTES` are read; for a smaller body, when all of it was read. Without a declared length, it is called
-    once more for the rest. `held` counts the bytes that were read; the caller has to release them.
+    once more for the rest. `counted` counts the bytes that were read; the caller has to release them.
 
     Raises:
-        Refused: 413, the body has more than `limit` bytes, and is not read on; the errors of `check_sender` and `held`.
+        Refused: 413, the body has more than `limit` bytes, and is not read on; the errors of `check_sender`
+            and `counted`.
     """
     declared = headers.get("content-length", "")
     length = int(declared) if declared.isdigit() else 0
@@ -111,8 +112,8 @@ async def read_body(
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
-        if held is not None and size > SMALL_BODY_BYTES:
-            held.grows_to(size)
+        if counted is not None and size > SMALL_BODY_BYTES:
+            counted.count(size)
         chunks.append(chunk)
         if not event.get("more_body", False):
             if check_sender is not None and (size > checked or not checked):

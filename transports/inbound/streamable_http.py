@@ -37,7 +37,7 @@ from transports.inbound.post_parsing import (
     is_batch,
     preflight,
 )
-from transports.inbound.unauthenticated_limits import MAX_LABEL_CHARS, BodyBudget, HeldBody, Limits, Refusals
+from transports.inbound.unauthenticated_limits import MAX_LABEL_CHARS, BodyBudget, CountedBody, Limits, Refusals
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame
@@ -83,7 +83,7 @@ class StreamableHttp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, started: StartedPost | None = None) -> None:
         """Serve a request. `started`: a POST that is read and parsed already, and perhaps given to the handler; None if
         nothing of the request is done yet."""
-        held: HeldBody | None = None
+        counted: CountedBody | None = None
         headers: dict[str, str] = {}
         try:
             headers = self._guard.headers(scope)
@@ -97,9 +97,9 @@ class StreamableHttp:
                 body = started.body
             elif scope["method"] == "POST":
                 check_post(headers)
-                held = HeldBody(self._body_budget, head.client)
+                counted = CountedBody(self._body_budget, head.client)
                 check = functools.partial(self._check_sender, head)
-                read = await read_body(receive, headers, self._body_limit, check, held)
+                read = await read_body(receive, headers, self._body_limit, check, counted)
                 if read is None:
                     return
                 body = read
@@ -112,8 +112,8 @@ class StreamableHttp:
             logger.exception("a request failed")
             await self._refuse(send, headers, _failed(), _unread_id(scope))
         finally:
-            if held is not None:
-                held.give_back()
+            if counted is not None:
+                counted.release()
             if started is not None:
                 await started.drop()
 

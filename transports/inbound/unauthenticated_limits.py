@@ -113,67 +113,67 @@ class BodyBudget:
     bytes until its request is answered: this may take minutes, and in the legacy era longer than the connection lasts.
     The bodies of one network may have half of `most`, so that others have room."""
 
-    __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
+    __slots__ = ("_by_network", "_bytes", "_most", "_refusals", "_refuse")
 
     def __init__(self, most: int, refusals: Refusals, refuse: Callable[[str], Refused]) -> None:
         self._most = most
         self._refusals = refusals
         self._refuse = refuse
-        self._held = 0
+        self._bytes = 0
         self._by_network: Counter[str] = Counter()
 
     def replace(self, most: int) -> None:
         """Set the limit for further bodies to `most` bytes."""
         self._most = most
 
-    def take(self, network: str, size: int, mine: int) -> None:
+    def reserve(self, network: str, size: int, mine: int) -> None:
         """Count `size` more bytes of a request that has `mine` bytes counted already. If `network` is empty, only the
         total is limited.
 
         Raises:
             Refused: 429, other bodies use up the room. A body is never refused because of its own size alone.
         """
-        if self._held > mine and self._held + size > self._most:
+        if self._bytes > mine and self._bytes + size > self._most:
             self._refusals[Limited.IN_FLIGHT] += 1
             raise self._refuse("this gateway")
         theirs = self._by_network[network] if network else 0
         if theirs > mine and theirs + size > self._most // 2:
             self._refusals[Limited.IN_FLIGHT] += 1
             raise self._refuse("your address")
-        self._held += size
+        self._bytes += size
         if network:
             self._by_network[network] += size
 
-    def give_back(self, network: str, size: int) -> None:
+    def release(self, network: str, size: int) -> None:
         """Release the bytes of an answered request."""
-        self._held -= size
+        self._bytes -= size
         if network:
             self._by_network[network] -= size
             if not self._by_network[network]:
                 del self._by_network[network]
 
 
-class HeldBody:
+class CountedBody:
     """Count the bytes of one request's body in `BodyBudget`, as those of the client's network."""
 
-    __slots__ = ("_body_budget", "_network", "_taken")
+    __slots__ = ("_body_budget", "_counted", "_network")
 
     def __init__(self, body_budget: BodyBudget, network: str) -> None:
         self._body_budget = body_budget
         self._network = network
-        self._taken = 0
+        self._counted = 0
 
-    def grows_to(self, size: int) -> None:
+    def count(self, size: int) -> None:
         """Record that `size` bytes of the body were read so far, more than `SMALL_BODY_BYTES`. Raises `Refused` (429):
         there is no room for them."""
-        self._body_budget.take(self._network, size - self._taken, self._taken)
-        self._taken = size
+        self._body_budget.reserve(self._network, size - self._counted, self._counted)
+        self._counted = size
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the counted bytes, once the request is answered or given up."""
-        if self._taken:
-            self._body_budget.give_back(self._network, self._taken)
-            self._taken = 0
+        if self._counted:
+            self._body_budget.release(self._network, self._counted)
+            self._counted = 0
 
 
 _MOST_HOPS = 16

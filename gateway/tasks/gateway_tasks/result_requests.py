@@ -118,13 +118,13 @@ class Room:
         if call.is_over:
             return
         counted = size if size > SMALL_BODY_BYTES else 0
-        self._body_budget.take(self._counted_as, counted, 0)
+        self._body_budget.reserve(self._counted_as, counted, 0)
         self._taken += size
         call.when_done(functools.partial(self._give_back, size, counted))
         call.finish_translated(message)
 
     def _give_back(self, size: int, counted: int) -> None:
-        self._body_budget.give_back(self._counted_as, counted)
+        self._body_budget.release(self._counted_as, counted)
         self._taken -= size
         self._freed.set()
 

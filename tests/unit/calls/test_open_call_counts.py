@@ -7,14 +7,14 @@ from gateway.calls.open_call_counts import Usage
 
 def test_a_use_counts_until_it_is_released_and_no_longer() -> None:
     live = Usage()
-    call, stream, task = live.open_use(held=100), live.open_use(is_stream=True), live.open_use(is_movable=True)
-    assert (live.busy, live.held_bytes, live.open_streams, live.movable, live.is_busy) == (3, 100, 1, 2, True)
+    call, stream, task = live.open_use(body_bytes=100), live.open_use(is_stream=True), live.open_use(is_movable=True)
+    assert (live.busy, live.body_bytes, live.open_streams, live.movable, live.is_busy) == (3, 100, 1, 2, True)
     assert not live.is_movable, "its call ends here"
     for _ in range(2):
         call.release()
         task.release()
         assert live.is_movable
-    assert (live.busy, live.held_bytes, live.open_streams, live.movable) == (1, 0, 1, 1)
+    assert (live.busy, live.body_bytes, live.open_streams, live.movable) == (1, 0, 1, 1)
     stream.release()
     assert (live.busy, live.open_streams, live.is_busy) == (0, 0, False)
 

@@ -173,10 +173,10 @@ async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their
 
 
 async def test_an_outcome_for_which_the_gateway_has_no_room_is_to_be_asked_for_again(on: Scene) -> None:
-    on.bodies.take("someone", 1 << 30, 0)
+    on.bodies.reserve("someone", 1 << 30, 0)
     on.ends(300_000)
     assert (await answer_of(on.call()))["error"]["code"] == TOO_OFTEN
-    on.bodies.give_back("someone", 1 << 30)
+    on.bodies.release("someone", 1 << 30)
     assert "result" in await answer_of(on.call())
 
 
