@@ -156,14 +156,13 @@ class _Starter:
             os.close(self._requests.fileno())
             self.wakeups.close()
             close_all_but(None if prepared is None else prepared.ruleset)
-            control = socket.socket(fileno=fds[0])
             if has_mounts:
                 try:
                     own_mounts()
                 except OSError as error:
                     has_mounts, lacks = False, f"mounts are refused ({error.strerror})"
             reaper = Reaper(
-                control, fds[1:4], fds[4:], self.gateway, lacks, self._groups, prepared, has_mounts=has_mounts
+                fds[0], fds[1:4], fds[4:], self.gateway, lacks, self._groups, prepared, has_mounts=has_mounts
             )
             reaper.run()
             status = 0

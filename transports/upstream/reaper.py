@@ -20,6 +20,7 @@ from transports.upstream.walls.system_call_gate import Gate
 from transports.upstream.walls.wall_specification import Grant, Walls
 
 _LAST_REFUSALS_S: Final = 1.0
+_DECODER: Final = json.JSONDecoder()
 
 
 class _GateOnDemand:
@@ -109,15 +110,15 @@ _RESCAN_MAX_MS: Final = 1_000  # the pause grows for a process that does not die
 class Reaper:
     """Start, watch and end one server. Run as a separate process beside each server.
 
-    `control` is the socket to the gateway, and `stdio` has the server's stdin, stdout and stderr. `channel` is that of
-    `_GateOnDemand`. `gateway` is a pidfd of the gateway, or None. `lacks` says why the server has no namespaces or
-    mounts of its own. `prepared` is the part of the walls that all sessions of the server share; None: the
-    specification has all walls. `has_mounts`: this process has mounts of its own.
+    `control` is the descriptor of the socket to the gateway, and `stdio` has the server's stdin, stdout and stderr.
+    `channel` is that of `_GateOnDemand`. `gateway` is a pidfd of the gateway, or None. `lacks` says why the server has
+    no namespaces or mounts of its own. `prepared` is the part of the walls that all sessions of the server share; None:
+    the specification has all walls. `has_mounts`: this process has mounts of its own.
     """
 
     def __init__(
         self,
-        control: socket.socket,
+        control: int,
         stdio: list[int],
         channel: list[int],
         gateway: int | None,
@@ -154,7 +155,7 @@ class Reaper:
         if spec is None:
             return  # the gateway has cancelled the start, or is gone
         self._start(spec)
-        self._control.setblocking(False)
+        os.set_blocking(self._control, False)
         try:
             self._watch()
         finally:
@@ -170,14 +171,14 @@ class Reaper:
     def _read_spec(self) -> dict[str, Any] | None:
         received = bytearray()
         while len(received) < 4 or len(received) < 4 + int.from_bytes(received[:4], "big"):
-            chunk = self._control.recv(4_096)
+            chunk = os.read(self._control, 4_096)
             if not chunk:
                 return None
             received += chunk
         end = 4 + int.from_bytes(received[:4], "big")
         if received[end:]:  # an order before the start can only be one to stop
             return None
-        spec: dict[str, Any] = json.loads(received[4:end].decode())
+        spec: dict[str, Any] = _DECODER.raw_decode(received[4:end].decode())[0]
         return spec
 
     def _start(self, spec: dict[str, Any]) -> None:
@@ -240,7 +241,7 @@ class Reaper:
     def _watch(self) -> None:
         """Obey the gateway's commands, and serve the server's gate and limits, until the server has ended."""
         launch = -1 if self._launch is None else self._launch.fileno()
-        for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
+        for fd in (self._control, self._wakeups.fd, launch, self._gateway):
             if fd is not None:
                 self._poller.register(fd, select.POLLIN)
         refusals = -1 if self._group is None else self._group.watch()
@@ -254,7 +255,7 @@ class Reaper:
                 self._poller.unregister(launch)
             if self._gate is not None and self._gate.listener in ready:
                 self._gate.look(ready[self._gate.listener])
-            if self._control.fileno() in ready:
+            if self._control in ready:
                 self._obey()
             has_failed = self._gate is not None and self._gate.has_failed(ready)
             if self._gateway in ready or has_failed or (self._has_to_count and self._has_too_many()):
@@ -283,7 +284,7 @@ class Reaper:
 
     def _obey(self) -> None:
         try:
-            orders = self._control.recv(64)
+            orders = os.read(self._control, 64)
         except OSError:
             orders = b""
         if not orders or b"K" in orders:
@@ -347,7 +348,7 @@ class Reaper:
 
     def _report(self, message: str) -> None:
         with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
-            self._control.send(message.encode() + b"\n")
+            os.write(self._control, message.encode() + b"\n")
 
 
 def _everyone() -> list[int]:

@@ -73,10 +73,10 @@ def own_mounts() -> None:
         OSError: the kernel, or the container around this process, refuses.
         RuntimeError: the new namespace cannot be used, and this process must not go on.
     """
-    user, group = os.geteuid(), os.getegid()
     try:
         call("unshare", _NEW_MOUNTS)
     except PermissionError:
+        user, group = os.geteuid(), os.getegid()
         if user == 0:
             raise
         call("unshare", _NEW_USER | _NEW_MOUNTS)
