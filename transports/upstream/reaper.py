@@ -182,25 +182,25 @@ class Reaper:
         return spec
 
     def _start(self, spec: dict[str, Any]) -> None:
-        reports, report = socket.socketpair()  # closes itself on exec
+        reports, report = (each.detach() for each in socket.socketpair())  # closes itself on exec
         reaper = os.getpid()
-        with report:
-            try:
-                outer = os.open("/proc", os.O_PATH) if self._is_apart else None  # the gateway's /proc
-                self._take_walls(spec["walls"])
-                self._group = self._groups.group(self._walls)
-                self._server = os.fork() if self._group is None else self._group.fork()
-            except (OSError, WallsFailed) as error:
-                why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
-                report_failure(report.fileno(), why)
-                self._code = -signal.SIGKILL
-            else:
-                if self._server == 0:
-                    if outer is not None:
-                        report.send(b"pid %s\n" % os.readlink("self", dir_fd=outer).encode())
-                    become_server(spec, self._arranged, self._stdio, report.fileno(), reaper, self._group)
+        try:
+            outer = os.open("/proc", os.O_PATH) if self._is_apart else None  # the gateway's /proc
+            self._take_walls(spec["walls"])
+            self._group = self._groups.group(self._walls)
+            self._server = os.fork() if self._group is None else self._group.fork()
+        except (OSError, WallsFailed) as error:
+            why = f"cannot fork: {error.strerror}" if isinstance(error, OSError) else str(error)
+            report_failure(report, why)
+            self._code = -signal.SIGKILL
+        else:
+            if self._server == 0:
                 if outer is not None:
-                    os.close(outer)
+                    os.write(report, b"pid %s\n" % os.readlink("self", dir_fd=outer).encode())
+                become_server(spec, self._arranged, self._stdio, report, reaper, self._group)
+            if outer is not None:
+                os.close(outer)
+        os.close(report)
         if self._prepared is not None and self._prepared.ruleset is not None:  # the server's process has it
             os.close(self._prepared.ruleset)
         if self._walls is not None:
@@ -240,7 +240,7 @@ class Reaper:
 
     def _watch(self) -> None:
         """Obey the gateway's commands, and serve the server's gate and limits, until the server has ended."""
-        launch = -1 if self._launch is None else self._launch.fileno()
+        launch = -1 if self._launch is None else self._launch.reports
         for fd in (self._control, self._wakeups.fd, launch, self._gateway):
             if fd is not None:
                 self._poller.register(fd, select.POLLIN)

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import signal
-import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -52,30 +51,28 @@ class LaunchReports:
     descriptors in transit for a whole user, and a server of that user could use up the limit.
     """
 
-    def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int, bytes], None] | None) -> None:
+    def __init__(self, reports: int, pid: int, take_listener: Callable[[int, bytes], None] | None) -> None:
         self.outer_pid = pid
         self.failure = ""
-        self._reports = reports
+        self.reports = reports
+        """The descriptor from which `read` reads."""
         self._take_listener = take_listener
         # Opened while the process builds its walls: later, the process would wait for it.
         self._process = None if take_listener is None or not pid else open_process(pid)
         self._line = b""
 
-    def fileno(self) -> int:
-        return self._reports.fileno()
-
     def read(self) -> bool:
         """Read the reports that have arrived, or wait for one. Return False if no more will come: the server runs
         (exec(2) was called), or its start has failed."""
         with contextlib.suppress(OSError):
-            if received := self._reports.recv(MOST_BYTES):
+            if received := os.read(self.reports, MOST_BYTES):
                 *lines, self._line = (self._line + received).split(b"\n")
                 for line in lines:
                     self._take(line)
                 if not self.failure:
                     return True
         self._take(self._line)
-        self._reports.close()
+        os.close(self.reports)
         if self._process is not None:
             os.close(self._process)
         return False
@@ -90,7 +87,7 @@ class LaunchReports:
             number, _, folders = value.partition(b" ")
             try:
                 taken = duplicate_from(self._process, int(number))
-                self._reports.send(b"\n")
+                os.write(self.reports, b"\n")
             except OSError as error:
                 self.failure = f"its gate could not be opened: {error.strerror}"
             else:
