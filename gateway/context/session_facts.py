@@ -135,6 +135,9 @@ class SessionFacts:
         self._fields = settings.fields
         self._trusts_announced = trusts_announced
         self._templates = metadata
+        # Also a field with metadata that contain the workspace has what the client has only announced.
+        templates = {name: metadata.get(field.metadata, "") for name, field in self._fields.items()}
+        self._with_workspace = {"workspace", *(name for name, text in templates.items() if "{workspace" in text)}
         self._in_meta = self._sent_to("meta")
         self._in_log = self._sent_to("log")
         self._in_audit = self._sent_to("audit")
@@ -170,22 +173,19 @@ class SessionFacts:
         (correlation id, folder). Characters that an environment variable cannot have are removed, because clients
         choose some values.
         """
-        facts = {**_built_in(session), **more}
-        values = {variable: self._variable(session, wanted, facts) for variable, wanted in names.items()}
-        return {name: value.replace("\0", "").encode("utf-8", "replace").decode() for name, value in values.items()}
-
-    def _variable(self, session: Session, wanted: EnvironmentValue, facts: Mapping[str, str]) -> str:
-        default = wanted.default or ""
-        if wanted.default is not None and wanted.field.startswith("principal") and session.principal.is_anonymous:
-            return default
-        if session.context.provenance.workspace == "announced" and not (wanted.announced or self._trusts_announced):
-            # Also a field with metadata that contain the workspace has what the client has only announced.
-            field = self._fields.get(wanted.field)
-            template = "" if field is None else self._templates.get(field.metadata, "")
-            if "{workspace" in template or (field is None and wanted.field == "workspace"):
-                return default
-        found = facts[wanted.field] if wanted.field in facts else self.value(session, wanted.field)
-        return found or default
+        facts, found = {**_built_in(session), **more}, dict[str, str]()
+        is_anonymous = session.principal.is_anonymous
+        is_announced = session.context.provenance.workspace == "announced" and not self._trusts_announced
+        for variable, wanted in names.items():
+            field, default = wanted.field, wanted.default or ""
+            if (is_anonymous and wanted.default is not None and field.startswith("principal")) or (
+                is_announced and not wanted.announced and field in self._with_workspace
+            ):
+                value = default
+            else:
+                value = (facts[field] if field in facts else self.value(session, field)) or default
+            found[variable] = value.replace("\0", "").encode("utf-8", "replace").decode()
+        return found
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
         """Return all facts of a session, which a child process gets as JSON."""

@@ -143,7 +143,7 @@ def test_a_call_of_the_general_way_enters_few_files(era: str, monkeypatch: pytes
         raw.close()
 
 
-OPENED, ENDED = 690, 345
+OPENED, ENDED = 680, 345
 """Functions from the first byte of `initialize`, and of `DELETE`, to the client's answer."""
 
 
