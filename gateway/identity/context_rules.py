@@ -202,9 +202,9 @@ class ContextRules:
         return self._applied(self._matching(principal), context.workspace, context.provenance.workspace)
 
     def _values(
-        self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
+        self, claimed: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
     ) -> Iterator[ContextField]:
-        """Yield the context fields that have a value, and add the reasons to `reasons`. `vouched`: the values from
+        """Yield the context fields that have a value, and add the reasons to `reasons`. `claimed`: the values from
         claims and proxy headers, by field. `announced`: those that the client sets. Fields that have their value from
         the session's metadata are left out, because metadata can change while the session lives."""
         for name, field in self._fields.items():
@@ -212,8 +212,8 @@ class ContextRules:
             if field.is_announced:
                 if announced.get(name):
                     value, source, why = announced[name], ANNOUNCED, "the client announces it"
-            elif vouched.get(name):
-                value, source = vouched[name], AUTHENTICATED
+            elif claimed.get(name):
+                value, source = claimed[name], AUTHENTICATED
                 why = f"the claim {field.claim}" if field.claim else f"the header {field.header} of the proxy"
             if len(value) > FIELD_CHARS:
                 raise bad_context(f"context field {name} is longer than {FIELD_CHARS} characters")

@@ -13,7 +13,7 @@ from gateway.context.session_facts import CHANGED_KEY, with_meta
 from gateway.errors import changed_tool
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
-from gateway.policy.operator_message_limits import MOST_NAME, ToldOnce
+from gateway.policy.operator_message_limits import MOST_NAME, LoggedItems
 from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.item_digests import form_of
 from gateway.protocol.merged_lists import Tools
@@ -67,7 +67,7 @@ class ChangedTools:
         self._counted = counted
         self._happened = happened
         self._remember = remember
-        self._told = ToldOnce()
+        self._logged = LoggedItems()
         self.replace(settings)
 
     def replace(self, settings: PolicySettings) -> None:
@@ -165,10 +165,10 @@ class ChangedTools:
 
     def _tell(self, server: str, name: str, form: bytes) -> None:
         """Log and audit a changed tool for operators, once for each form (hash of its content)."""
-        if not self._told.is_new(server, ("tools", name, form.hex())):
+        if not self._logged.is_new(server, ("tools", name, form.hex())):
             return
         self._counted[self._mode] += 1
-        if self._told.has_room(server, ("tools", name, "")):
+        if self._logged.has_room(server, ("tools", name, "")):
             tool = f"{server}/{shortened_line(name, MOST_NAME)}"
             what = f"it has changed in sessions that were shown it: {_THEN[self._mode]} (gateway.policy.changed_tools)"
             logger.warning("tool %s: %s", tool, what, extra={"server": server})

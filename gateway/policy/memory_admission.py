@@ -216,7 +216,7 @@ class ServerMemory:
         if is_first:
             logger.warning(
                 "no process of server %s is started: %s; this line comes once until memory is free again",
-                *(server, self._told(state)),
+                *(server, self._as_text(state)),
                 extra={"server": server},
             )
         raise OutOfMemory(server)
@@ -274,14 +274,14 @@ class ServerMemory:
         enough = max(state.most * _SHORT, min(2 * largest, spare))
         if state.most and not self.is_short and (state.left < enough or self._refused_bytes):
             self.is_short = True
-            logger.warning("memory is short: %s; processes that nobody uses are ended sooner", self._told(state))
+            logger.warning("memory is short: %s; processes that nobody uses are ended sooner", self._as_text(state))
         elif self.is_short and (
             not state.most or state.left > max(enough, min(max(2 * enough, self._refused_bytes), 2 * spare))
         ):
             self.is_short, self._refused_bytes = False, 0
-            logger.info("memory is no longer short: %s", self._told(state))
+            logger.info("memory is no longer short: %s", self._as_text(state))
 
-    def _told(self, state: MemoryState) -> str:
+    def _as_text(self, state: MemoryState) -> str:
         which = "limits.total_memory_mb" if self._limit_mb is not None else "what this machine or its cgroup allows"
         return (
             f"the gateway and its {self._of_server.total()} server processes have {state.used // _MIB} of "

@@ -6,7 +6,7 @@ from cachetools import LRUCache, TTLCache
 
 MOST_NAME: Final = 128
 """Maximum number of characters of an item's name in messages."""
-_MOST_TOLD: Final = 16_384
+_MOST_LOGGED: Final = 16_384
 _MOST_IN_A_MINUTE: Final = 100
 """Maximum number of log lines, and of audit events, about the items of one server in a minute. The metric counts
 all."""
@@ -15,21 +15,21 @@ Key = tuple[str, str, str]
 """The kind, the name, and the digest or form (hash) of an item."""
 
 
-class ToldOnce:
+class LoggedItems:
     """Remember of which items of servers the log has spoken, so that each item is logged once, and a server with many
     items does not fill the log."""
 
     def __init__(self) -> None:
         # For each server, so that none hides what others list.
-        self._told: dict[str, LRUCache[Key, None]] = {}
+        self._logged: dict[str, LRUCache[Key, None]] = {}
         self._recent: dict[str, TTLCache[Key, None]] = {}
 
     def is_new(self, server: str, key: Key) -> bool:
         """Return True if this method was not called with this server and `key` before, as far as it remembers: the last
-        `_MOST_TOLD` keys of each server."""
-        told = self._told.setdefault(server, LRUCache(_MOST_TOLD))
-        is_new = key not in told
-        told[key] = None
+        `_MOST_LOGGED` keys of each server."""
+        logged = self._logged.setdefault(server, LRUCache(_MOST_LOGGED))
+        is_new = key not in logged
+        logged[key] = None
         return is_new
 
     def has_room(self, server: str, key: Key) -> bool:

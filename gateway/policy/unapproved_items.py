@@ -11,7 +11,7 @@ from cachetools import LRUCache
 from gateway.observability.audit import Audit
 from gateway.observability.escaped_text import shortened_line
 from gateway.policy.access_policy import Policy
-from gateway.policy.operator_message_limits import MOST_NAME, Key, ToldOnce
+from gateway.policy.operator_message_limits import MOST_NAME, Key, LoggedItems
 from gateway.protocol.item_digests import compared_part
 from transports.jsonrpc import encode
 
@@ -48,7 +48,7 @@ class UnapprovedItems:
         self._policy = policy
         self._audit = audit
         self._counted = counted
-        self._told = ToldOnce()
+        self._logged = LoggedItems()
         # The hidden items of each server, so that none hides what others list.
         self._found: dict[str, LRUCache[Key, tuple[int, dict[str, Any]]]] = {}
 
@@ -59,7 +59,7 @@ class UnapprovedItems:
         reason = self._policy.why_unapproved(server, kind, name, digest)
         if reason:
             self._keep(server, (kind, name, digest), item)
-            if self._told.is_new(server, (kind, name, digest)):
+            if self._logged.is_new(server, (kind, name, digest)):
                 self._tell(server, kind, name, reason)
         return bool(reason)
 
@@ -73,7 +73,7 @@ class UnapprovedItems:
     def _tell(self, server: str, kind: str, name: str, reason: str) -> None:
         what = f"{TITLES[kind]} {server}/{shortened_line(name, MOST_NAME)} is hidden from clients: {reason}"
         self._counted[kind] += 1
-        if self._told.has_room(server, (kind, name, "")):
+        if self._logged.has_room(server, (kind, name, "")):
             logger.warning("%s", what, extra={"server": server})
             self._audit.blocked(session="", server=server, reason=what, count=1)
 
