@@ -235,8 +235,10 @@ class Reaper:
 
     def _whole_walls(self, folders: bytes = b"[]") -> Walls:
         assert self._walls is not None
-        walls = self._walls if self._own is None else self._walls.with_own(self._own)
-        return replace(walls, grants=(*walls.grants, *map(Grant._make, json.loads(folders))))
+        grants = _DECODER.raw_decode(folders.decode())[0]
+        if self._own is None:
+            return replace(self._walls, grants=(*self._walls.grants, *map(Grant._make, grants)))
+        return self._walls.with_own(self._own | {"grants": [*self._own["grants"], *grants]})
 
     def _watch(self) -> None:
         """Obey the gateway's commands, and serve the server's gate and limits, until the server has ended."""
