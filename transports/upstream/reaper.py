@@ -344,8 +344,8 @@ class Reaper:
         if launch.failure:
             self._report(json.dumps({"failed": launch.failure, "prepared": prepared}))
         else:  # to encode the object, and not just a text, would copy 80 KiB of memory
-            told = f'"lacks": {json.dumps(self._lacks)}, "prepared": {str(prepared).lower()}'
-            self._report(f'{{"started": {launch.outer_pid}, {told}}}')
+            fields = f'"lacks": {json.dumps(self._lacks)}, "prepared": {str(prepared).lower()}'
+            self._report(f'{{"started": {launch.outer_pid}, {fields}}}')
         return False
 
     def _report(self, message: str) -> None:
