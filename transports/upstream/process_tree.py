@@ -117,8 +117,7 @@ def kill(pids: Iterable[int]) -> None:
 
 class Wakeups:
     """Turn signals into a readable descriptor, so that one poll() waits for children and for sockets. Only signals with
-    a handler in Python count. The fork server sets the handlers once: to set one copies 150 KiB of memory in a reaper.
-    """
+    a handler count. The fork server sets the handlers: to set one in a reaper copies 150 KiB of memory."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()

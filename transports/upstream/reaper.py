@@ -221,8 +221,7 @@ class Reaper:
         """Arrange the mounts for the server. Return the walls to build around it; None for a server without walls.
         Raises `WallsFailed` if the server must not start.
 
-        Called by the process that becomes the server, which has the mounts of the reaper. The reaper would keep the
-        memory that this takes for as long as the server runs."""
+        The process that becomes the server calls this. The reaper, which has the same mounts, would keep the memory."""
         prepared = self._prepared
         if prepared is None:
             return None
@@ -312,8 +311,7 @@ class Reaper:
             kill(_everyone() or ([self._server] if self._code is None else []))
             if not self._reap():
                 return
-            ready = dict(poller.poll(pause_ms))
-            if not ready:
+            if not (ready := dict(poller.poll(pause_ms))):
                 pause_ms = min(2 * pause_ms, _RESCAN_MAX_MS)
             self._wakeups.drain(ready)
 

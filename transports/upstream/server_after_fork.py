@@ -39,9 +39,9 @@ def hand_over(report: int, folders: tuple[Grant, ...], listener: int) -> None:
 
 
 class LaunchReports:
-    """Read the reports of a process that becomes a server, for its reaper. `pid` is the id that the reaper sees.
-    `take_listener` gets the descriptor on which its seccomp filter announces calls, and the grants for the server's own
-    folders, as JSON; None if the server has no walls.
+    """Read from the descriptor `reports` what a process that becomes a server reports to its reaper. `pid` is the id
+    that the reaper sees. `take_listener` gets the descriptor on which its seccomp filter announces calls, and the
+    grants for the server's own folders, as JSON; None if the server has no walls.
 
     The process writes lines to a pair of sockets that exec(2) closes. `pid N` is its id outside of its namespaces, if
     it has some. `listener N JSON` has the descriptor of its filter, and the grants; the process then waits until the
@@ -55,7 +55,6 @@ class LaunchReports:
         self.outer_pid = pid
         self.failure = ""
         self.reports = reports
-        """The descriptor from which `read` reads."""
         self._take_listener = take_listener
         # Opened while the process builds its walls: later, the process would wait for it.
         self._process = None if take_listener is None or not pid else open_process(pid)
@@ -146,8 +145,7 @@ def become_server(
             os.chdir(spec["cwd"])
         if prepared is not None:
             hand = partial(hand_over, report, prepared.folders)
-            own = (*prepared.own, *prepared.folders)
-            build(prepared.walls, hand, prepared.ruleset, own, apart=reaper == 1)
+            build(prepared.walls, hand, prepared.ruleset, prepared.own + prepared.folders, apart=reaper == 1)
         subject = repr(spec["argv"][0])
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except Exception as error:

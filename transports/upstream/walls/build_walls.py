@@ -31,9 +31,7 @@ def prepare() -> None:
         seccomp.filter_for(_filter_kind(walls, kernel, apart=apart, has_left=left))
 
 
-def arrange(
-    walls: Walls, no_namespaces: str = "", *, apart: bool = False, has_mounts: bool = False
-) -> tuple[Grant, ...]:
+def arrange(walls: Walls, no_namespaces: str = "", *, apart: bool, has_mounts: bool) -> tuple[Grant, ...]:
     """Arrange the mounts of this process and its reaper as the walls require, before the process becomes the server.
     Return grants for the server's own /tmp and /dev/shm. If the reaper has neither namespaces (`apart`) nor mounts of
     its own (`has_mounts`), arrange nothing, and return no grants. `no_namespaces` says why the reaper has no namespaces

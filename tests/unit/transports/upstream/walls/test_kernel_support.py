@@ -48,11 +48,11 @@ def test_what_is_required_and_cannot_hold_starts_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "transports.upstream.walls.build_walls.probe", lambda namespaces=False: replace(NEW, landlock=0)
     )
-    arrange(PLAIN)
+    arrange(PLAIN, apart=False, has_mounts=False)
     with pytest.raises(
         WallsFailed, match=r"'standard' is required, but cannot be enforced here\. Files are not closed"
     ):
-        arrange(replace(PLAIN, required=True))
+        arrange(replace(PLAIN, required=True), apart=False, has_mounts=False)
 
 
 @requirement("box.required")
