@@ -302,8 +302,8 @@ class PeerChannel(asyncio.Protocol):
 
     @property
     def is_heard(self) -> bool:
-        """Return True if a frame of the peer has come within `HEARD_S`, and the peer reads what is sent. If the peer is
-        paused or cut off, a call may take effect later, and the client cannot be told whether it did."""
+        """Return True if a frame of the peer has come within `HEARD_S`, and the peer reads what is sent. Send no call
+        on another channel: it may take effect later, and the client could not be told whether it did."""
         return self._loop.time() - self._heard_at < HEARD_S and not self._is_paused
 
     async def hear(self) -> None:

@@ -48,7 +48,8 @@ def too_large(most_bytes: int) -> str:
 
 
 class LinkClosed(Exception):
-    """The link has ended, or takes no more messages. The upstream has got no part of this message."""
+    """The link has ended, or takes no more messages. If sending a message raises it, the upstream has got no part of
+    the message. If the wait for an answer raises it, the link has ended before the answer."""
 
 
 class LinkFull(LinkClosed):

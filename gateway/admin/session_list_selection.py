@@ -146,8 +146,8 @@ class ListingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of one replica to a query for sessions: the rows of the first of its sessions that match, and the
-    totals of all its sessions that match."""
+    """The answer of one replica to a query for sessions: the rows of its first matching sessions, and the totals of all
+    its matching sessions."""
 
     rows: list[ListingRow] = []
     totals: SessionTotals = msgspec.field(default_factory=SessionTotals)

@@ -19,8 +19,8 @@ _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 
 def refuse_or_ask(exchange: Exchange, refused: Refused, params: Object | None) -> None:
     """End a call with `refused`; or, if consent is missing, ask the client to open the consent page. Ask only a client
-    that has declared URL elicitation, and not if the request continues an earlier one: the answer would repeat the call
-    from its beginning. `params` are the params of the request; None if it was already sent: the exchange has them."""
+    that has declared URL elicitation. Do not ask if the request continues an earlier one: after the consent, the client
+    would begin its call anew. `params`: those of the request; None if the request was sent: the exchange has them."""
     if not isinstance(refused, ConsentRefusal):
         exchange.refuse(refused)
         return

@@ -134,7 +134,7 @@ class SuspendedCall:
         self.questions[f"q{self._last}"] = question
 
     def gather(self) -> bool:
-        """Begin to collect further questions for the round. Return False if that has begun before."""
+        """Record that the round collects further questions, until `gathered`. Return False if it does so already."""
         if self.is_gathering:
             return False
         self.is_gathering = True

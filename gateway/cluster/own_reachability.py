@@ -82,8 +82,9 @@ class Reachability:
         self._failed = 0
 
     async def check(self) -> None:
-        """Check once if other replicas reach this one and have the same keys. After a first timeout, change nothing and
-        have the check repeated soon: the machine may only be busy."""
+        """Check once if other replicas reach this one and have the same keys. Mark this replica as reachable or not,
+        and publish a change. At a first timeout while it is marked as reachable, leave the mark and have the check
+        repeated soon: the machine may only be busy."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
         is_first_timeout = why == _NO_ANSWER and not self._has_timed_out

@@ -145,7 +145,8 @@ async def _nothing() -> None:
 
 
 class DefinedHead:
-    """Hold the facts about all calls with the same HTTP head on one connection."""
+    """Hold what the owner of sessions knows of an HTTP head that a peer has sent: all calls on the peer's connection
+    that refer to the head share its facts and its fast paths."""
 
     __slots__ = ("_principal", "endpoint", "has_come", "head", "repeated", "shared")
 

@@ -1,4 +1,4 @@
-"""Serve a modern client's `subscriptions/listen` from the notifications of servers that do not have this method.
+"""Send a modern client the notifications that its `subscriptions/listen` asks for, from several servers or legacy ones.
 
 MCP 2026-07-28, Subscriptions.
 """

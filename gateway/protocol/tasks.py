@@ -1,4 +1,5 @@
-"""Read and write the extension `io.modelcontextprotocol/tasks`: who declares it, and the fields of a task. Pure."""
+"""Read and write what messages say of tasks, in MCP 2025-11-25 and in the extension `io.modelcontextprotocol/tasks`:
+who declares them, and the fields of a task. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -385,7 +385,7 @@ class Intake:
             if request.again:
                 await self._repeat(request, call)
             else:
-                target, offer = await self._tell_and_relay(request, call), request.offer
+                target, offer = await self._agree_and_relay(request, call), request.offer
                 if target is not None and offer is not None and offer.decision is not None:
                     offer.make(functools.partial(self._paths.of, offer.decision, target, who, request.params))
         except BaseException as raised:
@@ -451,7 +451,7 @@ class Intake:
             return self._agreed(without_reserved(meta_of(params)), exchange.context)
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
-    async def _tell_and_relay(self, request: Request, call: Call) -> CallTarget | None:
+    async def _agree_and_relay(self, request: Request, call: Call) -> CallTarget | None:
         """Send a call to its server. If another replica has forwarded the call, and was told that the call has to wait,
         first get the consent of that replica. Returns and raises the same as `relay`."""
         if request.forwarded is not None:
@@ -471,7 +471,7 @@ class Intake:
             call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
             return
         try:
-            await self._tell_and_relay(request, call)
+            await self._agree_and_relay(request, call)
         except UpstreamUnavailable as error:
             call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
 

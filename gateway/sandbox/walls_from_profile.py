@@ -371,7 +371,7 @@ def _withheld_in(folder: str) -> Iterator[str]:
 
 
 def _with_any(file: str, words: Iterable[bytes]) -> Iterator[str]:
-    """Yield the path of the file, without symlinks, if the file contains one of the words."""
+    """Yield the path of the file with symlinks followed, if its content has one of `words`; else nothing."""
     path = Path(os.path.realpath(file))
     with contextlib.suppress(OSError):
         content = read_plain(path.parent, path, _MOST_BYTES)

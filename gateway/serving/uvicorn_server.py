@@ -46,10 +46,10 @@ from transports.inbound.unauthenticated_limits import room_for_connections
 logger = logging.getLogger(__name__)
 
 _ASK_EVERY_S: Final = 0.5
+"""Seconds between the questions whether a gateway that serves is ready."""
 
 _TICKS: Final = 10
 """uvicorn ticks ten times a second."""
-"""Seconds between the questions whether a gateway that serves is ready."""
 
 CLOSE_S: Final = ceil(HAND_OVER_S)
 """The maximum seconds that connections stay open after `Drain.drain`. A gateway without other replicas does not wait in

@@ -229,9 +229,9 @@ class ReturnTracker:
         return watch.used_ids
 
     async def came_back(self, live: LiveSession, request: Request) -> str:
-        """Record a further request for a watched session: its client has come back. If the request shows that another
-        client uses the same default session, return a line of code or configuration that gives the client a session of
-        its own. Otherwise return an empty string."""
+        """Record a further request for a session whose client's return is awaited. Learn from the request if this
+        client sends tokens back. If the request shows that two clients share a default session, return a line of code
+        or configuration that gives its sender a session of its own. Otherwise return an empty string."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
             return ""

@@ -88,7 +88,8 @@ class ServerLists:
         return await self.refresh(method, conversation)
 
     async def refresh(self, method: str, conversation: Conversation) -> Listed:
-        """Request the list `method` now, and return it. Raises the same errors as `listed`."""
+        """Request the list `method` from the server, even if it is known, and return it. Concurrent callers share one
+        request. Raises the same errors as `listed`."""
         lists = conversation.lists
         try:
             return await self._tasks.share((lists, method), lambda: self._ask(method, conversation, lists))

@@ -117,7 +117,7 @@ class MemoryBus:
 
 
 class MemoryDirectory:
-    """Keep the leases of replicas in memory, and the owners of sessions in their records."""
+    """Keep the leases of replicas in memory. The owner of a session is a field of the session's record."""
 
     def __init__(self, sessions: EmbeddedSessionStore, *, clock: Callable[[], float] = time) -> None:
         self._sessions = sessions

@@ -205,7 +205,8 @@ class RepeatedRequests:
             started.answer.replies.when_ready(functools.partial(self._ready, started), started.quiet_at)
 
     def _ready(self, started: StartedPost, is_quiet: bool) -> None:  # the queue calls it
-        """Continue with an answer: its first frame has come, no frame came in time (`is_quiet`), or none will come."""
+        """Go on with a started call: write its answer if it is complete, else let parser and ASGI go on. Called when
+        its first frame has come, when none came in time (`is_quiet`), or when none will come."""
         if started is not self._started:
             return  # a task has taken it over
         if is_quiet:

@@ -116,9 +116,9 @@ class LineBudget:
 def log_line(
     logger: logging.Logger, before: int | None, what: str, more: str, fields: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Log the text `what`, then `more`, as a warning, with the fields that `fields` returns. `before` is the result of
-    `LineBudget.add`: if it is None, log at level debug; if it is not 0, say between the texts how many lines were left
-    out."""
+    """Log `what` and `more` as one line, with the fields that `fields` returns. `before` is the number of lines that
+    were left out before this one: if it is not 0, the line says so. None: this line is over the limit
+    (`LineBudget.add`), and its level is debug instead of warning."""
     level = logging.DEBUG if before is None else logging.WARNING
     if logger.isEnabledFor(level):
         others = f" ({before} more before it, which have no line)" if before else ""

@@ -25,7 +25,7 @@ _DECODER: Final = json.JSONDecoder()
 
 class _GateOnDemand:
     """Open a server's gate when its filter announces a first system call. The gate is the thread that answers such
-    calls. It takes half a megabyte, and many servers never make a call that is announced. So the reaper itself watches
+    calls. It takes a megabyte, and many servers never make a call that is announced. So the reaper itself watches
     the filter's descriptor until the first call, which waits meanwhile.
 
     `walls` takes the grants for the server's own folders, as JSON, and returns the server's walls. `channel` has the
