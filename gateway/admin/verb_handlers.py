@@ -311,8 +311,8 @@ class _StoreEnding:
         self._backend = backend
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        session = await self._backend.sessions.end(session_id)
-        if session is None:
+        session = await self._backend.sessions.peek(session_id)
+        if session is None or not await self._backend.sessions.end(session_id):
             return False
         await self._backend.bus.publish(ENDED, session_id.encode())
         audit = Audit(self._backend.audit, time.time)

@@ -79,25 +79,29 @@ class SessionLifecycle:
         """End a session at once, with its processes and child sessions. Return False if it had ended before. `reason`
         is for the audit trail. `calls` is the number of calls answered in the session, if another replica that owns it
         has reported that number."""
+        found = await self.store.peek(session_id)
         if (live := self.live.get(session_id)) is not None:
             calls = live.calls
         ended = await self.store.end(session_id)
-        if ended is not None:
-            for child in ended.children:
-                await self.end(child, f"its parent session ended: {reason}")
-            self.audit.ended("ended", ended, reason, calls)
-            await self.quotas.release_session(ended)
+        for child in () if found is None else found.children:
+            await self.end(child, f"its parent session ended: {reason}")
+        if ended:
+            if found is None:
+                self.audit.record("ended", session=session_id, reason=reason)
+            else:
+                self.audit.ended("ended", found, reason, calls)
+                await self.quotas.release_session(found)
         closing = self._close_soon(session_id)
-        if ended is not None:
+        if ended:
             await self._announce(session_id)
         if closing is not None:
             await asyncio.shield(closing)
-        if ended is not None:
+        if ended:
             try:
                 await self.task_records.drop_session(session_id)
             except StoreUnavailable:
                 logger.warning("the tasks of a session that has ended stay in the store until they expire")
-        return ended is not None
+        return ended
 
     def ended_elsewhere(self, data: bytes | None) -> None:
         """Close a session that another replica has ended. `data` is the message of that replica (topic `ENDED`): the

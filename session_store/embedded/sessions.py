@@ -97,12 +97,12 @@ class EmbeddedSessionStore:
 
         return await self._of(session_id).run(work)
 
-    async def end(self, session_id: str) -> Session | None:
-        def work(records: Records) -> Session | None:
-            session = live(records, session_id, self._clock())
-            if session is not None:
+    async def end(self, session_id: str) -> bool:
+        def work(records: Records) -> bool:
+            is_live = live(records, session_id, self._clock()) is not None
+            if is_live:
                 self._remove(records, session_id, "ended")
-            return session
+            return is_live
 
         return await self._of(session_id).run(work)
 

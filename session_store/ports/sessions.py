@@ -78,9 +78,8 @@ class SessionStore(Protocol):
             InvalidMetadata: the metadata would be too large. Nothing changes.
         """
 
-    async def end(self, session_id: str) -> Session | None:
-        """Delete the session and its state. Return its last record to the one caller that has ended it, None to all
-        others."""
+    async def end(self, session_id: str) -> bool:
+        """Delete the session and its state. Return True to the one caller that has ended it, False to all others."""
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
         """Return at most `limit` live sessions in order of id, starting after the id `after`."""

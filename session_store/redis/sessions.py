@@ -179,16 +179,16 @@ class RedisSessionStore:
             raise too_large(reply)
         return self._record(reply)
 
-    async def end(self, session_id: str) -> Session | None:
-        reply = await self._commands.call(
+    async def end(self, session_id: str) -> bool:
+        ended = await self._commands.call(
             _END, [keys.last_status(session_id), *keys.of_session(session_id)], self.now(), _STATUS_PENDING_MS
         )
-        if reply is not None:
+        if ended:
             try:
                 await self._unindex(session_id, "ended")
             except StoreUnavailable as error:
                 raise StoreUnavailable(*error.args) from error  # the session has ended
-        return self._record(reply)
+        return bool(ended)
 
     async def _unindex(self, session_id: str, status: str) -> bool:
         """Remove an ended session from the index, and record there how it ended (`status`). Of several callers, return

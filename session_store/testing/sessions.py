@@ -196,7 +196,7 @@ class SessionStoreContract:
     async def test_ends_at_once_and_for_one_caller_only(self, store: SessionStore, clock: FakeClock) -> None:
         session = await store.create(a_session(clock))
         ended = await asyncio.gather(*(store.end(session.id) for _ in range(10)))
-        assert [record for record in ended if record is not None] == [session]
+        assert sum(ended) == 1
         assert await store.resume(session.id, ALICE) is None
         assert await store.sweep() == []
         clock.pass_time(10_000)

@@ -81,7 +81,7 @@ async def test_a_session_whose_old_id_has_ended_without_an_answer_goes_on_under_
             await session.rotate()
         return await session.state.get("visits")
 
-    async def lost(session_id: str) -> Any:
+    async def lost(session_id: str) -> bool:
         store.sessions.end = end  # type: ignore[method-assign]
         await end(session_id)
         raise StoreUnavailable("no answer")
