@@ -379,6 +379,24 @@ def test_it_has_tmp_and_shared_memory_of_its_own_and_in_them_what_is_granted(use
 
 
 @pytest.mark.skipif(bool(KERNEL.mounts), reason=f"here, {KERNEL.mounts}")
+@pytest.mark.parametrize("at", ["folder", "file"])
+@requirement("box.files")
+def test_a_symlink_that_a_server_has_left_in_its_tmp_leads_the_next_start_nowhere(at: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name, tempfile.TemporaryDirectory(dir="/var/tmp") as elsewhere:
+        own, granted = Path(name, "tmp"), Path(name, "granted/folder")
+        for folder in (own, granted):
+            folder.mkdir(parents=True)
+        if at == "file":
+            granted = granted / "file"
+            granted.touch()
+        (own / Path(name).name).symlink_to(elsewhere)
+        grants = (*python_grants(), Grant(path=str(granted), mode="rw"))
+        walls = Walls(profile="tried", grants=grants, own_folders=True, temporary=str(own))
+        assert str(granted) in run_walled("", walls, cwd="/").failed
+        assert os.listdir(elsewhere) == []
+
+
+@pytest.mark.skipif(bool(KERNEL.mounts), reason=f"here, {KERNEL.mounts}")
 @requirement("box.files")
 def test_tmp_stays_that_of_the_machine_where_it_is_granted() -> None:
     with tempfile.NamedTemporaryFile(dir="/tmp") as file:

@@ -149,8 +149,8 @@ def _cover(
         else:
             _mount("tmpfs", folder, "tmpfs", _NO_SET_UID | _NO_DEVICES, memory)
     for path, rights, target in targets:
-        if _is_covered(path, folders):
-            _make_target(path, is_folder=stat.S_ISDIR(os.fstat(target).st_mode))
+        if folder := next((folder for folder in folders if _is_covered(path, (folder,))), ""):
+            _make_target(folder, path, is_folder=stat.S_ISDIR(os.fstat(target).st_mode))
         _bind(target, path)
         if all_read_only == ("w" in rights):
             _set_read_only_at(path, on=not all_read_only)
@@ -204,13 +204,25 @@ def _is_covered(path: str, folders: Iterable[str]) -> bool:
     return path.startswith(tuple(folder + "/" for folder in folders))
 
 
-def _make_target(path: str, *, is_folder: bool) -> None:
-    if is_folder:
-        os.makedirs(path, 0o755, exist_ok=True)
-        return
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+def _make_target(folder: str, path: str, *, is_folder: bool) -> None:
+    """Create the file or folder at `path`, and those above it, below the server's own `folder`, if they are missing.
+    Follow no symlinks: the server may have put some there before it was started again. Raises `OSError`."""
+    *above, name = path.removeprefix(folder + "/").split("/")
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        for part in (*above, name) if is_folder else above:
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=place)
+            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = below
+        if not is_folder:
+            with suppress(FileExistsError):
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=place))
+    except NotADirectoryError as error:
+        raise NotADirectoryError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(place)
 
 
 def _bind(target: int, path: str) -> None:
