@@ -13,7 +13,7 @@ from transports.upstream.cgroups import Group
 from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import prctl
 from transports.upstream.walls.build_walls import WallsFailed, build
-from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
+from transports.upstream.walls.intercepted_calls import duplicate_from
 from transports.upstream.walls.raw_system_calls import dumpable
 from transports.upstream.walls.wall_specification import Grant
 
@@ -56,8 +56,9 @@ class LaunchReports:
         self.failure = ""
         self.reports = reports
         self._take_listener = take_listener
-        # Opened while the process builds its walls: later, the process would wait for it.
-        self._process = None if take_listener is None or not pid else open_process(pid)
+        # Opened while the process builds its walls: later, the process would wait for it. Not by `open_process`, which
+        # reads /proc on kernels before 6.9, and /proc may be that of other namespaces now.
+        self._process = None if take_listener is None or not pid else os.pidfd_open(pid)
         self._line = b""
 
     def read(self) -> bool:
