@@ -100,30 +100,31 @@ class PrincipalsFile:
 def opened(walls: Walls | None, files: Collection[Path], mode: str = "r") -> Iterator[tuple[str, Path]]:
     """Yield pairs of the path of a grant in `walls` and one of the `files` that this grant opens. `mode` says for what
     the grant opens it: "r" for reading, "w" for writing. Files and folders are also compared by device and inode,
-    because the kernel grants a folder at each of its mounts, and a file under each of its hard links."""
+    because the kernel grants a folder at each of its mounts, and a file under each of its hard links. Of several grants
+    that open a file, the path is that of the nearest one: the file itself, else the deepest folder."""
     if walls is None or not files:
         return
     granted = dict.fromkeys(grant.path for grant in walls.grants if mode in grant.mode)
-    by_inode = _by_inode(granted)
+    by_inode: dict[tuple[int, int] | None, str] = {inode: path for path, inode in _inodes(granted).items()}
     for file in files:
         real = Path(os.path.realpath(file))
-        around = [*map(str, (real, *real.parents))]
-        grant = next((path for path in around if path in granted), None)
-        if grant is None:
-            grant = next((by_inode[inode] for inode in _by_inode(around) if inode in by_inode), None)
+        around = [str(real), *map(str, real.parents)]
+        inodes = _inodes(around)
+        found = (path if path in granted else by_inode.get(inodes.get(path)) for path in around)
+        grant = next(filter(None, found), None)
         if grant is None and (template := PrincipalsFile.of(str(real))) is not None:
             grant = next((path for path in granted if template.is_below(path) or template.may_be(path)), None)
         if grant is not None:
             yield grant, file
 
 
-def _by_inode(paths: Iterable[str]) -> dict[tuple[int, int], str]:
-    """Return those of the paths that exist, by device and inode."""
+def _inodes(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return the device and inode of each of the paths that exists."""
     found = {}
     for path in paths:
         try:
             status = os.stat(path)
         except OSError:
             continue
-        found[status.st_dev, status.st_ino] = path
+        found[path] = status.st_dev, status.st_ino
     return found

@@ -55,6 +55,8 @@ def test_a_file_is_opened_by_each_name_that_it_has(tmp_path: Path) -> None:
     key, other = tmp_path / "gateway/key", tmp_path / "granted/key"
     other.hardlink_to(key)
     assert [*opened(reading(other), [key, tmp_path / "gateway/none"])] == [(str(other), key)]
+    grants = tuple(Grant(path=str(path), mode="r") for path in (tmp_path / "gateway", other))
+    assert [*opened(Walls(profile="standard", grants=grants, reach=None), [key])] == [(str(other), key)], "the nearest"
 
 
 @requirement("box.keys")
