@@ -235,11 +235,12 @@ class ConfiguredUpstream:
             held = self._shared.of(era) if self.settings.shared else live.conversations.get(key)
         return self.any_conversation(live) if held is None and exchange.method == "tools/call" else held
 
-    def _key(self, era: Era, caller: ClientDeclaration | None) -> Key:
+    def _key(self, era: Era, declaration: ClientDeclaration | None) -> Key:
         """Return the key under which a session stores its conversation with this server in `era`. With a legacy server,
-        each set of capabilities of a modern client (`caller`) has a key of its own."""
-        declaring = caller if era is LEGACY else None
-        return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
+        each set of capabilities that modern clients declare has a key of its own."""
+        if declaration is None or era is not LEGACY:
+            return self._plain_keys[era]
+        return self.name, era, declaration.key
 
     def any_conversation(self, live: LiveSession) -> Conversation | None:
         """Return a conversation of the session with this server, in either era; None if there is none."""
@@ -253,10 +254,10 @@ class ConfiguredUpstream:
         return conversation is not None and conversation.is_open
 
     def conversation(
-        self, live: LiveSession, era: Era, correlation: str, caller: ClientDeclaration | None = None
+        self, live: LiveSession, era: Era, correlation: str, declaration: ClientDeclaration | None = None
     ) -> Conversation:
         """Return the conversation of a session in `era`; create it if there is none. A shared server has one for all
-        sessions. A legacy server learns the capabilities of a modern client (`caller`) in the handshake, so each set of
+        sessions. A legacy server learns the `declaration` of a modern client in the handshake, so each set of
         capabilities has its own conversation.
 
         Raises:
@@ -269,7 +270,7 @@ class ConfiguredUpstream:
             raise UpstreamUnavailable(f"server {self.name!r} is served by another configuration now")
         if self.settings.shared:
             return self._shared.of(era)
-        declaring, key = caller if era is LEGACY else None, self._key(era, caller)
+        key = self._key(era, declaration)
         conversation = live.conversations.get(key)
         if conversation is None:
             if sum(name == self.name for name, *_ in live.conversations) >= MAX_CONVERSATIONS:
@@ -277,7 +278,7 @@ class ConfiguredUpstream:
                     f"the client has declared more than {MAX_CONVERSATIONS} different sets of capabilities in one "
                     f"session, and server {self.name!r} learns only one for each connection"
                 )
-            source = SessionLinks(self._links, live, key, declaring, correlation)
+            source = SessionLinks(self._links, live, key, declaration, correlation)
             is_replaced = live.take_replaced(self.name)
             conversation = live.conversations[key] = Conversation(
                 source,

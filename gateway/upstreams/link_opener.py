@@ -211,33 +211,22 @@ class SessionLinks:
     """Open the links of one session in one conversation, with the context (rights) that the session has when this
     object is made.
 
-    `key`: that of the conversation (server, era, and capabilities of the caller). `caller`: the modern client whose
-    capabilities a legacy server gets in the handshake; None if the session's own client has sent `initialize`.
+    `key`: that of the conversation (server, era, and capabilities of the client). `declaration`: that of the modern
+    client, which a legacy server gets in the handshake; None if the session's own client has sent `initialize`.
     `correlation`: the correlation id of the request for which the first link is opened.
     """
 
-    __slots__ = (
-        "_caller",
-        "_context",
-        "_correlation",
-        "_key",
-        "_links",
-        "_live",
-        "_renewals",
-        "era",
-        "is_gateway",
-        "name",
-    )
+    __slots__ = """_context _correlation _declaration _key _links _live _renewals era is_gateway name""".split()
 
     def __init__(
-        self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
+        self, links: UpstreamLinks, live: LiveSession, key: Key, declaration: ClientDeclaration | None, correlation: str
     ) -> None:
         self.name, self.is_gateway, self.era = links.name, links.is_gateway, key[1]
         self._links = links
         self._live = live
         self._context, self._renewals = live.session.context, live.renewals
         self._key = key
-        self._caller = caller
+        self._declaration = declaration
         self._correlation = correlation
 
     @property
@@ -275,8 +264,8 @@ class SessionLinks:
     def handshake(self) -> bytes | None:
         if self.era is not Era.LEGACY:
             return None
-        if self._caller is not None:
-            return self._caller.initialize_params()
+        if self._declaration is not None:
+            return self._declaration.initialize_params()
         return self._live.session.client.initialize_params
 
     def known_handshake(self) -> bytes | None:

@@ -55,12 +55,12 @@ def test_each_era_declares_the_same_in_the_same_bytes_and_no_tasks_to_the_other(
 
 
 def test_a_client_without_a_name_is_unknown_and_a_long_name_is_cut() -> None:
-    for caller in (
+    for declaration in (
         declaration_in_meta(b"{}"),
         declaration_in_params(b""),
         declaration_in_params(b'{"clientInfo":{"name":null}}'),
     ):
-        assert json.loads(caller.info) == {"name": "unknown", "version": "0"}
+        assert json.loads(declaration.info) == {"name": "unknown", "version": "0"}
     long = json.loads(declaration_in_params(encode({"clientInfo": {"name": "n" * 1_000, "version": "v" * 1_000}})).info)
     assert (len(long["name"]), len(long["version"])) == (128, 64)
 
@@ -133,11 +133,11 @@ def test_a_missing_capability_is_named_with_the_part_that_a_request_needs() -> N
             may_be_asked(b'{"elicitation":{}}', "elicitation/create", raw(mode=mode))
 
 
-def test_a_caller_introduces_itself_to_servers_of_both_eras() -> None:
-    caller = modern({"roots": {}})
-    shaken = json.loads(caller.initialize_params())
+def test_a_declaration_goes_to_servers_of_both_eras() -> None:
+    declaration = modern({"roots": {}})
+    shaken = json.loads(declaration.initialize_params())
     assert shaken == {"protocolVersion": "2025-11-25", "capabilities": {"roots": {}}, "clientInfo": INFO}
     plain = of_spec(protocolVersion="2026-07-28", clientInfo=INFO, clientCapabilities={"roots": {}})
     assert modern({}, logLevel="debug").log_level == "debug"
     assert modern({}, logLevel=7).log_level == legacy({}).log_level == "", "it comes with a modern request only"
-    assert caller.meta("") == raw(**plain) and caller.meta("info") == raw(**plain, **of_spec(logLevel="info"))
+    assert declaration.meta("") == raw(**plain) and declaration.meta("info") == raw(**plain, **of_spec(logLevel="info"))

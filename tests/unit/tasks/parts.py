@@ -39,7 +39,7 @@ from transports.reply_queue import Frame, ReplyQueue
 RIGHTS = Context(trust="sandboxed", workspace="of the call")
 META = msgspec.Raw(b'{"io.modelcontextprotocol/clientCapabilities":{}}')
 REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": META}, RIGHTS)
-CALLER = declaration_in_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
+DECLARATION = declaration_in_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
 WORKING = {"status": "working", "pollIntervalMs": 1}
 HANDLES = TaskHandles(KeyRing(["k" * 40]))
 

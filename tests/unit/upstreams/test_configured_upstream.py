@@ -59,11 +59,11 @@ def upstream(name: str) -> ConfiguredUpstream:
 async def test_other_extension_settings_are_another_connection_up_to_a_limit() -> None:
     live, server = a_live(), upstream("s")
 
-    def caller(settings: int) -> ClientDeclaration:
+    def declaration(settings: int) -> ClientDeclaration:
         return ClientDeclaration(b'{"name":"c","version":"1"}', b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings)
 
     def conversation(server: ConfiguredUpstream, settings: int) -> Conversation:
-        return server.conversation(live, LEGACY, "c", caller(settings))
+        return server.conversation(live, LEGACY, "c", declaration(settings))
 
     opened = [conversation(server, n) for n in range(MAX_CONVERSATIONS)]
     assert len({id(each) for each in opened}) == MAX_CONVERSATIONS and conversation(server, 3) is opened[3]
@@ -75,7 +75,7 @@ async def test_other_extension_settings_are_another_connection_up_to_a_limit() -
         ("tools/call", 99, opened[0]),  # whose tools decide the call that opens its own
         ("prompts/get", 99, None),
     ):
-        call: Any = SimpleNamespace(live=live, method=method, declaration=caller(settings))
+        call: Any = SimpleNamespace(live=live, method=method, declaration=declaration(settings))
         assert server.conversation_at_hand(call, Era.MODERN) is held
 
 

@@ -21,7 +21,7 @@ from gateway.tasks.gateway_tasks.task_exchange import TaskExchange
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, FakeUpstream, a_live
 from tests.unit.calls.parts import turns
-from tests.unit.tasks.parts import CALLER, WORKING, Server, Work, an_exchange
+from tests.unit.tasks.parts import DECLARATION, WORKING, Server, Work, an_exchange
 from transports.era import Era
 from transports.jsonrpc import encode
 from transports.upstream_port import LinkClosed
@@ -42,7 +42,7 @@ class Followed:
     lost = 0
 
     def __init__(self, task: Any = WORKING, recorded: dict[str, str] | None = None) -> None:
-        self.exchange = an_exchange(a_live(era="modern"), declaration=CALLER)
+        self.exchange = an_exchange(a_live(era="modern"), declaration=DECLARATION)
         self.work, self.server = Work(self.exchange), Server()
         self.server.task = task
         self.exchange.run_as(self.work, 0, RecordedAnswers.of(recorded or {}))
@@ -234,7 +234,7 @@ STATE = {"requestState": msgspec.Raw(b'"s"')}
 
 async def asked(**recorded: str) -> tuple[Rounds, FakeLink, TaskExchange, Work]:
     """A call that its server answers with rounds, the link to the server, and the task of the call."""
-    exchange, upstream = an_exchange(a_live(era="modern"), declaration=CALLER), FakeUpstream()
+    exchange, upstream = an_exchange(a_live(era="modern"), declaration=DECLARATION), FakeUpstream()
     work = Work(exchange)
     exchange.run_as(work, 0, RecordedAnswers.of(recorded))
     await upstream.conversation.start(exchange, {}, {})

@@ -16,7 +16,7 @@ from session_store import StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream
 from tests.unit.calls.parts import Server, turns
-from tests.unit.tasks.parts import CALLER, HANDLES, Replica, Store, an_exchange, result
+from tests.unit.tasks.parts import DECLARATION, HANDLES, Replica, Store, an_exchange, result
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 
@@ -197,7 +197,7 @@ ASKS = {
 async def asked_by_a_result() -> tuple[Parts, Answer, FakeUpstream]:
     """A call that its server answers with a question while its task waits for the store."""
     parts, upstream = Parts(), FakeUpstream()
-    parts.exchange.declaration = CALLER
+    parts.exchange.declaration = DECLARATION
     answer = await parts.waiting()
     await upstream.conversation.start(parts.exchange, PARAMS, {})
     upstream.links[0].answer(ASKS)
