@@ -25,7 +25,7 @@ HAS_PROC: Final = os.path.isdir("/proc/self")
 _CHILDREN_FILES: Final = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")  # CONFIG_PROC_CHILDREN
 
 
-def _text(path: str) -> bytes:
+def _content(path: str) -> bytes:
     """Return the content of a file in /proc. Unlike `open`, this copies little of the fork server's memory."""
     file = os.open(path, os.O_RDONLY)
     try:
@@ -39,7 +39,7 @@ def _children_of(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has just exited
         for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, _text(f"/proc/{pid}/task/{task}/children").split())
+            found += map(int, _content(f"/proc/{pid}/task/{task}/children").split())
     return found
 
 
@@ -57,7 +57,7 @@ def parent(pid: int) -> int | None:
     """Return the id of the parent of a process or thread: None if the process has ended, 0 for the first process."""
     try:
         # The command name may hold spaces and brackets; state and parent follow the last bracket.
-        return int(_text(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+        return int(_content(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
     except (OSError, IndexError):  # it may have ended while it is read
         return None
 
@@ -174,7 +174,7 @@ class StartCounter:
 def _last_number() -> int:
     """Return the id of the process or thread that the system has started last (proc(5), loadavg); 0 if unknown."""
     try:
-        return int(_text("/proc/loadavg").split()[-1])
+        return int(_content("/proc/loadavg").split()[-1])
     except OSError:
         return 0
 
