@@ -291,7 +291,8 @@ class Reaper:
         if not orders or b"K" in orders:
             self._kill_everything()
         elif b"T" in orders:
-            for pid in _everyone() or [self._server]:
+            # Until the launch is reported, /proc may still be the one outside of the server's namespaces.
+            for pid in (_everyone() if self._launch is None else []) or [self._server]:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGTERM)
 
