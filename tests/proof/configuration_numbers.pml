@@ -106,7 +106,7 @@ end:
 #endif
 #endif
         may_claim[r] = own[r] && !is_outdated(r); overtaken[r] = false }
-    :: atomic { runs[r] && may_claim[r] -> /* Cluster.own, Cluster.take */
+    :: atomic { runs[r] && may_claim[r] -> /* Cluster.ensure_owner, Cluster.claim_from_owner */
         may_claim[r] = false; owner = r;
         assert(overtaken[r] || untold[0] || untold[1] || untold[2] || /* no other one has a newer file, or had it */
             (!has_newer(p, r) && !has_newer(q, r) && left <= own[r])) }

@@ -93,7 +93,7 @@ end:
 proctype Claimant(byte s) {
 end:
     do
-    :: atomic { owner[s] == OWNER && !is_young && claims > 0 -> claims-- } /* PeerRequests.look_for */
+    :: atomic { owner[s] == OWNER && !is_young && claims > 0 -> claims-- } /* PeerRequests.greet_owner */
         atomic { /* Cluster.claim: the lease may be renewed meanwhile */
             if
             :: owner[s] == OWNER -> owner[s] = CLAIMANT; lost[s]++

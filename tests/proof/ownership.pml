@@ -61,10 +61,10 @@ byte faults = FAULTS;
 /* -- what a replica has in memory */
 
 bool is_fresh[REPLICAS];         /* OwnLease.is_fresh: it trusts itself */
-byte held[REPLICAS];             /* OwnLease.held: 1, all others hold; 2, no longer */
-bool doubted[REPLICAS];          /* OwnLease.doubt: another one treats it as dead */
+byte held[REPLICAS];             /* OwnLease.peers_agreed: 1, all others hold; 2, no longer */
+bool doubted[REPLICAS];          /* OwnLease.treat_as_dead: another one treats it as dead */
 byte live[REPLICAS];             /* the claim to which the live session and its processes belong; 0: none */
-bool knows_loss[REPLICAS];       /* Cluster._told */
+bool knows_loss[REPLICAS];       /* Cluster._lost */
 byte formers[REPLICAS] = NOBODY; /* Cluster._formers: the owner from whom it has claimed the session */
 bool has_told[REPLICAS];         /* _Former.until is set */
 bool is_leaving[REPLICAS];
@@ -85,14 +85,14 @@ byte ended_calls;
 #define owns(r) (owner == r && epoch == live[r])
 #define renews(r) (runs(r) && !away[r])
 
-/* OwnLease.doubt */
+/* OwnLease.treat_as_dead */
 #ifdef HOLD_IGNORED
 #define may_doubt(r) (lease[r] == OLD)
 #else
 #define may_doubt(r) (lease[r] == OLD && held[r] != 1)
 #endif
 
-/* LiveSessions.of, after SessionAttacher._is_before has ended what is from before another owner */
+/* LiveSessions.of, after session_attaching._is_before has ended what is from before another owner */
 #ifdef OLD_PROCESS
 #define begin(r, claim) live[r] = (live[r] -> live[r] : claim)
 #else
@@ -112,7 +112,7 @@ end:
         :: else
         fi;
         lost[r] = false }
-    :: atomic { /* Beats._have_them_hold */
+    :: atomic { /* LeaseRenewal._have_them_hold */
         runs(r) && away[r] && live[r] && lease[r] != EXPIRED && held[r] == 0 && hears(r, p) && hears(r, q) &&
 #ifndef HELD_TOO_LATE
         !doubted[r] &&
@@ -157,7 +157,7 @@ inline next_epoch() { /* session_store.ports.replica_directory.next_epoch: uniqu
 #define NOTHING 0        /* of the request is at another replica */
 #define SENT 1           /* it has arrived, and may run at any moment */
 #define WAITS 2          /* the asker was told so: frame n */
-#define AGREED 3         /* the asker was asked, and has agreed: ForwardedPost.started */
+#define AGREED 3         /* the asker was asked, and has agreed: ForwardedPost.before_sending */
 #define WORKS 4          /* it was sent to a server, by the owner's processes of the claim `began` */
 #define may_have_run (stage == SENT || stage >= AGREED)
 
@@ -169,7 +169,7 @@ inline next_epoch() { /* session_store.ports.replica_directory.next_epoch: uniqu
 
 #ifdef OTHERS_SERVE
 #define is_free(r) true
-#else /* Cluster.own waits, too */
+#else /* Cluster.ensure_owner waits, too */
 #define is_free(r) (formers[r] == NOBODY)
 #endif
 
@@ -191,7 +191,7 @@ proctype Call() {
     }
     {
         skip;
-resolve: /* SessionResolver.resume, Cluster.own */
+resolve: /* SessionResolver.resume, Cluster.ensure_owner */
         atomic {
             runs(entry);
             stage = NOTHING; is_gone = false; by = entry;
@@ -293,7 +293,7 @@ judge: /* PeerRequests._look and takeover_decision.decide */
 #endif
             fi
         }
-take: /* Cluster.take, from an owner that may run unless it has refused a connection */
+take: /* Cluster.claim_from_owner, from an owner that may run unless it has refused a connection */
         atomic {
             runs(entry);
             if
@@ -373,7 +373,7 @@ retry:
             :: else -> goto resolve
             fi
         }
-asks: /* PeerRequests.has_claimed; Forwarder.claim_for_peer at the replica `by`. If it may claim none, there is no other */
+asks: /* PeerRequests.ask_to_claim; Forwarder.claim_for_peer at the replica `by`. If it may claim none, there is no other */
         atomic {
             runs(entry);
             if
@@ -398,7 +398,7 @@ asks: /* PeerRequests.has_claimed; Forwarder.claim_for_peer at the replica `by`.
 #endif
             fi
         }
-        atomic { /* PeerRequests.look_for */
+        atomic { /* PeerRequests.greet_owner */
             is_alone || (runs(by) && (away[by] || hears(by, to) || refuses(by, to) || lease[to] == VALID ||
                 may_doubt(to) || lease[to] == EXPIRED));
             if

@@ -308,7 +308,7 @@ def test_a_call_that_falls_back_does_so_once_and_its_lines_have_its_ids() -> Non
 
 class Store:
     """What a replica does of a session that another one asks it to claim: `looked` at its owner, `taken` with what
-    `take` was told of that owner."""
+    `claim_from_owner` was told of that owner."""
 
     def __init__(
         self, look: PeerOutcome | Exception = PeerOutcome.GONE, *, may_claim: bool = True, **more: Any
