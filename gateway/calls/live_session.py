@@ -50,7 +50,7 @@ AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], No
 call is an argument if the request names it (`gateway.bridge.call_suspension`)."""
 
 
-Happened = Callable[[Session, TimelineEntry], None]
+AddEntry = Callable[[Session, TimelineEntry], None]
 """A function that adds an entry to the timeline of a session."""
 
 
@@ -78,12 +78,12 @@ class LiveSession(Usage):
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _finishing _followers _happened lost _lost_tools new_process _paths read_at
+        _exchanges failed failures _finishing _followers _add_entry lost _lost_tools new_process _paths read_at
         renewals _replaced return_watch recorder session shown state gateway_subscriptions subscriptions token
         used_before version""".split()
 
     def __init__(
-        self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
+        self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, add_entry: AddEntry = ignored
     ) -> None:
         super().__init__()
         self.session = session
@@ -118,7 +118,7 @@ class LiveSession(Usage):
         self.used_before, self.new_process = session.links, "gateway_restart"
         self._events = events
         self._questions: Questions | None = None
-        self._ask_modern, self._happened = ask_modern, happened
+        self._ask_modern, self._add_entry = ask_modern, add_entry
         self._outbox: Outbox | None = None
         self._followers: Followers | None = None
         self._replaced: set[str] | None = None  # servers of which the session has lost a former process
@@ -172,7 +172,7 @@ class LiveSession(Usage):
         server, correlation = ("", "") if exchange is None else (exchange.server, exchange.correlation)
         at, took_s = round(time() - took_s, 3), round(took_s, 3)
         entry = TimelineEntry(at, "question", server, method, outcome, took_s, correlation=correlation)
-        self._happened(self.session, entry)
+        self._add_entry(self.session, entry)
 
     @property
     def suspended(self) -> dict[str, Exchange]:
@@ -482,8 +482,10 @@ class LiveSession(Usage):
 class LiveSessions:
     """The sessions that this replica has in memory, by id."""
 
-    def __init__(self, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored) -> None:
-        self._happened = happened
+    def __init__(
+        self, events: EventStreams, ask_modern: AskModern | None = None, add_entry: AddEntry = ignored
+    ) -> None:
+        self._add_entry = add_entry
         self._events = events
         self._ask_modern = ask_modern
         self._live: dict[str, LiveSession] = {}
@@ -513,7 +515,7 @@ class LiveSessions:
         none. `new_process` is the reason why servers that the session has used before get new processes here."""
         live = self._live.get(session.id)
         if live is None:
-            live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)
+            live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._add_entry)
         live.replace_record(session)
         if new_process:
             live.new_process = new_process

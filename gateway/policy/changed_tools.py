@@ -50,8 +50,8 @@ class ShownSession(Protocol):
 class ChangedTools:
     """Compare the tools that servers list now with those that a session's client has seen.
 
-    `counted`: where changed tools are counted, by the value of the setting `policy.changed_tools`. `happened` is called
-    with a session, a server and the name of a tool that has changed in the session. `remember` is called with a
+    `counted`: where changed tools are counted, by the value of the setting `policy.changed_tools`. `tool_changed` is
+    called with a session, a server and the name of a tool that has changed in the session. `remember` is called with a
     session, and writes the tools that it was shown into its record.
     """
 
@@ -60,12 +60,12 @@ class ChangedTools:
         audit: Audit,
         settings: PolicySettings,
         counted: MutableMapping[str, int],
-        happened: Callable[[Any, str, str], None],
+        tool_changed: Callable[[Any, str, str], None],
         remember: Callable[[Any], None],
     ) -> None:
         self._audit = audit
         self._counted = counted
-        self._happened = happened
+        self._tool_changed = tool_changed
         self._remember = remember
         self._logged = LoggedItems()
         self.replace(settings)
@@ -134,7 +134,7 @@ class ChangedTools:
             return "same"
         self._tell(server, name, form or b"")
         if live.record_lost_tool(server, name):
-            self._happened(live, server, name)
+            self._tool_changed(live, server, name)
         raise self._audit.refused(
             changed_tool(name),
             live.session,
@@ -155,7 +155,7 @@ class ChangedTools:
         if not form:
             return
         self._show(live, live.shown.with_tool(server, name, form))
-        self._happened(live, server, name)
+        self._tool_changed(live, server, name)
 
     def _show(self, live: ShownSession, shown: ShownTools) -> None:
         if shown is not live.shown:

@@ -3,13 +3,12 @@ the record: the parameters of `initialize`, and subscriptions."""
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.calls.link_manager import LinkSession
-from gateway.calls.live_session import LiveSession
+from gateway.calls.live_session import AddEntry, LiveSession, ignored
 from gateway.errors import record_full
-from session_store import Session, SessionStore, StoreUnavailable, TimelineEntry
+from session_store import Session, SessionStore, StoreUnavailable
 from session_store.ports.sessions import SetField
 from transports.background_tasks import Tasks
 from transports.inbound.unauthenticated_limits import Limited, Limits, Refusals
@@ -28,7 +27,7 @@ class SessionRecords:
     def __init__(
         self,
         store: SessionStore,
-        add_entry: Callable[[Session, TimelineEntry], None] = lambda session, entry: None,
+        add_entry: AddEntry = ignored,
         *,
         refusals: Refusals,
         most: int = Limits().record_bytes,
