@@ -59,7 +59,7 @@ class PrometheusExporter:
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families; `prometheus_client` calls this for each scrape."""
         yield from self._requests()
-        yield from self._held()
+        yield from self._process()
         yield from self._servers()
         yield from self._memory()
         yield from self._store()
@@ -103,7 +103,7 @@ class PrometheusExporter:
         yield _counter("audit_lost", "Audit events that were dropped", [((), audit.lost)])
         yield _counter("log_lines_dropped", "Lines for stderr that were dropped", [((), dropped_lines())])
 
-    def _held(self) -> Iterator[Metric]:
+    def _process(self) -> Iterator[Metric]:
         counts, metrics = self._counted, self._replica.metrics
         for name, text, value in (
             ("sessions", "Sessions that this process serves", counts.sessions),
