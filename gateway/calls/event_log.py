@@ -119,26 +119,26 @@ class _Backlog:
         """Wait until the store has the events that were added before this call. Raises `StoreUnavailable`."""
         unwritten = self.due or self.writing
         if unwritten:
-            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((unwritten[-1].number, told))
-            await told
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((unwritten[-1].number, written))
+            await written
 
     def _tell_waiting(self) -> None:
         """Wake the callers of `stored` whose events are all written."""
         unwritten = self.writing or self.due
         waiting, self._waiting = self._waiting, []
-        for number, told in waiting:
+        for number, written in waiting:
             if unwritten and unwritten[0].number <= number:
-                self._waiting.append((number, told))
-            elif not told.done():
-                told.set_result(None)
+                self._waiting.append((number, written))
+            elif not written.done():
+                written.set_result(None)
 
     def fail(self, failure: Exception) -> None:
         """Fail all callers of `stored`, because the store may lack their events."""
         waiting, self._waiting = self._waiting, []
-        for _, told in waiting:
-            if not told.done():
-                told.set_exception(StoreUnavailable(str(failure)))
+        for _, written in waiting:
+            if not written.done():
+                written.set_exception(StoreUnavailable(str(failure)))
 
 
 def _size(entry: Entry) -> int:

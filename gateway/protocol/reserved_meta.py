@@ -52,9 +52,9 @@ def with_reports_only(message: Message) -> Message:
     cleaned = without_reserved_in(message)
     if cleaned is message or not isinstance(message.result, msgspec.Raw) or not isinstance(cleaned.result, msgspec.Raw):
         return cleaned
-    told = meta_of(decode_object(message.result, "result"))
+    received = meta_of(decode_object(message.result, "result"))
     result = decode_object(cleaned.result, "result")
-    meta = meta_of(result) | {key: told[key] for key in _REPORTS if key in told}
+    meta = meta_of(result) | {key: received[key] for key in _REPORTS if key in received}
     return msgspec.structs.replace(cleaned, result=msgspec.Raw(encode(result | {"_meta": msgspec.Raw(encode(meta))})))
 
 

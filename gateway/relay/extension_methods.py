@@ -28,7 +28,7 @@ from transports.jsonrpc import Object, encode
 
 logger = logging.getLogger(__name__)
 
-_MOST_TOLD: Final = 64
+_MOST_LOGGED: Final = 64
 """Maximum number of log lines about methods that several servers may have. Each set of such servers is logged once."""
 
 
@@ -39,7 +39,7 @@ class ExtensionRelay:
     def __init__(self, servers: VisibleServers, admission: Admission, *, wait_s: float) -> None:
         self._servers = servers
         self._admission = admission
-        self._told: set[frozenset[str]] = set()
+        self._logged: set[frozenset[str]] = set()
         self._wait_s = wait_s
 
     async def server_for(self, call: Call) -> ConfiguredUpstream:
@@ -106,8 +106,8 @@ class ExtensionRelay:
             names = [*servers]
         if len(names) == 1:
             return [servers[names[0]]]
-        if names and len(self._told) < _MOST_TOLD and (among := frozenset(names)) not in self._told:
-            self._told.add(among)
+        if names and len(self._logged) < _MOST_LOGGED and (among := frozenset(names)) not in self._logged:
+            self._logged.add(among)
             logger.warning(
                 "%r reaches no server, because several may have it: %s. Name it under mcpServers.SERVER.methods of one",
                 method[:128],

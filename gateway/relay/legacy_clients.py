@@ -451,15 +451,15 @@ def _answer_to_failed(error: BaseException, message: Message, live: LiveSession,
     match error:
         case HandshakeRefused():
             why, code = "the server has refused the handshake", error_code(error.error)
-            told = traced_error(splice(error.error), correlation)
+            failure = traced_error(splice(error.error), correlation)
         case StartRefused():
             raise error.refused from None
         case UpstreamUnavailable():
             why, code = str(error), UPSTREAM_UNAVAILABLE
-            told = encode(error_of(code, why, correlation))
+            failure = encode(error_of(code, why, correlation))
         case _:
             return None
-    return ImmediateReply(encode_error(encode(message.id), told), error_code=code, live=live, why=why)
+    return ImmediateReply(encode_error(encode(message.id), failure), error_code=code, live=live, why=why)
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
@@ -469,6 +469,6 @@ def _progress_of_question(live: LiveSession, params: Object) -> bool:
     if asker is None:
         return False
     conversation, token = asker
-    told = without_reserved_below(msgspec.Raw(encode(params | {"progressToken": token})))
-    conversation.notify("notifications/progress", bytes(told))
+    cleaned = without_reserved_below(msgspec.Raw(encode(params | {"progressToken": token})))
+    conversation.notify("notifications/progress", bytes(cleaned))
     return True

@@ -118,10 +118,10 @@ class _Openings:
     """Counts the sessions that one client at one address has opened since it last came back to one of them. For a
     client's default session, counts how often another program went on with that session."""
 
-    __slots__ = ("count", "first", "is_told", "last", "times")
+    __slots__ = ("count", "first", "is_reported", "last", "times")
 
     def __init__(self) -> None:
-        self.is_told = False
+        self.is_reported = False
         self.returned()
 
     def returned(self) -> None:
@@ -269,7 +269,7 @@ class ReturnTracker:
                 return False  # its default session may still be served by the replica that owns it
         return known
 
-    # -- what is told
+    # -- what is reported
 
     def warnings(self) -> list[ClientWarning]:
         """Return the clients that come back to no session or share one, those with the most sessions first."""
@@ -279,9 +279,9 @@ class ReturnTracker:
         """Report, in the log and (for `doctor`) in the audit trail, each client that never comes back to its sessions
         or shares one. Each client is reported once."""
         for client, openings, shared in self._reportable():
-            if openings.is_told:
+            if openings.is_reported:
                 continue
-            openings.is_told = True
+            openings.is_reported = True
             flag = client.flag("shared" if shared else "told")
             try:
                 if await self._flags.has(flag):
