@@ -8,7 +8,7 @@ client that has brought a token back gets no default session.
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from time import monotonic, time
 from typing import Final
 
@@ -190,8 +190,6 @@ class ReturnTracker:
         self._header = settings.key_header
         self._flags = flags
         self._audit = audit
-        self._clock: Callable[[], float] = monotonic
-        self._wall: Callable[[], float] = time
         self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
         self._shared: LRUCache[ClientKey, _Openings] = LRUCache(_MOST_CLIENTS)
         self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=monotonic)
@@ -207,7 +205,7 @@ class ReturnTracker:
         if not alias:
             place = (client, request.client)
             openings = self._openings.setdefault(place, _Openings())
-            openings.opened(self._clock(), self._wall())
+            openings.opened(monotonic(), time())
         watch = _Watch(openings, client if alias and not has_key else None)
         if request_id := _telling_id(request):
             watch.used_ids.add(request_id)
@@ -252,7 +250,7 @@ class ReturnTracker:
             is_of_another = request_id in watch.used_ids
             watch.used_ids.add(request_id)
             if is_of_another:
-                self._shared.setdefault(client, _Openings()).opened(self._clock(), self._wall())
+                self._shared.setdefault(client, _Openings()).opened(monotonic(), time())
                 return session_key_line(client.agent, client.name, self._header)
         return ""
 
@@ -299,7 +297,7 @@ class ReturnTracker:
     def _reportable(self) -> list[tuple[ClientKey, _Openings, bool]]:
         """Return the clients that are to be reported, each with its counts. The third value of each is True if the
         client has shared a session in the last day, and False if it never comes back to a session."""
-        now, since = self._clock(), self._wall() - _LEARNT_FOR_S
+        now, since = monotonic(), time() - _LEARNT_FOR_S
         found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
         return found + [(client, openings, True) for client, openings in self._shared.items() if openings.last > since]
 

@@ -141,7 +141,6 @@ class Parts:
         self.resolver = resolution.resolver
         self.carriers, self.returns = resolution.carriers, resolution.returns
         self.aliases = Aliases(chosen, self.carriers, self.returns, served.endpoints)
-        vars(self.returns).update(_clock=self.clock, _wall=self.clock)  # else those of the machine
 
     async def create(self, alias: str | None = None, **fields: Any) -> LiveSession:
         """A new session with these fields, as this replica holds it."""
@@ -168,9 +167,9 @@ class Parts:
         return await self.resolver.resume_or_open(asked, who)
 
 
-def replicas(**settings: Any) -> tuple[Parts, Parts]:
+def replicas(*, clock: FakeClock | None = None, **settings: Any) -> tuple[Parts, Parts]:
     """Two replicas with one store and one clock."""
-    clock = FakeClock()
+    clock = clock or FakeClock()
     backend = MemoryBackend(clock=clock)
     one, other = (Parts(backend=backend, clock=clock, **settings) for _ in range(2))
     return one, other

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession
+from gateway.sessions import client_return_tracking
 from gateway.sessions.client_return_tracking import GRACE_S, REPORTED_AFTER, ClientWarning, merge_warnings
+from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, request
 from transports.era import Era
@@ -18,6 +21,14 @@ def asked(agent: str = "node", **headers: Any) -> Request:
 
 
 ASKED = asked()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    for name in ("monotonic", "time"):
+        monkeypatch.setattr(client_return_tracking, name, clock)
+    return clock
 
 
 async def opened_often(*replicas: Parts) -> LiveSession:
@@ -38,8 +49,8 @@ async def told(parts: Parts) -> list[str]:
 
 
 @requirement("cli.told")
-async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that_mends_it() -> None:
-    parts = Parts()
+async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that_mends_it(clock: FakeClock) -> None:
+    parts = Parts(clock=clock)
     await opened_often(parts)
     (line,) = await told(parts)
     assert "tests (node)" in line and "MCP-Gateway-Session-Key" in line
@@ -51,16 +62,16 @@ async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that
 
 
 @requirement("cli.told")
-async def test_one_return_is_enough_not_to_be_told_of() -> None:
-    parts = Parts()
+async def test_one_return_is_enough_not_to_be_told_of(clock: FakeClock) -> None:
+    parts = Parts(clock=clock)
     token = parts.token_of(await opened_often(parts))
     assert await parts.resume(asked(mcp_gateway_session=token), NOBODY) is not None
     assert await told(parts) == [] and parts.returns.warnings() == []
 
 
 @requirement("cli.told")
-async def test_two_replicas_tell_once() -> None:
-    both = replicas()
+async def test_two_replicas_tell_once(clock: FakeClock) -> None:
+    both = replicas(clock=clock)
     await opened_often(*both)
     assert [len(await told(parts)) for parts in both] == [1, 1]
 
