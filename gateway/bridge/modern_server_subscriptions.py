@@ -61,8 +61,9 @@ class GatewaySubscription(Exchange):
     """A `subscriptions/listen` that the gateway sends to a modern server for a legacy client, which expects
     notifications without a request.
 
-    It is not sent yet. Its notifications go to the client's standalone stream. `gone` is called when it ends after the
-    server has acknowledged it: the server has ended it, or is gone. It is not called if the gateway withdraws it.
+    A new one is not sent yet. Its notifications go to the client's standalone stream. `gone` is called when it ends
+    after the server has acknowledged it: the server has ended it, or is gone. It is not called if the gateway withdraws
+    it.
 
     `is_confirmed`: the server has acknowledged the subscription. `is_waited_for`: calls wait for the acknowledgement.
     `may_miss`: the client may have missed a change, so the gateway notifies the client of all changes when the

@@ -92,8 +92,7 @@ async def read_body(
     once more for the rest. `counted` counts the bytes that were read; the caller has to release them.
 
     Raises:
-        Refused: 413, the body has more than `limit` bytes, and is not read on; the errors of `check_sender`
-            and `counted`.
+        Refused: 413, the body has more than `limit` bytes, and is not read on; errors of `check_sender` and `counted`.
     """
     declared = headers.get("content-length", "")
     length = int(declared) if declared.isdigit() else 0

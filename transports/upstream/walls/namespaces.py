@@ -101,8 +101,9 @@ def separate(walls: Walls) -> tuple[Grant, ...]:
 
 
 def place_folders(walls: Walls) -> tuple[Grant, ...]:
-    """Give this process, which has mounts of its own, its own /tmp and /dev/shm, unless the machine's are granted to
-    it. Other mounts stay, and follow changes outside. Return grants for these folders. Raises `OSError`."""
+    """Mount /tmp and /dev/shm of the server's own, unless the machine's are granted to it, in the mounts that this
+    process and the reaper share. Other mounts stay, and follow changes outside. Return grants for these folders. Raises
+    `OSError`."""
     _mount(None, "/", None, _RECURSIVE | _FOLLOWING)
     folders = [folder for folder in OWN_FOLDERS if os.path.isdir(folder) and not _is_wanted(walls, folder)]
     return _cover(walls, folders, list(_targets(walls, folders, written=False)), all_read_only=False)
