@@ -95,10 +95,7 @@ class RequestStateSeal:
         """Return `result`, an `input_required` result, with the gateway's encrypted state in place of the server's. The
         gateway's state contains the server's, and is valid for `binding` only. `suspended` has the open questions if
         the call waits at its server; None if no call waits."""
-        inner, of_call = result.get("requestState"), dict[str, Any]()
-        if suspended is not None:
-            of_call = {"call": suspended.call, "turn": suspended.turn, "answers": suspended.answers}
-            of_call["asked"] = suspended.asked()
+        inner = result.get("requestState")
         payload = OpenedState(
             session=session_id,
             endpoint=binding.endpoint,
@@ -107,7 +104,7 @@ class RequestStateSeal:
             digest=binding.digest(),
             expires=self._clock() + STATE_TTL_S,
             inner=None if inner is None else bytes(inner).decode(),
-            **of_call,
+            **({} if suspended is None else _of_call(suspended)),
         )
         return result | {"requestState": msgspec.Raw(encode(self._cipher.seal(encode(payload))))}
 
@@ -130,6 +127,10 @@ class RequestStateSeal:
         if not is_here or self._clock() >= state.expires or state.digest != binding.digest():
             raise bad_request_state()
         return state
+
+
+def _of_call(suspended: SuspendedCall) -> dict[str, Any]:
+    return {"call": suspended.call, "turn": suspended.turn, "asked": suspended.asked(), "answers": suspended.answers}
 
 
 def is_input_required(result: Object) -> bool:

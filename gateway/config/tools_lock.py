@@ -89,9 +89,7 @@ def read_lock(file: Path) -> ToolsLock:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"the file {file} is no lock: {error}") from None
     items = {
-        server: lists
-        if lists is None
-        else {kind: {name: entry["item"] for name, entry in entries.items()} for kind, entries in lists.items()}
+        server: lists if lists is None else {kind: _items(entries) for kind, entries in lists.items()}
         for server, lists in servers.items()
     }
     return ToolsLock(str(file), hashlib.sha256(data).hexdigest(), items, digests)
@@ -144,3 +142,7 @@ def _digests(servers: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
                 if entry["digest"] != digest_of(entry["item"]) or not entry["digest"]:
                     raise ValueError(f"servers.{server}.{kind}: the digest of {name!r} is not that of its item")
                 yield server, kind, name, entry["digest"]
+
+
+def _items(entries: Mapping[str, Any]) -> Items:
+    return {name: entry["item"] for name, entry in entries.items()}

@@ -88,7 +88,7 @@ def shortened_line(text: str, length: int) -> str:
 
     The text is cut before it is escaped, to save time, and again afterwards: an escape has up to ten characters.
     """
-    return text[:length].translate(_LINE)[:length]
+    return visible_line(text[:length])[:length]
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

@@ -353,11 +353,10 @@ def _complete(upstream: ConfiguredUpstream, call: Call) -> Mapping[str, Names] |
     """Return a server's lists of resources, skills and templates, by method, without asking the server. Return None if
     one of these lists is not known for the session."""
     own = None if call.live is None else upstream.any_conversation(call.live)
+    capabilities = upstream.known_capabilities
     lists: dict[str, Names] = {}
     for method in _FITS:
-        has_none = "resources" not in upstream.known_capabilities or not METHODS[method].is_offered(
-            upstream.known_capabilities
-        )
+        has_none = "resources" not in capabilities or not METHODS[method].is_offered(capabilities)
         known = Names() if upstream.has_answered and has_none else upstream.server_lists.known(method, own)
         if not isinstance(known, Names):
             return None
