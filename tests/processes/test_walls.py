@@ -261,6 +261,22 @@ def limited(limit: str, walls: Walls, script: str) -> tuple[Any, str]:
     return json.loads(done.stdout), done.stderr
 
 
+@requirement("box.siblings")
+@pytest.mark.skipif(bool(KERNEL.namespaces) or shutil.which("unshare") is None, reason="no namespaces, or no unshare")
+def test_it_is_started_in_a_container_on_a_kernel_whose_threads_have_no_pidfds() -> None:
+    walls = Walls(profile="tried", grants=python_grants(), reach=Reach(public=True), namespaces=True, required=True)
+    python = python_for(None)
+    given = {"argv": [python, "-I", "-S", "-c", "print(1)"], "walls": walls.to_json(), "cwd": None}
+    container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    container += ["sh", "-c", '/bin/true; exec "$@"', "sh"]  # the process 2 of the container has ended
+    done = subprocess.run(
+        [*container, python, str(ROOT / "tests/support/without.py"), "threads", python, "-m", "tests.support.walled"],
+        input=json.dumps({**given, "in_flight": 0, "cgroup": "off"}), capture_output=True, text=True, timeout=110,
+        check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert json.loads(done.stdout)["said"] == [1], done.stdout
+
+
 @requirement("box.required", "box.siblings")
 @pytest.mark.skipif(bool(KERNEL.namespaces) or shutil.which("unshare") is None, reason="no namespaces, or no unshare")
 @pytest.mark.parametrize("required", [False, True])
