@@ -291,8 +291,7 @@ class Reaper:
         if not orders or b"K" in orders:
             self._kill_everything()
         elif b"T" in orders:
-            # Until the launch is reported, /proc may still be the one outside of the server's namespaces.
-            for pid in (_everyone() if self._launch is None else []) or [self._server]:
+            for pid in self._processes():
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGTERM)
 
@@ -308,8 +307,7 @@ class Reaper:
             if self._is_apart:  # some may be hidden in /proc: a program that may be executed and not read
                 with contextlib.suppress(OSError):
                     os.kill(-1, signal.SIGKILL)
-            # Without /proc, only the server's group is known.
-            kill(_everyone() or ([self._server] if self._code is None else []))
+            kill(self._processes())
             if not self._reap():
                 return
             if not (ready := dict(poller.poll(pause_ms))):
@@ -351,7 +349,8 @@ class Reaper:
         with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
             os.write(self._control, message.encode() + b"\n")
 
-
-def _everyone() -> list[int]:
-    """Return all descendants of this process; an empty list on a system without /proc."""
-    return below([os.getpid()])[1:]
+    def _processes(self) -> list[int]:
+        """Return the ids of the server and of all processes that it has started. Return the server's id alone on a
+        system without /proc, and before the launch in namespaces is reported: /proc may still be the one outside."""
+        known = below([os.getpid()])[1:] if self._launch is None or not self._is_apart else []
+        return known or ([self._server] if self._code is None else [])
