@@ -99,7 +99,7 @@ class LiveSession(Usage):
         """The last access token that a caller of the session has sent, for servers that act on the caller's behalf. It
         is never written to the store."""
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
-        self._exchanges: set[Exchange] | None = None
+        self._exchanges: dict[Exchange, None] | None = None  # calls of a session end in the order in which they came
         self._finishing: weakref.WeakSet[Conversation] | None = None  # they have calls of a former context
         self.gateway_subscriptions: dict[str, Exchange] = {}  # of a legacy client, by the name of the modern server
         self.subscriptions: list[SubscriptionFilter] = []  # of a modern client, to several or legacy servers
@@ -139,7 +139,7 @@ class LiveSession(Usage):
         """Return the calls in flight. This takes all calls off the fast path: only then do they have exchanges."""
         for conversation in self.every_conversation():
             conversation.calls.fall_back()
-        return _NONE if self._exchanges is None else self._exchanges
+        return _NONE if self._exchanges is None else self._exchanges.keys()
 
     def every_conversation(self) -> list[Conversation]:
         """Return the present conversations with servers, and the former ones that only finish their calls."""
@@ -148,13 +148,13 @@ class LiveSession(Usage):
     def exchange_begins(self, exchange: Exchange) -> None:
         """Add a call to those in flight."""
         if self._exchanges is None:
-            self._exchanges = set()
-        self._exchanges.add(exchange)
+            self._exchanges = {}
+        self._exchanges[exchange] = None
 
     def exchange_ended(self, exchange: Exchange) -> None:
         """Remove a call from those in flight."""
         if self._exchanges is not None:
-            self._exchanges.discard(exchange)
+            self._exchanges.pop(exchange, None)
 
     def free_memory(self) -> None:
         """Free the memory that earlier calls have left, if no call is in flight."""
@@ -464,7 +464,7 @@ class LiveSession(Usage):
         self._end_calls("", taken_over=True)
 
     def _end_calls(self, reason: str, *, taken_over: bool) -> None:
-        for exchange in {*self.exchanges, *self.suspended.values()}:
+        for exchange in dict.fromkeys((*self.exchanges, *self.suspended.values())):
             if exchange.conversation is not None and taken_over:
                 exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
             elif exchange.conversation is not None:
