@@ -228,13 +228,20 @@ class SessionResolver:
             OwnedByPeer: another replica owns the session.
         """
         self.records.check_handshake(client.initialize_params)
+        resolved = await self._resume_or_open_at_initialize(request, who, client)
+        session = resolved.live.session
+        if not resolved.opened and session.client.initialize_params:  # else an event stream has opened it a moment ago
+            self.audit.record("resumed", session=session, reason=INITIALIZED_AGAIN)
+        return resolved
+
+    async def _resume_or_open_at_initialize(
+        self, request: Request, who: RequestContext, client: ClientFacts
+    ) -> Resolved:
         if request.forwarded is not None:
             return await self.resume_by_id(request.forwarded.session_id, who, request.era)
         alias = self.aliases.of_key(request, who.principal)
         resolved = await self._resume_at_initialize(request, who, client, alias)
         if resolved is not None:
-            if resolved.live.session.client.initialize_params:  # else an event stream has opened it a moment ago
-                self.audit.record("resumed", session=resolved.live.session, reason=INITIALIZED_AGAIN)
             return resolved
         if alias is None and "principal" in self.opener.settings.reattach and not asks_for_new(request):
             name = reattach_alias(who.principal, client.name, request.endpoint)

@@ -246,7 +246,13 @@ async def test_a_busy_session_is_read_again_behind_its_calls(monkeypatch: pytest
 
 
 async def initialized(parts: Parts, asked: Request, who: RequestContext = FOR_ALICE) -> Resolved:
-    return await parts.resolver.initialize(asked, who, ClientFacts(name="tests"))
+    return await parts.resolver.initialize(asked, who, ClientFacts(name="tests", initialize_params=b"{}"))
+
+
+async def resumed(parts: Parts) -> int:
+    """How often a client has initialized again, as the audit trail says."""
+    await parts.audit.flush()
+    return sum(event.event == "resumed" for event in await parts.backend.audit.recent())
 
 
 @requirement("cli.session-key")
@@ -264,6 +270,7 @@ async def test_a_key_goes_before_re_attaching_by_principal_and_new_goes_without(
     parts = Parts(reattach=frozenset({"principal", "cookie"}))
     attached = await initialized(parts, request())
     assert not (await initialized(parts, request())).opened
+    assert await resumed(parts) == 1
     new: dict[str, Any] = {"mcp_gateway_session": "new"}
     for headers in (KEY, new, {**new, "cookie": parts.cookie_of(attached.live)}):
         assert (await initialized(parts, request(**headers))).opened
@@ -293,5 +300,6 @@ async def test_a_forwarded_initialize_has_the_session_that_the_sender_names_if_i
     forwarded = replace(request(), forwarded=sent)
     resolved = await initialized(parts, forwarded)
     assert resolved.live is live and not resolved.opened
+    assert await resumed(parts) == 1
     with refused(404):
         await initialized(parts, forwarded, FOR_BOB)
