@@ -119,7 +119,8 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
         found = first if first in known else similar_name(name, sorted(candidates))
         found = found or similar_name(first, sorted(known.keys() | gone.keys()))
         if found in gone:
-            faults.append(f"the variable {variable}: {PREFIX}{found} is gone: {gone[found]}")
+            what = "this setting" if found == name else f"{PREFIX}{found}"
+            faults.append(f"the variable {variable}: {what} is gone, remove it: {gone[found]}")
         elif found:
             faults.append(f"the variable {variable}: no such setting; did you mean {PREFIX}{found}?")
         else:

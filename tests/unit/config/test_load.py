@@ -174,7 +174,8 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
         return
     variable = f"MCP_GATEWAY_{'__'.join(names[1:])}".upper()
     misspelt = variable.replace("__", "_")
-    told = f"the variable {misspelt}: {variable} is gone: {GONE[setting]}"
+    what = "this setting" if misspelt == variable else variable
+    told = f"the variable {misspelt}: {what} is gone, remove it: {GONE[setting]}"
     assert unknown_variables([misspelt], GatewaySettings) == ([told], ())
     monkeypatch.setenv(variable, "7")
     if len(names) > 2:
