@@ -395,21 +395,26 @@ def test_it_has_tmp_and_shared_memory_of_its_own_and_in_them_what_is_granted(use
 
 
 @pytest.mark.skipif(bool(KERNEL.mounts), reason=f"here, {KERNEL.mounts}")
-@pytest.mark.parametrize("at", ["folder", "file"])
+@pytest.mark.parametrize("at", ["folder", "file", "tmp"])
 @requirement("box.files")
 def test_a_symlink_that_a_server_has_left_in_its_tmp_leads_the_next_start_nowhere(at: str) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name, tempfile.TemporaryDirectory(dir="/var/tmp") as elsewhere:
-        own, granted = Path(name, "tmp"), Path(name, "granted/folder")
-        for folder in (own, granted):
-            folder.mkdir(parents=True)
-        if at == "file":
-            granted = granted / "file"
-            granted.touch()
-        (own / Path(name).name).symlink_to(elsewhere)
-        grants = (*python_grants(), Grant(path=str(granted), mode="rw"))
+        own, granted, secret = Path(name, "own/tmp"), Path(name, "granted/folder/file"), Path(elsewhere, "secret")
+        granted.parent.mkdir(parents=True)
+        granted.touch()
+        secret.touch()
+        link = {
+            "folder": own / Path(name).name,
+            "file": own / granted.relative_to("/tmp"),
+            "tmp": own,
+        }[at]
+        link.parent.mkdir(parents=True)
+        link.symlink_to(secret if at == "file" else elsewhere)
+        grants = (*python_grants(), Grant(path=str(granted), mode="rw"), Grant(path=str(own.parent), mode="rw"))
         walls = Walls(profile="tried", grants=grants, own_folders=True, temporary=str(own))
-        assert str(granted) in run_walled("", walls, cwd="/").failed
-        assert os.listdir(elsewhere) == []
+        outcome = run_walled(f"import os; print(len(os.listdir({elsewhere!r})))", walls, cwd="/")
+        assert str(own if at == "tmp" else granted) in outcome.failed, outcome
+        assert os.listdir(elsewhere) == ["secret"]
 
 
 @pytest.mark.skipif(bool(KERNEL.mounts), reason=f"here, {KERNEL.mounts}")

@@ -266,7 +266,7 @@ class Reaper:
             self._reap()
 
     def _has_too_many(self) -> bool:
-        if self._launch is not None:  # /proc may still be the one outside of the server's namespaces
+        if self._launch is not None or self._failed:  # /proc may be the one outside of the server's namespaces
             return False
         self._has_to_count = False
         most = None if self._walls is None else self._walls.limits.processes
@@ -351,6 +351,7 @@ class Reaper:
 
     def _processes(self) -> list[int]:
         """Return the ids of the server and of all processes that it has started. Return the server's id alone on a
-        system without /proc, and before the launch in namespaces is reported: /proc may still be the one outside."""
-        known = below([os.getpid()])[1:] if self._launch is None or not self._is_apart else []
+        system without /proc, and until it runs in namespaces of its own: /proc may still be the one outside."""
+        is_outside = self._is_apart and (self._launch is not None or self._failed)
+        known = [] if is_outside else below([os.getpid()])[1:]
         return known or ([self._server] if self._code is None else [])

@@ -146,13 +146,16 @@ def _cover(
             _bind(temporary, folder)
             if all_read_only:
                 _set_read_only_at(folder, on=False)
-            mode = next((grant.mode for grant in walls.grants if is_within(walls.temporary, (grant.path,))), mode)
+            if not (modes := [grant.mode for grant in walls.grants if is_within(walls.temporary, (grant.path,))]):
+                raise ValueError(f"{walls.temporary!r} is not granted")
+            mode = modes[0]
         else:
             _mount("tmpfs", folder, "tmpfs", _NO_SET_UID | _NO_DEVICES, memory)
     for path, rights, target in targets:
         if folder := next((folder for folder in folders if _is_covered(path, (folder,))), ""):
             _make_target(folder, path, is_folder=stat.S_ISDIR(os.fstat(target).st_mode))
-        _bind(target, path)
+        with closing_fd(open_path(path)) as place:  # refuses a symlink, which mount(2) would follow
+            _bind(target, path, place)
         if all_read_only == ("w" in rights):
             _set_read_only_at(path, on=not all_read_only)
         os.close(target)
@@ -220,14 +223,18 @@ def _make_target(folder: str, path: str, *, is_folder: bool) -> None:
         if not is_folder:
             with suppress(FileExistsError):
                 os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=place))
-    except NotADirectoryError as error:
-        raise NotADirectoryError(error.errno, error.strerror, path) from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(place)
 
 
-def _bind(target: int, path: str) -> None:
-    _mount(f"/proc/self/fd/{target}", path, None, _BIND | _RECURSIVE)
+def _bind(target: int, path: str, place: int | None = None) -> None:
+    """Mount the file or folder of the descriptor `target` at `path`. `place`: a descriptor of `path`, if it is open."""
+    try:
+        _mount(f"/proc/self/fd/{target}", path if place is None else f"/proc/self/fd/{place}", None, _BIND | _RECURSIVE)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _set_read_only_at(path: str, *, on: bool) -> None:
