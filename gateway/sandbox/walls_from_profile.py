@@ -115,7 +115,8 @@ class Enclosure:
             grants=(*common, *(Grant(path, mode) for path in paths), *(Grant(real(path), "r") for path in read)),
             common=len(common),
             reach=replace(reach, sockets=(*reach.sockets, *map(real, sockets), *paths)),
-            temporary=real(temporary),
+            # Not resolved: the server may have put a symlink there, which then lets no process start.
+            temporary=os.path.join(paths[0], own.temporary.name),
         )
         own_env = {name: value.format(home=home, temporary=temporary) for name, value in self.own_env.items()}
         env = {**self.env, **own_env, "HOME": home, "TMPDIR": temporary}
@@ -408,9 +409,12 @@ class WallsOfFetches:
         """Return the walls (kernel restrictions) of the command `argv` of a fetch, which has the environment `env` and
         runs in `cwd`. It may read and execute its program and the paths in `read`, write only to the folder `write`,
         and connect to public hosts and those in `reach`."""
-        runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
+        home = env.get("HOME", "/")
+        if is_within(home, (write,)):  # code of packages may have put symlinks there
+            home = "/"
+        runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, home)
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
-            runtime.code.update(runtime_paths((program,), "", cwd, env.get("HOME", "/")).code)
+            runtime.code.update(runtime_paths((program,), "", cwd, home).code)
         read = [*runtime.code, *(path for path in read if os.path.exists(path))]
         return Walls(
             profile="fetch",

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.walls_from_profile import Enclosure, OwnFolder, enclosure_of, without_withheld
+from gateway.sandbox.walls_from_profile import Enclosure, OwnFolder, WallsOfFetches, enclosure_of, without_withheld
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 from transports.upstream.walls.wall_specification import Grant, Walls
@@ -61,6 +61,27 @@ def test_a_process_reads_its_runtime_writes_its_own_folder_and_sees_no_secrets(p
     other = enclosed({}, profile=profile).process(OwnFolder(own.path.with_name("other")), sockets=["/run/other.sock"])
     assert walls.prototype() == other.walls.prototype(), "what one session has of its own is not prepared for others"
     assert not mode_of(walls.prototype(), own.path)
+
+
+@requirement("box.files")
+def test_a_symlink_that_a_server_has_left_in_place_of_its_tmp_is_not_resolved(own: OwnFolder, tmp_path: Path) -> None:
+    own.path.mkdir()
+    own.temporary.symlink_to(tmp_path)
+    walls = enclosed({}).process(own).walls
+    assert walls.temporary == f"{own.path}/tmp"
+    assert not mode_of(walls, tmp_path)
+
+
+@requirement("box.files")
+def test_a_symlink_that_a_package_has_left_in_its_home_grants_nothing_for_the_next_step(tmp_path: Path) -> None:
+    copy, victim = tmp_path / "copy", tmp_path / "victim"
+    victim.mkdir()
+    (copy / "home/.cache").mkdir(parents=True)
+    (copy / "home/.cache/ms-playwright").symlink_to(victim)
+    env = {"HOME": str(copy / "home"), "PATH": os.environ["PATH"]}
+    fetches = WallsOfFetches(reach=(), closed=(), required=False)
+    walls = fetches((sys.executable,), env, cwd=str(copy), read=(), write=str(copy), reach=())
+    assert mode_of(walls, copy / "home") == "rwx" and not mode_of(walls, victim)
 
 
 @requirement("box.default")
