@@ -58,7 +58,7 @@ class SessionFolders:
     def _opened(self) -> Path:
         """Return the folder of this process; create it if there is none. Raises `OSError`."""
         if self._folder is None:
-            base = tempfile.gettempdir()
+            base = os.path.realpath(tempfile.gettempdir())
             root = _root(Path(base if len(base) <= _LONGEST_BASE else "/tmp"))
             while not self._take(root, secrets.token_hex(4)):
                 pass

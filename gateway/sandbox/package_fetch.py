@@ -199,7 +199,7 @@ class PackageFetcher:
             raise FetchFailed(f"the record that the fetch has left cannot be used: {error!r}") from error
         # Install scripts put browsers into the home folder.
         browsers = {name: str(home / place) for place, name in BROWSERS.items() if (home / place).is_dir()}
-        await _remove_all((temporary,) if browsers else (temporary, home))
+        await _remove_all(copy, (temporary,) if browsers else (temporary, home))
         return replace(fetched, env=fetched.env | browsers)
 
     async def _run(
@@ -239,7 +239,7 @@ class PackageFetcher:
         fetched = _fetched_by_npx(request, copy, now)
         for tree in (copy / "npm" / "_npx").glob("*"):
             await self._run_scripts(tree, request, copy)
-        await _remove_all(copy / "npm" / name for name in ("_cacache", "_logs", "_prebuilds"))
+        await _remove_all(copy, (copy / "npm" / name for name in ("_cacache", "_logs", "_prebuilds")))
         return fetched
 
     async def _run_scripts(self, tree: Path, request: FetchRequest, copy: Path) -> None:
@@ -268,9 +268,7 @@ class PackageFetcher:
                 await rebuild(name_in(place, with_scripts[place]))
             except FetchFailed as error:
                 logger.info("package %s: %s is left out: %s", request.command.package, place, error)
-                if not has_no_links(copy, tree / place):
-                    raise FetchFailed(f"the folder of {place} was replaced by a link") from None
-                await _remove_all([tree / place])
+                await _remove_all(copy, [tree / place])
 
     # -- uv
 
@@ -289,7 +287,7 @@ class PackageFetcher:
         fetched = _fetched_by_uvx(request, copy, noted, now)
         await self._first_use(fetched.path[0], request, copy)
         unused = ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*")
-        await _remove_all(path for name in unused for path in (copy / "uv").glob(name))
+        await _remove_all(copy, (path for name in unused for path in (copy / "uv").glob(name)))
         return fetched
 
     async def _first_use(self, programs: str, request: FetchRequest, copy: Path) -> None:
@@ -307,7 +305,7 @@ class PackageFetcher:
                         await self._run((npm or "npm", "install"), env, str(folder), write=copy, request=request)
                     except FetchFailed as error:
                         logger.warning("package %s: npm install in %s: %s", request.command.package, place, error)
-        await _remove_all([copy / "npm"])
+        await _remove_all(copy, [copy / "npm"])
 
 
 # -- npm
@@ -392,7 +390,8 @@ def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) 
         root = os.path.realpath(read_plain(copy, noted, _MAX_PATH).decode("utf-8"))
     except OSError as error:
         raise FetchFailed(f"the record of what uv has started cannot be read: {error.strerror}") from None
-    if not any(Path(root).is_relative_to(os.path.realpath(one)) for one in (copy / "uv", _installed_tools(request))):
+    made = os.path.join(os.path.realpath(copy), "uv")  # code of the package may have put a symlink there
+    if not any(Path(root).is_relative_to(one) for one in (made, os.path.realpath(_installed_tools(request)))):
         raise FetchFailed("uv made no environment for it")
     program = os.path.join(root, "bin", request.command.program)
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
@@ -411,9 +410,12 @@ def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) 
     )
 
 
-async def _remove_all(folders: Iterable[Path]) -> None:
-    """Remove folders in a thread, because some have thousands of files."""
+async def _remove_all(copy: Path, folders: Iterable[Path]) -> None:
+    """Remove folders below `copy` in a thread, because some have thousands of files. Raises `FetchFailed` if code of
+    the package has put a symlink on the way to one."""
     for folder in folders:
+        if not has_no_links(copy, folder):
+            raise FetchFailed(f"a folder was replaced by a link: {folder.relative_to(copy).parent}")
         await asyncio.to_thread(remove, folder)
 
 

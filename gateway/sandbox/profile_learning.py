@@ -19,7 +19,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.gate_channels import SandboxGates
 from gateway.sandbox.host_name_lookups import Lookups, addresses_of
 from gateway.sandbox.refusal_reports import Refusals, SessionRefusals
-from gateway.sandbox.system_paths import is_broad
+from gateway.sandbox.system_paths import is_broad, real
 from gateway.sandbox.walls_from_profile import Enclosure, OwnFolder, enclosure_of
 from transports.upstream.child_process import Command, LineSink, Process
 from transports.upstream.fork_server_client import ForkServer
@@ -257,7 +257,7 @@ async def run_watched(
         enclosure_of, settings, Sandbox(profile="strict", **limits), inherited=variables
     )
     with tempfile.TemporaryDirectory(prefix="mcp-learn-", ignore_cleanup_errors=True) as folder:
-        own = OwnFolder(Path(folder))
+        own = OwnFolder(Path(real(folder)))
         for made in (own.home, own.temporary):
             made.mkdir()
         given = enclosure.process(own)

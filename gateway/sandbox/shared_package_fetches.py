@@ -25,6 +25,7 @@ from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, packag
 from gateway.sandbox.runtime_paths import runtime_paths
 from transports.background_tasks import Tasks, TasksClosed
 from transports.upstream.stdio import INHERITED
+from transports.upstream.walls.resolved_paths import is_within
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
@@ -160,12 +161,15 @@ class Packages:
         the server's command, which has its own grants.
 
         A Python environment names its interpreter by a symlink that code of the package could have changed. So only a
-        program named `python` in a folder `bin` counts: a fetch cannot make one outside of the package.
+        program named `python` in a folder `bin` counts that is outside of what a fetch can write. The files beside one
+        within would name further files, and the package is granted as a whole.
         """
         if command.kind == "npm":
             return ()
         python = os.path.realpath(os.path.join(package.path[0], "python"))
         folder, name = os.path.split(python)
+        if is_within(python, map(os.path.realpath, package.read)):
+            return ()
         if not (name.startswith("python") and os.path.basename(folder) == "bin" and os.access(python, os.X_OK)):
             return ()
         if python not in self._interpreters:

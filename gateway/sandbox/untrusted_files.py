@@ -6,11 +6,15 @@ import os
 import stat
 from pathlib import Path
 
+from transports.upstream.walls.resolved_paths import is_within
+
 
 def has_no_links(folder: Path, path: Path) -> bool:
-    """Return whether none of the folders between `folder` and `path` is a symlink. `path` itself may be one."""
-    parent = os.path.join(os.path.realpath(folder), os.path.relpath(path.parent, folder))
-    return os.path.realpath(path.parent) == os.path.normpath(parent)
+    """Return whether `path` is below `folder`, and none of the folders between them is a symlink. `path` itself may be
+    one."""
+    real = os.path.realpath(folder)
+    parent = os.path.normpath(os.path.join(real, os.path.relpath(path.parent, folder)))
+    return is_within(parent, (real,)) and os.path.realpath(path.parent) == parent
 
 
 def read_plain(folder: Path, path: Path, most: int) -> bytes:

@@ -103,20 +103,21 @@ class Enclosure:
     ) -> WalledProcess:
         """Return the walls (kernel restrictions), variables and working directory of a process with the folder `own`.
         `folders` are other folders of its session, `sockets` its Unix sockets. `code` are files and folders of its
-        program that only this start has found. `read` are further folders of its own, which it may only read."""
+        program that only this start has found. `read` are further folders of its own, which it may only read. No path
+        but those in `code` may lead through a symlink."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
-        paths = [*map(real, dict.fromkeys((str(own.path), *folders)))]
+        # Not resolved: servers may have put symlinks there, which then let no process start.
+        paths = [*dict.fromkeys((str(own.path), *folders))]
         reach = self.walls.reach
         assert reach is not None  # every profile with walls has one
         common = (*self.walls.grants, *(Grant(path=real(path), mode="rx") for path in code))
         home, temporary = str(own.home), str(own.temporary)
         walls = replace(
             self.walls,
-            grants=(*common, *(Grant(path, mode) for path in paths), *(Grant(real(path), "r") for path in read)),
+            grants=(*common, *(Grant(path, mode) for path in paths), *(Grant(path, "r") for path in read)),
             common=len(common),
-            reach=replace(reach, sockets=(*reach.sockets, *map(real, sockets), *paths)),
-            # Not resolved: the server may have put a symlink there, which then lets no process start.
-            temporary=os.path.join(paths[0], own.temporary.name),
+            reach=replace(reach, sockets=(*reach.sockets, *sockets, *paths)),
+            temporary=temporary,
         )
         own_env = {name: value.format(home=home, temporary=temporary) for name, value in self.own_env.items()}
         env = {**self.env, **own_env, "HOME": home, "TMPDIR": temporary}

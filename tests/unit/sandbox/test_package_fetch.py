@@ -2,8 +2,19 @@
 
 from pathlib import Path
 
+import pytest
+
 from gateway.sandbox.host_name_lookups import Lookups
-from gateway.sandbox.package_fetch import places_of, registries_of
+from gateway.sandbox.package_command import parse
+from gateway.sandbox.package_fetch import (
+    FetchFailed,
+    FetchRequest,
+    _fetched_by_uvx,
+    _remove_all,
+    places_of,
+    registries_of,
+)
+from gateway.sandbox.untrusted_files import has_no_links
 from tests.requirements import requirement
 from transports.upstream.walls.network_rules import destination
 
@@ -31,3 +42,24 @@ async def test_their_addresses_are_grants_whatever_they_are() -> None:
     assert sorted(places) == ["10.0.0.1:80", "10.0.0.7:4873", "[fd00::7]:4873"]
     assert all(destination(place).network is not None for place in places)
     lookups.close()
+
+
+@requirement("box.files")
+async def test_a_symlink_that_a_package_has_left_in_its_copy_is_neither_granted_nor_followed(tmp_path: Path) -> None:
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    (elsewhere / "wheels-v5").mkdir(parents=True)
+    (elsewhere / "bin").mkdir()
+    (elsewhere / "bin/server").write_text("")
+    (elsewhere / "bin/server").chmod(0o755)
+    copy.mkdir()
+    (copy / "uv").symlink_to(elsewhere)
+    (copy / "prefix").write_text(str(elsewhere))
+    command = parse(("uvx", "server"))
+    assert command is not None
+    request = FetchRequest(command=command, env={}, home=str(tmp_path / "home"))
+    with pytest.raises(FetchFailed, match="uv made no environment"):
+        _fetched_by_uvx(request, copy, copy / "prefix", 0.0)
+    with pytest.raises(FetchFailed, match="replaced by a link: uv"):
+        await _remove_all(copy, [copy / "uv/wheels-v5"])
+    assert (elsewhere / "wheels-v5").is_dir()
+    assert not has_no_links(copy, copy / "made/../../elsewhere/bin"), "it is not below the copy"

@@ -2,12 +2,15 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.package_fetch import FetchFailed, run
+from gateway.sandbox.package_command import parse
+from gateway.sandbox.package_fetch import FetchFailed, FetchRequest, run
+from gateway.sandbox.package_folder import FetchedPackage
 from gateway.sandbox.shared_package_fetches import AT_ONCE, Packages, package_folder
 from tests.requirements import requirement
 from transports.upstream.child_process import Command, ProcessFailed
@@ -100,3 +103,25 @@ def test_neither_a_working_folder_nor_its_files_decide_on_a_package(
         assert place(None, **{name: value}) is None, name
     assert place(UV_FIND_LINKS="/srv/wheels,https://h/s", UV_PYTHON="3.12", NO_PROXY="10.0.0.0/8,h") is not None
     assert place(NO_PROXY=".example.com,./") is None is not place(NO_PROXY=".example.com,..example.com")
+
+
+@requirement("box.files")
+def test_what_stands_beside_a_python_that_the_package_has_made_is_not_granted(tmp_path: Path) -> None:
+    copy, named = tmp_path / "copy", tmp_path / "named"
+    programs, modules = copy / "uv/made/bin", copy / "uv/made/lib/python3.11/site-packages"
+    for folder in (named, programs, modules):
+        folder.mkdir(parents=True)
+    (programs / "python").write_text("#!/bin/sh\n")
+    (programs / "python").chmod(0o755)
+    (modules / "x.pth").write_text(f"{named}\n")
+    command = parse(("uvx", "server"))
+    assert command is not None
+    facts: dict[str, Any] = {"argv": (), "env": {}, "path": (str(programs),), "content": "", "copy": "copy"}
+    package = FetchedPackage(**facts, read=(str(copy),), fetched_at=0.0)
+    request = FetchRequest(command=command, env={}, home=str(tmp_path))
+    packages = cast("Any", SimpleNamespace(_interpreters={}))
+    assert Packages._interpreter(packages, command, package, request) == ()
+    outside = FetchedPackage(**facts, read=(), fetched_at=0.0)
+    assert str(named) in Packages._interpreter(packages, command, outside, request), (
+        "the files are such that they count"
+    )

@@ -64,12 +64,18 @@ def test_a_process_reads_its_runtime_writes_its_own_folder_and_sees_no_secrets(p
 
 
 @requirement("box.files")
-def test_a_symlink_that_a_server_has_left_in_place_of_its_tmp_is_not_resolved(own: OwnFolder, tmp_path: Path) -> None:
+def test_a_symlink_that_a_server_has_left_in_place_of_a_folder_of_its_own_is_not_resolved(
+    own: OwnFolder, tmp_path: Path
+) -> None:
     own.path.mkdir()
     own.temporary.symlink_to(tmp_path)
     walls = enclosed({}).process(own).walls
     assert walls.temporary == f"{own.path}/tmp"
     assert not mode_of(walls, tmp_path)
+    own.temporary.unlink()
+    own.path.rmdir()
+    own.path.symlink_to(tmp_path)  # it may write the folder around it, too
+    assert not mode_of(enclosed({}).process(own, folders=(str(own.path),)).walls, tmp_path)
 
 
 @requirement("box.files")
