@@ -58,8 +58,8 @@ class SessionFolders:
     def _opened(self) -> Path:
         """Return the folder of this process; create it if there is none. Raises `OSError`."""
         if self._folder is None:
-            base = os.path.realpath(tempfile.gettempdir())
-            root = _root(Path(base if len(base) <= _LONGEST_BASE else "/tmp"))
+            base = os.path.realpath(tempfile.gettempdir())  # nothing resolves these paths later
+            root = _root(Path(base if len(base) <= _LONGEST_BASE else os.path.realpath("/tmp")))
             while not self._take(root, secrets.token_hex(4)):
                 pass
         assert self._folder is not None

@@ -212,9 +212,8 @@ class ProcessRefusals:
         self._all = all_of
         self._fields = fields
         self.touched = all_of.touched
-        self._reported: dict[
-            tuple[str, str], tuple[float, float, int]
-        ] = {}  # when next, after how long, not reported yet
+        # When to report the next one, the pause after that, and how many are not reported yet.
+        self._reported: dict[tuple[str, str], tuple[float, float, int]] = {}
 
     def add(self, refused: Refusal) -> None:
         """Count a refusal. If it is the first one of this thing, report it at once (`Refusals.tell`). Further ones are

@@ -161,14 +161,14 @@ class Packages:
         the server's command, which has its own grants.
 
         A Python environment names its interpreter by a symlink that code of the package could have changed. So only a
-        program named `python` in a folder `bin` counts that is outside of what a fetch can write. The files beside one
-        within would name further files, and the package is granted as a whole.
+        program named `python` in a folder `bin` counts that is outside of the copy, which a fetch can write. The files
+        beside one within would name further files, and the copy is granted as a whole.
         """
         if command.kind == "npm":
             return ()
         python = os.path.realpath(os.path.join(package.path[0], "python"))
         folder, name = os.path.split(python)
-        if is_within(python, map(os.path.realpath, package.read)):
+        if is_within(python, [os.path.realpath(one) for one in package.read if os.path.basename(one) == package.copy]):
             return ()
         if not (name.startswith("python") and os.path.basename(folder) == "bin" and os.access(python, os.X_OK)):
             return ()

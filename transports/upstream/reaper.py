@@ -266,7 +266,7 @@ class Reaper:
             self._reap()
 
     def _has_too_many(self) -> bool:
-        if self._launch is not None or self._failed:  # /proc may be the one outside of the server's namespaces
+        if self._may_see_outside():
             return False
         self._has_to_count = False
         most = None if self._walls is None else self._walls.limits.processes
@@ -349,9 +349,13 @@ class Reaper:
         with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
             os.write(self._control, message.encode() + b"\n")
 
+    def _may_see_outside(self) -> bool:
+        """Return True if /proc may still be the one outside of the server's namespaces: it is launched, or its launch
+        has failed."""
+        return self._launch is not None or self._failed
+
     def _processes(self) -> list[int]:
         """Return the ids of the server and of all processes that it has started. Return the server's id alone on a
-        system without /proc, and until it runs in namespaces of its own: /proc may still be the one outside."""
-        is_outside = self._is_apart and (self._launch is not None or self._failed)
-        known = [] if is_outside else below([os.getpid()])[1:]
+        system without /proc, and while /proc may be the one outside of the server's namespaces."""
+        known = [] if self._is_apart and self._may_see_outside() else below([os.getpid()])[1:]
         return known or ([self._server] if self._code is None else [])
