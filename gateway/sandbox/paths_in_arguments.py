@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from gateway.sandbox.system_paths import OwnLink, followed, is_broad, is_of_system, real
 from gateway.sandbox.untrusted_files import read_plain
+from transports.upstream.walls.resolved_paths import is_within
 
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".duckdb")
 """Endings of files beside which a database writes journals and locks."""
@@ -67,13 +68,20 @@ class NamedPaths:
 
 
 def named_paths(
-    args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None, cwd: str | None = None
+    args: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    code: Iterable[str],
+    folder: str | None,
+    cwd: str | None = None,
+    written: Iterable[str] = (),
 ) -> NamedPaths:
     """Return the files, folders and hosts that a server's arguments and environment name.
 
     `code` are the files and folders that the server runs from: no folder around or in one is granted for writing.
     Relative paths begin in `folder`; None: in the session's own folder, so that they need no grant. `cwd` is the
-    configured working directory. It is granted for reading; None: there is none.
+    configured working directory. It is granted for reading; None: there is none. `written` are the files and folders
+    that a setting of the sandbox grants for writing.
     """
     found = _Named(tuple(code), folder)
     option = ""
@@ -91,7 +99,7 @@ def named_paths(
         else:
             found.text(value, name)
     if cwd is not None:
-        found.working_directory(cwd)
+        found.working_directory(cwd, written)
     return found.paths
 
 
@@ -112,13 +120,13 @@ class _Named:
         else:
             self.folder(path, may_write=False)
 
-    def working_directory(self, path: str) -> None:
+    def working_directory(self, path: str, written: Iterable[str]) -> None:
         """Grant the folder in which the server starts, for reading. Follow symlinks in its path, because many projects
         lie behind one. But if the server's sessions may write such a symlink, grant nothing."""
         try:
             found = followed(path)
         except OwnLink as link:
-            if any(str(link).startswith(f"{folder}/") for folder in self.paths.write):
+            if is_within(str(link), (*self.paths.write, *written)):
                 self._leave_out(_LINK.format(path, link))
                 return
             found = real(path)

@@ -145,13 +145,11 @@ def enclosure_of(
         runtime.code.update(runtime_paths((command,), path, folder, "/").code)
     where, cwd = (None, None) if is_own else (folder, None if settings.cwd is None else folder)
     words = (*argv[1:], *_words_within(argv, folder))
-    named = named_paths(words, settings.env, code=runtime.code, folder=where, cwd=cwd)
     listed = _Listed()
-    data = [
-        *_granted(named.write, "rw" if sandbox.profile == "standard" else "r"),
-        *listed.grants(sandbox.read, "rx"),
-        *listed.grants(sandbox.write, "rw"),
-    ]
+    read, write = [*listed.grants(sandbox.read, "rx")], [*listed.grants(sandbox.write, "rw")]
+    written = [grant.path for grant in write]
+    named = named_paths(words, settings.env, code=runtime.code, folder=where, cwd=cwd, written=written)
+    data = [*_granted(named.write, "rw" if sandbox.profile == "standard" else "r"), *read, *write]
     code = [*system_grants(), *_granted((*runtime.code, *named.read), "rx")]
     meant = [*(grant.path for grant in data), *(path for path in named.read if os.path.isfile(path))]
     code, withheld = without_withheld(code, meant, private)

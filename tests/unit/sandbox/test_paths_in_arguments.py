@@ -69,6 +69,8 @@ def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> N
     assert not found(PYTHONPATH=f"{place}/data/notes").read
     within = f"{place}/data/notes"
     assert not named_paths([f"{place}/data"], {}, code=(), folder="/", cwd=within).read, "its sessions write there"
+    written = [f"{place}/data"]
+    assert not named_paths([], {}, code=(), folder="/", cwd=within, written=written).read, "they do by a setting"
     assert named_paths([], {}, code=(), folder="/", cwd=within).read.keys() == {f"{place}/secret"}, "nobody does"
 
 
